@@ -1,0 +1,4 @@
+"""Measures this machine -> Cluster.
+
+Empty until the planner is built.
+"""

@@ -1,0 +1,1 @@
+"""Guards against silent damage now; quorum, heartbeat, recovery and injection later."""

@@ -1,0 +1,1 @@
+"""Text generation from a run or a Hugging Face folder, with a KV cache."""

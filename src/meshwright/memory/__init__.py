@@ -1,0 +1,4 @@
+"""Device memory pools, staging buffers, snapshots.
+
+Empty until asynchronous checkpoints are built.
+"""

@@ -1,0 +1,1 @@
+"""Plain nn.Module models: no rank, no mesh, no process group."""

@@ -1,0 +1,1 @@
+"""parallelize(model, layout): the mesh and the order in which parallelisms are applied."""

@@ -1,0 +1,1 @@
+"""Tables, pages and comparisons of a Run; reads nouns only."""

@@ -1,0 +1,4 @@
+"""Discrete-event engine: Trace + Cluster -> Timeline.
+
+Empty until the dry run is built.
+"""

@@ -1,0 +1,1 @@
+"""The nouns: frozen, validated, torch-free data that every other package speaks in."""

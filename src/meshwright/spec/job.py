@@ -1,0 +1,130 @@
+"""Job: the whole description of a run, one frozen section for each table of the TOML file."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from meshwright.errors import ConfigError
+from meshwright.spec.layout import Layout, LayoutRequest
+from meshwright.spec.noun import Noun
+from meshwright.spec.sections import (
+    CheckpointSection,
+    ClusterSection,
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    PrecisionSection,
+    RunSection,
+    TrainSection,
+)
+from meshwright.spec.workload import Workload
+
+SCHEMA_VERSION = 1
+DEFAULT_GLOBAL_BATCH_SIZE = 8
+
+
+class Job(Noun):
+    """A run's whole description; equal jobs on equal software train equal models."""
+
+    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+    """Version of the job format; a file without it is read as the newest."""
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    precision: PrecisionSection = PrecisionSection()
+    layout: LayoutRequest = LayoutRequest()
+    cluster: ClusterSection = ClusterSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    run: RunSection = RunSection()
+
+    @property
+    def global_batch_size(self) -> int:
+        """Return the sequences in one optimizer step, from whichever of the two keys was given."""
+        if self.train.global_batch_tokens is not None:
+            return self.train.global_batch_tokens // self.train.seq_len
+        return self.train.global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE
+
+    @property
+    def workload(self) -> Workload:
+        """Return what one optimizer step of this job processes."""
+        return Workload(
+            seq_len=self.train.seq_len,
+            global_batch_size=self.global_batch_size,
+            precision=self.precision,
+            optimizer=self.optimizer,
+        )
+
+    def problems(self) -> list[str]:
+        """Return what is wrong between fields, one message each; empty when the job is consistent."""
+        return [
+            *self._batch_problems(),
+            *self._step_problems(),
+            *self._layout_problems(),
+        ]
+
+    def num_microbatches(self, layout: Layout) -> int:
+        """Return the microbatches that each data-parallel rank runs in one step; raises ConfigError if uneven."""
+        per_pass = layout.dp * layout.microbatch_size
+        if self.global_batch_size % per_pass:
+            nearest = [
+                per_pass * n for n in {self.global_batch_size // per_pass, self.global_batch_size // per_pass + 1}
+            ]
+            choices = " or ".join(str(value) for value in sorted(nearest) if value)
+            raise ConfigError(
+                f"train.global_batch_size = {self.global_batch_size} does not divide by "
+                f"{layout.dp} data-parallel ranks x layout.microbatch_size = {layout.microbatch_size} "
+                f"(= {per_pass}): set train.global_batch_size to {choices}"
+            )
+        return self.global_batch_size // per_pass
+
+    def _batch_problems(self) -> list[str]:
+        train = self.train
+        if train.global_batch_tokens is None:
+            return []
+        if train.global_batch_size is not None:
+            return [
+                f"train.global_batch_size = {train.global_batch_size} and train.global_batch_tokens = "
+                f"{train.global_batch_tokens} are both given: keep one of them"
+            ]
+        if train.global_batch_tokens % train.seq_len:
+            lower = train.global_batch_tokens // train.seq_len * train.seq_len
+            choices = " or ".join(str(value) for value in (lower, lower + train.seq_len) if value)
+            return [
+                f"train.global_batch_tokens = {train.global_batch_tokens} is no multiple of train.seq_len = "
+                f"{train.seq_len}: set it to {choices}"
+            ]
+        return []
+
+    def _step_problems(self) -> list[str]:
+        train, problems = self.train, []
+        if train.stop_after is not None and train.stop_after > train.steps:
+            problems.append(
+                f"train.stop_after = {train.stop_after} lies after train.steps = {train.steps}: "
+                "lower it, or leave it out to run to the end"
+            )
+        if self.optimizer.warmup_steps > train.steps:
+            problems.append(
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} is more than train.steps = {train.steps}: "
+                f"set it to {train.steps} or less"
+            )
+        if train.validation_interval and not self.data.validation_fraction:
+            problems.append(
+                f"train.validation_interval = {train.validation_interval} but data.validation_fraction = 0 keeps no "
+                "samples for validation: set data.validation_fraction above 0, or validation_interval = 0"
+            )
+        return problems
+
+    def _layout_problems(self) -> list[str]:
+        problems = []
+        if self.layout.search:
+            problems.append(
+                "layout.search = true needs the planner, which does not exist yet: "
+                "set the degrees in [layout] and leave search out"
+            )
+        if self.layout.rest_axis is None:
+            try:
+                self.num_microbatches(self.layout.resolve(self.layout.num_ranks))
+            except ConfigError as error:
+                problems.append(str(error))
+        return problems

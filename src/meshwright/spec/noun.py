@@ -1,0 +1,41 @@
+"""The base of every noun: frozen, every field typed, unknown fields refused, JSON both ways."""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Noun(BaseModel):
+    """A frozen record; the sentence below each field is its description wherever it is printed."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        # "model" is our word too: [model] in a job, ModelSpec, model_spec().
+        protected_namespaces=(),
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists, strings and numbers: what JSON and TOML can hold."""
+        return self.model_dump(mode="json")
+
+    def to_json(self) -> str:
+        """Return indented JSON that `from_json` reads back to an equal noun."""
+        return self.model_dump_json(indent=2)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the noun that `values` describe; raises pydantic.ValidationError naming every bad field."""
+        return cls.model_validate(values)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the noun that `to_json` wrote."""
+        return cls.model_validate_json(text)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with `changes`, validated like any other."""
+        return self.model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **changes})

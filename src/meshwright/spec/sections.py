@@ -1,0 +1,146 @@
+"""The sections of a job that are not nouns of their own: [model] [data] [train] [optimizer] [precision] ...
+
+Every field has a default, and the sentence below it says its meaning and unit: `show`, `init` and the JSON
+Schema print exactly that sentence.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from meshwright.spec.noun import Noun
+
+
+class ModelSection(Noun):
+    """What is trained."""
+
+    source: str = "llama-1m"
+    """A preset (see `meshwright list models`), a Hugging Face config.json, or my_module:MyModel."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the architecture to change, such as num_layers = 2; keyword arguments for my_module:MyModel."""
+    initial_weights: str | None = None
+    """A Hugging Face folder to start from; without it weights are drawn from train.seed."""
+
+
+class DataSection(Noun):
+    """What it is trained on."""
+
+    source: str = "stdlib"
+    """stdlib (Python's own library), a text, JSONL or Parquet file, a folder of them, or my_module:MyData."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for my_module:MyData."""
+    text_key: str = "text"
+    """The field of a JSONL record or Parquet row that holds the text."""
+    tokenizer: str = "bytes"
+    """bytes (one token a byte) or the path of a tokenizer.json."""
+    max_bytes: PositiveInt = 16_000_000
+    """Bytes of text to read at most; the rest of the source is left out."""
+    validation_fraction: float = Field(0.02, ge=0, lt=1)
+    """Share of the samples, the last ones, kept out of training for validation."""
+    shuffle: bool = True
+    """Whether each epoch visits the samples in a new random order drawn from train.seed."""
+    cache_dir: str = "~/.cache/meshwright"
+    """Folder of the token cache; files in it are named by content and shared between runs."""
+
+
+class TrainSection(Noun):
+    """How long, on how much, and from which seed."""
+
+    steps: PositiveInt = 100
+    """Optimizer steps of the whole run."""
+    stop_after: PositiveInt | None = None
+    """Step after which to save and exit 75, as a preemption would; none runs to the end."""
+    seq_len: PositiveInt = 256
+    """Tokens in one sequence."""
+    global_batch_size: PositiveInt | None = None
+    """Sequences in one optimizer step over all ranks; excludes global_batch_tokens; default 8."""
+    global_batch_tokens: PositiveInt | None = None
+    """Tokens in one optimizer step over all ranks; excludes global_batch_size."""
+    seed: NonNegativeInt = 0
+    """Seed of the initial weights, the sample order and every random number of a step."""
+    validation_interval: NonNegativeInt = 0
+    """Steps between two validations; 0 never validates."""
+    validation_batches: PositiveInt = 4
+    """Global batches in one validation."""
+
+
+class OptimizerSection(Noun):
+    """AdamW and its learning-rate schedule."""
+
+    name: Literal["adamw"] = "adamw"
+    """The optimizer."""
+    learning_rate: PositiveFloat = 1e-3
+    """Highest learning rate, reached at the end of the warmup."""
+    betas: tuple[float, float] = Field((0.9, 0.95), strict=False)
+    """AdamW's decay rates of the first and second moment."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decay of matrices (parameters of two or more dimensions); vectors are never decayed."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Global gradient norm above which gradients are scaled down; 0 never clips."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Shape after the warmup; wsd stays at the top, then decays linearly over decay_fraction."""
+    warmup_steps: NonNegativeInt = 10
+    """Steps of linear warmup from 0."""
+    decay_fraction: float = Field(0.2, gt=0, le=1)
+    """Share of the steps over which wsd decays."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """Last learning rate as a share of the highest."""
+
+
+DType = Literal["float32", "bfloat16"]
+
+
+class PrecisionSection(Noun):
+    """Number formats; master weights and optimizer state are always float32."""
+
+    compute: DType = "float32"
+    """Format of parameters and activations in forward and backward."""
+    reduce: DType = "float32"
+    """Format in which gradients are summed over ranks."""
+
+
+class ClusterSection(Noun):
+    """The machine that runs, or would run, the job."""
+
+    name: str = "local"
+    """local (this machine) or a cluster of the catalogue (see `meshwright list clusters`)."""
+    num_devices: PositiveInt | None = None
+    """Devices of the cluster that the job uses; default: the ranks of the layout, or the devices present."""
+    device: str | None = None
+    """Catalogue name of the local device (see `meshwright list devices`); default: recognised by its own name."""
+
+
+class CheckpointSection(Noun):
+    """When the training state is saved and how much of it is kept."""
+
+    interval: NonNegativeInt = 50
+    """Steps between two checkpoints; 0 saves only at the end or when asked to stop."""
+    keep: PositiveInt = 2
+    """Newest checkpoints to keep; older ones are removed after a newer one is complete."""
+
+
+class RunSection(Noun):
+    """Where the run is written and what is logged."""
+
+    dir: str | None = None
+    """Run folder; default runs/NAME where NAME is the job file's; never overwritten unasked."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Kind of device to train on; auto takes CUDA devices where there are any."""
+    log_interval: PositiveInt = 1
+    """Steps between two log lines."""
+    max_restarts: NonNegativeInt = 0
+    """Times that the launcher restarts all ranks from the newest checkpoint after one of them died."""
+    timeout_s: PositiveFloat = 600.0
+    """Seconds that a collective waits for a lost peer before the run ends with exit code 75."""
+    parameter_hash: bool = True
+    """Whether the final parameters are hashed into the manifest (gathers them one by one, about 1 s per 5 GB)."""
+    tensorboard: bool = False
+    """Whether metrics are also written for TensorBoard; needs meshwright[tensorboard]."""
+    wandb: bool = False
+    """Whether metrics are also sent to Weights & Biases; needs meshwright[wandb]."""
+    profile_start: PositiveInt | None = None
+    """First step of a torch.profiler window; none profiles nothing."""
+    profile_steps: PositiveInt = 2
+    """Steps in the profiler window, written to timelines/ as Chrome traces."""

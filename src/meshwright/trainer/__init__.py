@@ -1,0 +1,1 @@
+"""Builds the train step, runs the loop, writes the run folder, launches the local ranks."""

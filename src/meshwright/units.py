@@ -1,0 +1,56 @@
+"""Conversions at the edges: parse what people write, print what people read.
+
+Inside, every quantity is in SI base units (seconds, bytes, FLOPs). GB = 1e9 bytes, GiB = 2**30 bytes.
+"""
+
+import re
+
+KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+_COUNT = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kKMGBT]?)\s*$")
+
+
+def parse_count(text: str) -> int:
+    """Return the whole number that `text` means: "512", "4M" (4 000 000), "1.5k"."""
+    match = _COUNT.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no count: write digits with an optional k, M, G (or B) or T, such as 4M")
+    count = float(match[1]) * _DECIMAL[match[2]]
+    if count != int(count):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(count)
+
+
+def format_count(count: float) -> str:
+    """Return `count` with three significant digits and a decimal suffix: 1_235_814_400 -> "1.24B"."""
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= size * 0.9995:
+            return f"{count / size:.3g}{suffix}"
+    return f"{count:.3g}"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return `num_bytes` in binary units: 1536 -> "1.5 KiB"."""
+    for size, suffix in ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.3g} {suffix}" if num_bytes < 1000 * size else f"{num_bytes / size:.0f} {suffix}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_duration(duration_s: float) -> str:
+    """Return a duration in the two largest units that matter: 3725 s -> "1 h 02 min"."""
+    if duration_s < 1e-3:
+        return f"{duration_s * 1e6:.3g} us"
+    if duration_s < 1:
+        return f"{duration_s * 1e3:.3g} ms"
+    if duration_s < 60:
+        return f"{duration_s:.3g} s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02d} h"
