@@ -130,6 +130,8 @@ class RunSection(Noun):
     """Kind of device to train on; auto takes CUDA devices where there are any."""
     log_interval: PositiveInt = 1
     """Steps between two log lines."""
+    deterministic: bool = False
+    """Whether CUDA uses only kernels that give the same bits every time, slower ones included; a CPU always does."""
     max_restarts: NonNegativeInt = 0
     """Times that the launcher restarts all ranks from the newest checkpoint after one of them died."""
     timeout_s: PositiveFloat = 600.0
