@@ -1,0 +1,98 @@
+"""resolve_architecture: from what a job writes in [model] to an architecture."""
+
+from __future__ import annotations
+
+import json
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from meshwright.errors import ConfigError
+from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.hf_config import architecture_from_hf
+from meshwright.spec.presets import PRESETS
+from meshwright.spec.sections import ModelSection
+
+_OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
+    """Return the architecture of `section` with its options applied; None where the source is my_module:MyModel.
+
+    Raises ConfigError for an unknown preset, file or option, UnsupportedError for a config.json that is not ours.
+    """
+    if is_object_source(section.source):
+        return None
+    if section.source in PRESETS:
+        architecture = PRESETS[section.source]
+    elif _looks_like_path(section.source):
+        architecture = architecture_from_hf(_read_config(Path(section.source).expanduser()), section.source)
+    else:
+        raise ConfigError(
+            f"model.source = {section.source!r} is no preset, no file and no my_module:MyModel: "
+            f"did you mean {_nearest(section.source, list(PRESETS))}? (`meshwright list models` shows the presets)"
+        )
+    return _with_options(architecture, section)
+
+
+def is_object_source(source: str) -> bool:
+    """Return whether `source` has the form my_module:MyModel (the user's own class) and is no file's name."""
+    return _OBJECT.fullmatch(source) is not None
+
+
+def _looks_like_path(source: str) -> bool:
+    return source.endswith(".json") or "/" in source or "\\" in source or Path(source).exists()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"model.source: there is no file {file}: name a config.json, the folder that holds it, or a preset "
+            "(see `meshwright list models`)"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"model.source: {file} cannot be read ({error.strerror}): check its permissions") from None
+    except ValueError as error:
+        raise ConfigError(
+            f"model.source: {file} is no JSON ({error}): name the config.json of a Hugging Face model"
+        ) from None
+    if not isinstance(config, dict):
+        raise ConfigError(
+            f"model.source: {file} holds a {type(config).__name__} where an object was expected: "
+            "name the config.json of a Hugging Face model"
+        )
+    return config
+
+
+def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> LlamaArchitecture:
+    fields = list(LlamaArchitecture.model_fields)
+    unknown = [
+        f"model.options.{name} is no field of the architecture of {section.source!r}: "
+        f"did you mean {_nearest(name, fields)}? (fields: {', '.join(fields)})"
+        for name in section.options
+        if name not in fields
+    ]
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    try:
+        return architecture.replace(**section.options)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem, section.source) for problem in error.errors())) from None
+
+
+def _explain(problem: Any, source: str) -> str:
+    reason = problem["msg"].removeprefix("Value error, ")
+    if problem["loc"]:
+        place = ".".join(str(part) for part in problem["loc"])
+        return f"model.options.{place} = {problem['input']!r}: {reason}"
+    return f"model.options do not fit {source!r}: {reason}"
+
+
+def _nearest(word: str, choices: list[str]) -> str:
+    return get_close_matches(word.lower(), choices, n=1, cutoff=0.0)[0]
