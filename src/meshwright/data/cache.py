@@ -1,0 +1,143 @@
+"""Tokens on disk, made once per content and tokenizer and mapped into memory by every process.
+
+A reader sees a whole file or none: it is written under another name, then renamed. That other name is also the
+lock, so several processes that need the same file make it once, and what a killed one left is taken over.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from meshwright.data.content import Content, Measure, measure
+from meshwright.data.readers import Piece
+from meshwright.data.sources import pieces
+from meshwright.data.token_file import FORMAT_VERSION, Tokens, map_tokens, write_tokens
+from meshwright.data.tokenizer import Tokenizer
+from meshwright.errors import DataError
+from meshwright.log import logger
+from meshwright.spec.sections import DataSection
+from meshwright.units import format_bytes, format_count
+
+_BATCH_BYTES = 8 * 2**20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def cached_tokens(section: DataSection, tokenizer: Tokenizer) -> tuple[Tokens, Content]:
+    """Return the tokens of data.source, each document ended by end of text, and the content they were made of.
+
+    Tokenises only what no cache holds. The key is the content itself, so the source is read and hashed each time.
+    Raises DataError when the source cannot be read or data.cache_dir cannot be written.
+    """
+    content = measure(pieces(section))
+    cache = _Cache(section, tokenizer, content)
+    try:
+        tokens = cache.open()
+        return (cache.build() if tokens is None else tokens), content
+    except OSError as error:
+        reason = f"{error.strerror or error}: {error.filename or cache.path}"
+        if error.errno in _NO_SPACE:
+            rule, remedy = f"has no room for about {format_bytes(cache.size_bytes)} of tokens", "free some space there"
+        else:
+            rule, remedy = "cannot hold the token cache", "change its permissions"
+        raise DataError(
+            f"data.cache_dir = {section.cache_dir!r} {rule} ({reason}): {remedy}, "
+            "or set data.cache_dir to another folder"
+        ) from error
+
+
+class _Cache:
+    """The file of one content and tokenizer, there already or not."""
+
+    def __init__(self, section: DataSection, tokenizer: Tokenizer, content: Content) -> None:
+        parts = [FORMAT_VERSION, content.content_hash, tokenizer.identity, tokenizer.version, tokenizer.end_of_text]
+        self._key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+        folder = Path(section.cache_dir).expanduser()
+        self.path = folder / f"tokens-{self._key}.bin"
+        self._partial = folder / f"tokens-{self._key}.partial"
+        self._section, self._tokenizer, self._content = section, tokenizer, content
+        self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
+        self.size_bytes = content.num_bytes * self._dtype.itemsize
+
+    def open(self) -> Tokens | None:
+        """Return the mapped tokens, or None if the file is missing or damaged."""
+        return map_tokens(self.path, self._key)
+
+    def build(self) -> Tokens:
+        """Return the mapped tokens after writing the file, or after waiting for a process that does."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            with open(os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as partial:
+                self._lock(partial)
+                # Who held the lock before has renamed the file we hold, or has failed and removed it.
+                tokens = self.open()
+                if tokens is None and self._is_in_place(partial):
+                    tokens = self._write(partial)
+                if tokens is not None:
+                    return tokens
+
+    def _lock(self, partial: BinaryIO) -> None:
+        try:
+            fcntl.flock(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for another process to tokenise %s", self._section.source)
+            fcntl.flock(partial, fcntl.LOCK_EX)
+
+    def _is_in_place(self, partial: BinaryIO) -> bool:
+        try:
+            return os.path.samestat(os.fstat(partial.fileno()), os.stat(self._partial))
+        except FileNotFoundError:
+            return False
+
+    def _write(self, partial: BinaryIO) -> Tokens:
+        if self.path.exists():
+            logger.warning("the token cache %s is damaged and is made again", self.path)
+        logger.info("tokenising %s of %s", format_bytes(self._content.num_bytes), self._section.source)
+        try:
+            num_tokens = write_tokens(partial, self._key, self._dtype, self._runs())
+            # Not synced: what a power cut takes away is missed by the checksum, and made again.
+            os.rename(self._partial, self.path)
+        except BaseException:
+            self._partial.unlink(missing_ok=True)
+            raise
+        tokens = self.open()
+        if tokens is None:
+            raise OSError(errno.EIO, "what was written reads back differently", str(self.path))
+        logger.info("%s holds %s tokens", self._section.source, format_count(num_tokens))
+        return tokens
+
+    def _runs(self) -> Iterator[Tokens]:
+        """Return the tokens piece by piece, with an end of text after each document."""
+        seen = Measure()
+        end_of_text = np.array([self._tokenizer.end_of_text])
+        for batch in _batches(pieces(self._section)):
+            for piece, tokens in zip(batch, self._tokenizer.encode_batch([p.text for p in batch]), strict=True):
+                seen.add(piece)
+                yield tokens
+                if piece.ends_document:
+                    yield end_of_text
+        if seen.content != self._content:
+            raise DataError(
+                f"data.source = {self._section.source!r} changed while it was read: "
+                "start again once nothing writes to it"
+            )
+
+
+def _batches(stream: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Return the stream in lists of a few MiB: enough for a tokenizer's threads, bounded in memory."""
+    batch: list[Piece] = []
+    size_bytes = 0
+    for piece in stream:
+        batch.append(piece)
+        size_bytes += len(piece.utf8)
+        if size_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch

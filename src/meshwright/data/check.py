@@ -1,0 +1,79 @@
+"""What is wrong with [data], found before any process starts: without torch, and without reading a large corpus."""
+
+from collections.abc import Iterator
+
+from meshwright.data.dataset import token_shortage
+from meshwright.data.readers import Piece, read_file
+from meshwright.data.sources import first_bytes, is_user_object, list_files, no_text
+from meshwright.data.tokenizer import Tokenizer, load_tokenizer
+from meshwright.errors import MeshwrightError
+from meshwright.spec.sections import DataSection
+
+READ_BYTES = 32_000_000
+"""How far into a corpus problems are looked for; training reads the rest, with the same messages."""
+
+_MAX_FILE_PROBLEMS = 5
+
+
+def problems(section: DataSection, seq_len: int, vocab_size: int | None) -> list[str]:
+    """Return what is wrong with a job's data, one message each; empty when training can start on it.
+
+    vocab_size is the model's, None where the model does not take tokens. A user's own class is not imported here.
+    """
+    if is_user_object(section.source):
+        return []
+    found: list[str] = []
+    tokenizer = _tokenizer(section, found)
+    if tokenizer and vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        found.append(
+            f"data.tokenizer = {section.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocab_size is "
+            f"{vocab_size}: set model.options.vocab_size to {tokenizer.vocab_size} or more, or change data.tokenizer"
+        )
+    corpus = _CorpusCheck(section)
+    num_tokens = corpus.count_tokens(tokenizer, enough=2 * seq_len + 1)
+    found += corpus.problems
+    if num_tokens is not None and not corpus.problems:
+        shortage = token_shortage(num_tokens, seq_len, section.validation_fraction)
+        found += [f"data.source = {section.source!r} {shortage}"] if shortage else []
+    return found
+
+
+def _tokenizer(section: DataSection, found: list[str]) -> Tokenizer | None:
+    try:
+        return load_tokenizer(section.tokenizer)
+    except MeshwrightError as error:
+        found.append(str(error))
+        return None
+
+
+class _CorpusCheck:
+    """Reads the start of a corpus, gathering every file's problem instead of stopping at the first."""
+
+    def __init__(self, section: DataSection) -> None:
+        self.problems: list[str] = []
+        self._section = section.replace(max_bytes=min(section.max_bytes, READ_BYTES))
+
+    def count_tokens(self, tokenizer: Tokenizer | None, enough: int) -> int | None:
+        """Return the tokens of the corpus, or some number from `enough` on; None without a tokenizer."""
+        num_tokens = num_pieces = 0
+        for piece in first_bytes(self._pieces(), self._section):
+            num_pieces += 1
+            if tokenizer and num_tokens < enough:
+                num_tokens += len(tokenizer.encode(piece.text)) + piece.ends_document
+        if not num_pieces and not self.problems:
+            self.problems.append(no_text(self._section, len(list_files(self._section))))
+        return num_tokens if tokenizer else None
+
+    def _pieces(self) -> Iterator[Piece]:
+        try:
+            files = list_files(self._section)
+        except MeshwrightError as error:
+            self.problems.append(str(error))
+            return
+        for path in files:
+            try:
+                yield from read_file(path, self._section.text_key)
+            except MeshwrightError as error:
+                self.problems.append(str(error))
+                if len(self.problems) == _MAX_FILE_PROBLEMS:
+                    return

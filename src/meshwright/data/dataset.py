@@ -1,0 +1,139 @@
+"""Samples by number, those kept for validation last: windows of a token stream, or a user's own."""
+
+import json
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from meshwright.data.cache import cached_tokens
+from meshwright.data.content import Content
+from meshwright.data.sources import describe, is_user_object
+from meshwright.data.token_file import Tokens
+from meshwright.data.tokenizer import Tokenizer, load_tokenizer
+from meshwright.data.user_data import UserData, load_user_data, read_pair, sample_hash
+from meshwright.errors import DataError
+from meshwright.spec.sections import DataSection
+
+Sample = tuple[Any, Any]
+
+
+class Dataset(ABC):
+    """Numbered samples (inputs, targets); which of them a step takes is the order's business."""
+
+    vocab_size: int | None
+    """One more than the largest token; None where samples are not tokens."""
+
+    def __init__(self, num_samples: int, validation_fraction: float, fingerprint: dict[str, Any]) -> None:
+        self.num_validation_samples = num_validation(num_samples, validation_fraction)
+        self.num_training_samples = num_samples - self.num_validation_samples
+        counts = {key: getattr(self, key) for key in ("num_training_samples", "num_validation_samples")}
+        self.fingerprint: dict[str, Any] = {**fingerprint, **counts}
+        """What the data is, as JSON for manifests and checkpoints."""
+
+    def sample(self, index: int) -> Sample:
+        """Return (inputs, targets) of training sample `index`."""
+        assert 0 <= index < self.num_training_samples, f"sample {index} of {self.num_training_samples}"
+        return self.read(index)
+
+    def validation_sample(self, index: int) -> Sample:
+        """Return (inputs, targets) of validation sample `index`."""
+        assert 0 <= index < self.num_validation_samples, f"sample {index} of {self.num_validation_samples}"
+        return self.read(self.num_training_samples + index)
+
+    @abstractmethod
+    def read(self, index: int) -> Sample:
+        """Return sample `index` of all of them, training first."""
+
+
+class TokenDataset(Dataset):
+    """Windows of seq_len + 1 tokens, seq_len apart, over all documents joined by end of text."""
+
+    def __init__(self, section: DataSection, seq_len: int, tokenizer: Tokenizer) -> None:
+        tokens, content = cached_tokens(section, tokenizer)
+        shortage = token_shortage(len(tokens), seq_len, section.validation_fraction)
+        if shortage:
+            raise DataError(f"data.source = {section.source!r} {shortage}")
+        self._tokens, self._seq_len = tokens, seq_len
+        self.vocab_size = tokenizer.vocab_size
+        fingerprint = _token_fingerprint(section, seq_len, tokenizer, tokens, content)
+        super().__init__(num_windows(len(tokens), seq_len), section.validation_fraction, fingerprint)
+
+    def read(self, index: int) -> tuple[Tokens, Tokens]:
+        """Return (inputs, targets), each int64 [seq_len], the targets one token ahead."""
+        start = index * self._seq_len
+        window = self._tokens[start : start + self._seq_len + 1].astype(np.int64)
+        return window[:-1], window[1:]
+
+
+class UserDataset(Dataset):
+    """The samples of an object that the user named."""
+
+    def __init__(self, section: DataSection, data: UserData) -> None:
+        self.vocab_size = None
+        self._data, self._source = data, section.source
+        num_samples = len(data)
+        needed = 1 + bool(section.validation_fraction)
+        if num_samples < needed:
+            raise DataError(
+                f"data.source = {section.source!r} has {num_samples} samples but needs {needed}"
+                f"{', one of them for validation' if needed == 2 else ''}: make its __len__ return more"
+            )
+        fingerprint = {
+            "source": section.source,
+            "class": type(data).__name__,
+            "options": json.loads(json.dumps(section.options, default=str)),
+            "sample_hash": sample_hash(data, section.source),
+        }
+        super().__init__(num_samples, section.validation_fraction, fingerprint)
+
+    def read(self, index: int) -> Sample:
+        """Return (inputs, targets) as the user's __getitem__ gives them."""
+        return read_pair(self._data, index, self._source)
+
+
+def build_dataset(section: DataSection, seq_len: int) -> Dataset:
+    """Return the dataset of a job's [data]; DataError or ConfigError say why there is none, or too short a one."""
+    if is_user_object(section.source):
+        return UserDataset(section, load_user_data(section))
+    return TokenDataset(section, seq_len, load_tokenizer(section.tokenizer))
+
+
+def num_windows(num_tokens: int, seq_len: int) -> int:
+    """Return the samples in a stream: each shares its last token with the next one's first."""
+    return max(0, num_tokens - 1) // seq_len
+
+
+def num_validation(num_samples: int, fraction: float) -> int:
+    """Return the samples kept for validation: the fraction rounded down, but 1 at least unless it is 0."""
+    return max(1, int(num_samples * fraction)) if fraction else 0
+
+
+def token_shortage(num_tokens: int, seq_len: int, validation_fraction: float) -> str | None:
+    """Return what is wrong with so few tokens, to follow the name of their source; None if they are enough."""
+    num_samples = num_windows(num_tokens, seq_len)
+    if num_samples - num_validation(num_samples, validation_fraction) >= 1:
+        return None
+    needed_samples = 1 + bool(validation_fraction)
+    needed = f"{needed_samples} samples, one for validation," if validation_fraction else "one sample"
+    longest = (num_tokens - 1) // needed_samples
+    remedy = f"set train.seq_len to {longest} or less, or " if longest >= 1 else ""
+    return (
+        f"has {num_tokens} tokens, but {needed} of train.seq_len = {seq_len} need {needed_samples * seq_len + 1}: "
+        f"{remedy}set data.source to a longer text"
+    )
+
+
+def _token_fingerprint(
+    section: DataSection, seq_len: int, tokenizer: Tokenizer, tokens: Tokens, content: Content
+) -> dict[str, Any]:
+    return {
+        "source": describe(section),
+        "content_hash": content.content_hash,
+        "num_bytes": content.num_bytes,
+        "num_documents": content.num_documents,
+        "num_tokens": len(tokens),
+        "tokenizer": tokenizer.identity,
+        "end_of_text": tokenizer.end_of_text,
+        "seq_len": seq_len,
+    }

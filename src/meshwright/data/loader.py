@@ -1,0 +1,146 @@
+"""The batches of one data-parallel rank, made one step ahead in a background thread."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meshwright.data.dataset import Dataset
+from meshwright.data.order import Indices, SampleOrder, Share
+from meshwright.errors import DataError
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Samples stacked along a new first dimension, and the slot of the first of them in the global batch."""
+
+    inputs: Tensor
+    targets: Tensor
+    first_slot: int
+
+
+class Loader:
+    """Serves any step in any order; the one after the step just served is made ahead.
+
+    It holds no position: the batches of a step depend on (dataset, seed, shuffle, share, step) alone.
+    """
+
+    def __init__(
+        self, dataset: Dataset, share: Share, *, seed: int, shuffle: bool = True, pin_memory: bool = False
+    ) -> None:
+        self._dataset = dataset
+        self._share = share
+        self._order = SampleOrder(dataset.num_training_samples, seed, shuffle)
+        self._pin_memory = pin_memory
+        self._is_closed = False
+        self._ahead: tuple[int, Future[list[Microbatch]]] | None = None
+        self._requests: queue.SimpleQueue[tuple[int, Future[list[Microbatch]]] | None] = queue.SimpleQueue()
+        # A daemon: a sample that never comes must not keep an interrupted process alive.
+        self._thread = threading.Thread(target=self._serve, name="meshwright-loader", daemon=True)
+        self._thread.start()
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Return what decides which sample stands at which position: JSON, for `resume.check_resumable`."""
+        return {
+            "data": self._dataset.fingerprint,
+            "seed": self._order.seed,
+            "shuffle": self._order.shuffle,
+            "global_batch_size": self._share.global_batch_size,
+        }
+
+    @property
+    def num_validation_batches(self) -> int:
+        """Return the global batches that visit no validation sample twice, 1 at least when there are any."""
+        num_samples = self._dataset.num_validation_samples
+        return min(num_samples, max(1, num_samples // self._share.global_batch_size))
+
+    def microbatches(self, step: int) -> list[Microbatch]:
+        """Return this rank's microbatches of `step`, first to last; raises what reading the samples raised."""
+        assert not self._is_closed, "the loader is closed"
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == step:
+            future = ahead[1]
+        else:
+            if ahead is not None:
+                ahead[1].cancel()
+            future = self._submit(step)
+        batches = future.result()
+        self._ahead = (step + 1, self._submit(step + 1))
+        return batches
+
+    def validation_microbatches(self, batch_index: int) -> list[Microbatch]:
+        """Return this rank's microbatches of a validation batch; they follow the samples' own order and wrap."""
+        assert self._dataset.num_validation_samples, "validation without validation samples"
+        order = SampleOrder(self._dataset.num_validation_samples, seed=0, shuffle=False)
+        samples = order.samples_at(self._share.positions(batch_index))
+        return self._stack(samples, is_validation=True)
+
+    def close(self) -> None:
+        """Stop the thread; what it is reading is given up."""
+        self._is_closed = True
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+        self._requests.put(None)
+
+    def _submit(self, step: int) -> Future[list[Microbatch]]:
+        future: Future[list[Microbatch]] = Future()
+        self._requests.put((step, future))
+        return future
+
+    def _serve(self) -> None:
+        while (request := self._requests.get()) is not None:
+            step, future = request
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._stack(self._order.samples_at(self._share.positions(step))))
+            except BaseException as error:
+                # Raised again by whoever asks for this step, in the thread that can act on it.
+                future.set_exception(error)
+
+    def _stack(self, samples: Indices, is_validation: bool = False) -> list[Microbatch]:
+        read = self._dataset.validation_sample if is_validation else self._dataset.sample
+        batches = []
+        for row, first_slot in zip(samples, self._share.slots[:, 0], strict=True):
+            pairs = [read(int(index)) for index in row]
+            inputs = stack([pair[0] for pair in pairs], row, "inputs")
+            targets = stack([pair[1] for pair in pairs], row, "targets")
+            if self._pin_memory:
+                inputs, targets = inputs.pin_memory(), targets.pin_memory()
+            batches.append(Microbatch(inputs, targets, int(first_slot)))
+        return batches
+
+
+def stack(values: Sequence[Any], indices: Sequence[int] | Indices, what: str) -> Tensor:
+    """Return arrays, tensors or numbers as one tensor with a new first dimension; DataError if they differ."""
+    tensors = [_tensor(value, index, what) for value, index in zip(values, indices, strict=True)]
+    first = tensors[0]
+    for tensor, index in zip(tensors, indices, strict=True):
+        if tensor.shape != first.shape or tensor.dtype != first.dtype:
+            raise DataError(
+                f"the {what} of sample {indices[0]} are {first.dtype} {list(first.shape)} but those of sample {index} "
+                f"are {tensor.dtype} {list(tensor.shape)}: samples of one batch must have one shape and dtype, "
+                "so pad or cut them in __getitem__ of the class in data.source"
+            )
+    return torch.stack(tensors)
+
+
+def _tensor(value: Any, index: int, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        array = np.asarray(value)
+        # torch warns about read-only arrays (memory maps are), although stacking copies them anyway.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"the {what} of sample {index} are a {type(value).__name__} that no tensor can hold ({error}): "
+            "return numbers, NumPy arrays of numbers or tensors from __getitem__ of the class in data.source"
+        ) from error

@@ -1,0 +1,111 @@
+"""Which sample stands where: a pure function of (seed, position) that knows nothing of ranks.
+
+Global position = step * global_batch_size + slot. Position p lies in epoch p // num_samples; each epoch is one
+permutation of all samples, computed by a Feistel network with cycle walking (Black and Rogaway, "Ciphers with
+arbitrary finite domains", 2002), so no permutation is ever stored.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+# Four rounds make a Feistel network pseudo-random when its halves are wide; ours may be 1 bit, so take more.
+_NUM_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The endless sequence of sample indices, epoch after epoch."""
+
+    num_samples: int
+    seed: int
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.num_samples >= 1, "an order needs at least one sample"
+
+    def samples_at(self, positions: Indices) -> Indices:
+        """Return the sample index in [0, num_samples) at each global position, in the shape of `positions`."""
+        epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
+        if not self.shuffle:
+            return offsets
+        samples = np.empty_like(offsets)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            samples[here] = permute(offsets[here], self.num_samples, _round_keys(self.seed, int(epoch)))
+        return samples
+
+
+@dataclass(frozen=True)
+class Share:
+    """The slots of every global batch that one data-parallel rank takes, in microbatches."""
+
+    global_batch_size: int
+    microbatch_size: int = 1
+    dp_rank: int = 0
+    dp_degree: int = 1
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.dp_rank < self.dp_degree, f"dp_rank {self.dp_rank} of {self.dp_degree}"
+        # Job.num_microbatches has told the user already.
+        assert self.global_batch_size % (self.microbatch_size * self.dp_degree) == 0, f"uneven {self}"
+
+    @property
+    def slots(self) -> Indices:
+        """Return this rank's slots, shaped [num_microbatches, microbatch_size].
+
+        Microbatch m of rank r takes microbatch_size slots from (m * dp_degree + r) * microbatch_size on.
+        """
+        all_slots = np.arange(self.global_batch_size, dtype=np.int64)
+        return all_slots.reshape(-1, self.dp_degree, self.microbatch_size)[:, self.dp_rank]
+
+    def positions(self, step: int) -> Indices:
+        """Return the global positions of this rank's slots in `step`, shaped as `slots`."""
+        return step * self.global_batch_size + self.slots
+
+
+def permute(indices: Indices, size: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
+    """Return where a keyed bijection of [0, size) sends each index; memory does not grow with `size`."""
+    num_bits = (size - 1).bit_length()
+    values = _feistel(indices.astype(np.uint64), num_bits, round_keys)
+    # The network permutes [0, 2**num_bits), less than twice `size`. Walking on from every value outside
+    # [0, size) until the walk comes back inside is again a bijection, after two steps on average at most.
+    outside = np.flatnonzero(values >= size)
+    while outside.size:
+        values[outside] = _feistel(values[outside], num_bits, round_keys)
+        outside = outside[values[outside] >= size]
+    return values.astype(np.int64)
+
+
+def _feistel(
+    values: npt.NDArray[np.uint64], num_bits: int, round_keys: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """Return a keyed bijection of [0, 2**num_bits), elementwise."""
+    low_bits = np.uint64((num_bits + 1) // 2)
+    low_mask = np.uint64((1 << ((num_bits + 1) // 2)) - 1)
+    high_mask = np.uint64((1 << (num_bits // 2)) - 1)
+    high, low = values >> low_bits, values & low_mask
+    # The halves may differ by a bit, so they stay in place and are changed in turns instead of being swapped.
+    for round_index, key in enumerate(round_keys):
+        if round_index % 2:
+            high = high ^ (_mix(low + key) & high_mask)
+        else:
+            low = low ^ (_mix(high + key) & low_mask)
+    return (high << low_bits) | low
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return a 64-bit hash of each value: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
+    """Return the round keys of one epoch; a fixed byte order keeps them equal on every machine."""
+    digest = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=8 * _NUM_ROUNDS, person=b"sample order").digest()
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)

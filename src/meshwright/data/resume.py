@@ -1,0 +1,46 @@
+"""Whether a checkpoint's data position means the same samples now."""
+
+from typing import Any
+
+from meshwright.errors import DataError
+
+_FIELDS = {
+    "data.content_hash": "the text of data.source",
+    "data.num_bytes": "data.source or data.max_bytes",
+    "data.tokenizer": "data.tokenizer",
+    "data.end_of_text": "data.tokenizer",
+    "data.num_tokens": "data.source",
+    "data.seq_len": "train.seq_len",
+    "data.num_training_samples": "data.validation_fraction",
+    "data.num_validation_samples": "data.validation_fraction",
+    "data.class": "data.source",
+    "data.options": "data.options",
+    "data.sample_hash": "the samples of data.source",
+    "seed": "train.seed",
+    "shuffle": "data.shuffle",
+    "global_batch_size": "train.global_batch_size",
+}
+"""Every part of `Loader.position` that decides which sample stands where, and what in the job sets it.
+
+A corpus's path is none of them: it may be moved.
+"""
+
+
+def check_resumable(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raise DataError naming each change between two `Loader.position`s; return when the samples are the same."""
+    old, new = _flat(saved), _flat(current)
+    changes = [
+        f"{key.removeprefix('data.')} was {old.get(key)} and is now {new.get(key)} (set by {origin})"
+        for key, origin in _FIELDS.items()
+        if old.get(key) != new.get(key)
+    ]
+    if changes:
+        raise DataError(
+            f"the checkpoint was trained on other samples: {'; '.join(changes)}. Resuming would repeat some samples "
+            "and leave out others: put the old values back, or start a new run in another run.dir"
+        )
+
+
+def _flat(position: dict[str, Any]) -> dict[str, Any]:
+    data = {f"data.{key}": value for key, value in position.get("data", {}).items()}
+    return {**data, **{key: value for key, value in position.items() if key != "data"}}

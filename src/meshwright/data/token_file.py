@@ -1,0 +1,89 @@
+"""The format of a file of tokens: 4096 bytes of header (a hash, JSON, zeros), then little-endian tokens."""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+FORMAT_VERSION = 1
+
+_HEADER_BYTES = 4096
+_CHECKSUM_BYTES = 16 * 2**20
+
+Tokens = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a token file says of itself."""
+
+    key: str
+    """What the tokens were made of."""
+    dtype: str
+    num_tokens: int
+    checksum: int
+    """CRC-32 of the tokens' bytes."""
+
+    def pack(self) -> bytes:
+        """Return the header as it stands in the file."""
+        text = json.dumps(asdict(self)).encode()
+        block = _digest(text) + b"\n" + text
+        assert len(block) < _HEADER_BYTES, "the header outgrew its place"
+        return block.ljust(_HEADER_BYTES, b"\0")
+
+    @classmethod
+    def unpack(cls, block: bytes) -> "Header | None":
+        """Return the header in a file's first bytes, or None if they are not what `pack` wrote."""
+        digest, _, text = block.rstrip(b"\0").partition(b"\n")
+        return cls(**json.loads(text)) if _digest(text) == digest else None
+
+
+def write_tokens(file: BinaryIO, key: str, dtype: np.dtype[Any], runs: Iterable[Tokens]) -> int:
+    """Return the number of tokens after writing all `runs` and, last, the header that makes the file valid."""
+    num_tokens, checksum = 0, 0
+    file.truncate(0)
+    file.seek(_HEADER_BYTES)
+    for run in runs:
+        data = run.astype(dtype).tobytes()
+        checksum = zlib.crc32(data, checksum)
+        num_tokens += len(run)
+        file.write(data)
+    file.seek(0)
+    file.write(Header(key, dtype.str, num_tokens, checksum).pack())
+    file.flush()
+    return num_tokens
+
+
+def map_tokens(path: Path, key: str) -> Tokens | None:
+    """Return the tokens of a file, mapped read-only; None if it is missing, of another key, cut short or altered."""
+    try:
+        with path.open("rb") as file:
+            header = Header.unpack(file.read(_HEADER_BYTES))
+            size_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return None
+    if header is None or header.key != key:
+        return None
+    if size_bytes != _HEADER_BYTES + header.num_tokens * np.dtype(header.dtype).itemsize:
+        return None
+    tokens = np.memmap(path, dtype=header.dtype, mode="r", offset=_HEADER_BYTES, shape=(header.num_tokens,))
+    # The base class: a memmap pays for its subclass at every slice.
+    return np.asarray(tokens) if _checksum(tokens) == header.checksum else None
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).hexdigest().encode()
+
+
+def _checksum(tokens: Tokens) -> int:
+    checksum, step = 0, _CHECKSUM_BYTES // tokens.itemsize
+    for start in range(0, len(tokens), step):
+        checksum = zlib.crc32(tokens[start : start + step].data, checksum)
+    return checksum

@@ -1,0 +1,204 @@
+"""Text to token ids and back: one token a byte, or any Hugging Face tokenizer.json."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from meshwright.data.extras import import_extra
+from meshwright.data.token_file import Tokens
+from meshwright.errors import DataError
+
+BYTES = "bytes"
+END_OF_TEXT = "<|end_of_text|>"
+
+_KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
+"""Names under which published tokenizers keep the token between documents, tried in this order."""
+
+
+class Tokenizer(Protocol):
+    """What turns text into the ids that a model sees."""
+
+    vocab_size: int
+    """One more than the largest id."""
+    end_of_text: int
+    """The id that ends every document."""
+    end_of_text_token: str
+    """The name of that id in tokenizer.json."""
+    identity: str
+    """Equal for tokenizers that encode alike; a checkpoint remembers it."""
+    version: str
+    """The code that encodes; a new one tokenises anew."""
+
+    def encode(self, text: str) -> Tokens:
+        """Return the ids of `text`, without any end of text."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the ids of each text, which is faster than one by one."""
+        ...
+
+    def decode(self, ids: Sequence[int] | Tokens) -> str:
+        """Return the text of `ids`, special tokens left out and broken UTF-8 shown as U+FFFD."""
+        ...
+
+    def to_tokenizer_json(self) -> str:
+        """Return a tokenizer.json with which the tokenizers library encodes as this object does."""
+        ...
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are bytes of UTF-8, 256 is the end of text; nothing to train, nothing to download."""
+
+    vocab_size = 257
+    end_of_text = 256
+    end_of_text_token = END_OF_TEXT
+    identity = "bytes"
+    version = "1"
+
+    def encode(self, text: str) -> Tokens:
+        """Return one uint8 id for each byte of the text's UTF-8."""
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return `encode` of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | Tokens) -> str:
+        """Return the text of `ids` without ends of text; ids beyond them, which no text has, become U+FFFD."""
+        array = np.asarray(ids, dtype=np.int64)
+        array = array[array != self.end_of_text]
+        # 0xFF starts no character, so the decoder shows each such id as one U+FFFD.
+        return np.where((array >= 0) & (array < 256), array, 0xFF).astype(np.uint8).tobytes().decode(errors="replace")
+
+    def to_tokenizer_json(self) -> str:
+        """Return a byte-level BPE without merges, whose ids are byte values.
+
+        It encodes as this object does, but for the very text "<|end_of_text|>", which Hugging Face reads as id 256.
+        """
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        end = {"id": self.end_of_text, "content": END_OF_TEXT, "special": True, "normalized": False}
+        end |= {"single_word": False, "lstrip": False, "rstrip": False}
+        model: dict[str, object] = {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+        }
+        model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
+        model |= {"vocab": {name: byte for byte, name in enumerate(_byte_names())}, "merges": []}
+        layers = {"normalizer": None, "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level}
+        head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [end]}
+        return json.dumps({**head, **layers, "model": model}, ensure_ascii=False, indent=2)
+
+
+class JsonTokenizer:
+    """A tokenizer.json, run by the tokenizers library exactly as transformers runs it."""
+
+    def __init__(self, path: Path) -> None:
+        library = import_extra("tokenizers", "hf", f"data.tokenizer = {str(path)!r}")
+        self._json = _read(path)
+        try:
+            self._tokenizer = library.Tokenizer.from_str(self._json)
+        except Exception as error:  # the library raises the bare class
+            raise DataError(
+                f"data.tokenizer = {str(path)!r} is no valid tokenizer.json ({error}): "
+                "replace it by one that the tokenizers library wrote, or set data.tokenizer to bytes"
+            ) from error
+        # Windows of tokens are cut here; a file that also cuts or pads would lose or invent text.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.end_of_text_token = _end_of_text(path, vocab)
+        self.end_of_text = vocab[self.end_of_text_token]
+        digest = hashlib.blake2b(self._json.encode(), digest_size=16).hexdigest()
+        self.identity = f"tokenizer.json {digest}"
+        self.version = str(library.__version__)
+
+    def encode(self, text: str) -> Tokens:
+        """Return the ids of `text`; names of special tokens in it count as those tokens, none is added."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return `encode` of each text, over all cores."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | Tokens) -> str:
+        """Return the text of `ids`, special tokens and unknown ids left out."""
+        known = [int(token) for token in ids if 0 <= int(token) < self.vocab_size]
+        return str(self._tokenizer.decode(known, skip_special_tokens=True))
+
+    def to_tokenizer_json(self) -> str:
+        """Return the file as it was read."""
+        return self._json
+
+
+def load_tokenizer(source: str) -> Tokenizer:
+    """Return the tokenizer that data.tokenizer names: "bytes", a tokenizer.json, or a folder that holds one.
+
+    Raises DataError about the file, UnsupportedError where the tokenizers library is missing.
+    """
+    if source == BYTES:
+        return ByteTokenizer()
+    path = Path(source).expanduser()
+    return JsonTokenizer(path / "tokenizer.json" if path.is_dir() else path)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise DataError(
+            f"data.tokenizer = {str(path)!r} does not exist: set it to bytes, or to the path of a tokenizer.json"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"data.tokenizer = {str(path)!r} is no text, so no tokenizer.json ({error}): "
+            "set it to the path of a tokenizer.json, or to bytes"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"data.tokenizer = {str(path)!r} cannot be read ({error.strerror}): "
+            "change its permissions, or set data.tokenizer to bytes"
+        ) from error
+
+
+def _end_of_text(path: Path, vocab: dict[str, int]) -> str:
+    """Return the name of the token between documents: eos_token of tokenizer_config.json, else a known name."""
+    config = path.with_name("tokenizer_config.json")
+    named = None
+    if config.is_file():
+        try:
+            named = json.loads(_read(config)).get("eos_token")
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{config} is no JSON object ({error}): mend it, or remove it") from error
+    name = named.get("content") if isinstance(named, dict) else named
+    if name is not None:
+        if name not in vocab:
+            raise DataError(f"{config} says eos_token = {name!r}, which {path} does not hold: correct eos_token")
+        return str(name)
+    found = next((name for name in _KNOWN_ENDS_OF_TEXT if name in vocab), None)
+    if found is None:
+        raise DataError(
+            f"data.tokenizer = {str(path)!r} has no token to end a document with (looked for eos_token in "
+            f"{config.name} beside it, then for {', '.join(_KNOWN_ENDS_OF_TEXT)}): "
+            "put a tokenizer_config.json beside it that names its eos_token"
+        )
+    return found
+
+
+def _byte_names() -> list[str]:
+    """Return the character that byte-level tokenizers write for each byte.
+
+    Bytes that are printable in Latin-1 stand for themselves, the others for U+0100 on, in order: the table of
+    GPT-2's tokenizer, which the ByteLevel steps of the tokenizers library expect.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]

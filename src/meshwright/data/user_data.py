@@ -1,0 +1,114 @@
+"""Bring your own data: data.source = "my_module:MyData", any object with __len__ and __getitem__."""
+
+import hashlib
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.errors import ConfigError, DataError
+from meshwright.spec.sections import DataSection
+
+_NUM_HASHED_SAMPLES = 3
+
+
+class UserData(Protocol):
+    """What a class named in data.source must be.
+
+    Sample i must be a function of i: a run that resumes, or that has another number of ranks, reads it elsewhere.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of samples, the ones kept for validation included."""
+        ...
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return (inputs, targets) of one sample: numbers, NumPy arrays or tensors, alike in all samples."""
+        ...
+
+
+def load_user_data(section: DataSection) -> UserData:
+    """Return the object that data.source names, made with data.options; raises ConfigError saying why it cannot be."""
+    module_name, _, name = section.source.partition(":")
+    factory = _find(module_name, name, section.source)
+    try:
+        data = factory(**section.options)
+    except Exception as error:
+        raise ConfigError(
+            f"data.source = {section.source!r} with data.options = {section.options} raised "
+            f"{type(error).__name__}: {error}: correct data.options, or the constructor of {name}"
+        ) from error
+    missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
+    if missing:
+        raise ConfigError(
+            f"data.source = {section.source!r} is a {type(data).__name__} without {' and '.join(missing)}: "
+            "it must have __len__() and __getitem__(index) -> (inputs, targets)"
+        )
+    return data  # type: ignore[no-any-return]
+
+
+def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:
+    """Return (inputs, targets) of one sample; raises DataError if it is no pair."""
+    sample: Any = data[index]
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        length = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
+        raise DataError(
+            f"sample {index} of data.source = {source!r} is a {type(sample).__name__}{length}: "
+            "return two values, (inputs, targets), from __getitem__"
+        )
+    return sample[0], sample[1]
+
+
+def sample_hash(data: UserData, source: str) -> str:
+    """Return a hash of a few samples; raises DataError if reading them twice gives different values."""
+    num_samples = len(data)
+    indices = sorted({round(i * (num_samples - 1) / (_NUM_HASHED_SAMPLES - 1)) for i in range(_NUM_HASHED_SAMPLES)})
+    total = hashlib.blake2b(digest_size=16)
+    for index in indices:
+        first, second = (_pair_digest(read_pair(data, index, source)) for _ in range(2))
+        if first != second:
+            raise DataError(
+                f"sample {index} of data.source = {source!r} has other values when it is read again: a sample must be "
+                "a function of its index, so draw random numbers from a generator seeded with the index"
+            )
+        total.update(first)
+    return total.hexdigest()
+
+
+def _find(module_name: str, name: str, source: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        # Console scripts do not look into the working directory, where a user's module lies.
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"data.source = {source!r}: importing {module_name} raised {type(error).__name__}: {error}: "
+            f"put {module_name.partition('.')[0]}.py into {folder} or install it, or correct data.source"
+        ) from error
+    if not hasattr(module, name):
+        public = ", ".join(key for key, value in vars(module).items() if isinstance(value, type)) or "none"
+        raise ConfigError(f"data.source = {source!r}: {module_name} has no {name} (its classes: {public})")
+    return getattr(module, name)
+
+
+def _pair_digest(pair: tuple[Any, Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for value in pair:
+        array = _array(value)
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    """Return numbers, arrays and tensors as an array; this module does not import torch to know a tensor."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # NumPy has no bfloat16; float32 holds each of its values.
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    return np.asarray(value)
