@@ -1,0 +1,41 @@
+"""A wish to stop, from a signal: kept until the step is complete, so that nothing is torn."""
+
+import ctypes
+import signal
+import sys
+from types import FrameType, TracebackType
+from typing import Self
+
+from meshwright.log import logger
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StopRequest:
+    """Remembers the first SIGTERM or SIGINT while it is entered; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is signal.SIGINT and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+            logger.info("%s: stopping after this step, with a checkpoint", self.signal.name)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to send this process SIGTERM when its launcher dies, so that no rank is orphaned (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,46 @@
+"""A window of steps under torch.profiler, written as a Chrome trace per rank."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch.profiler import ProfilerActivity, profile, supported_activities
+
+from meshwright.log import logger
+
+
+class ProfilerWindow:
+    """Profiles steps [start, start + num_steps) and nothing when start is None."""
+
+    def __init__(self, folder: Path, rank: int, start: int | None, num_steps: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._start, self._num_steps = start, num_steps
+        self._profile: profile | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._profile is not None:
+            self._write()
+
+    def before_step(self, step: int) -> None:
+        """Start recording if the window opens with `step`."""
+        if step == self._start:
+            activities = supported_activities() & {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+            self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
+            self._profile.__enter__()
+
+    def after_step(self, step: int) -> None:
+        """Write the trace if the window closes with `step`."""
+        if self._start is not None and self._profile is not None and step >= self._start + self._num_steps - 1:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._profile is not None
+        self._profile.__exit__(None, None, None)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"step-{self._start}-rank-{self._rank}.json.gz"
+        self._profile.export_chrome_trace(str(path))
+        self._profile = None
+        logger.info("profile of %d steps from step %s: %s", self._num_steps, self._start, path)

@@ -1,0 +1,45 @@
+"""What one step measured, and the one self-contained line that is printed of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from meshwright.units import format_bytes, format_count, format_duration
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One row of metrics.jsonl; memory is rank 0's peak, rates are over all ranks."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens_per_s: float
+    step_ms: float
+    data_wait_ms: float
+    memory_bytes: int
+    mfu: float | None
+    attempt: int
+
+    def row(self) -> dict[str, Any]:
+        """Return the row as plain values; `mfu` is null where the device's peak is unknown."""
+        return asdict(self)
+
+    def line(self, num_steps: int, peak: str | None, left_s: float) -> str:
+        """Return the log line; `peak` names the FLOP/s that MFU is a share of, None leaves the column empty."""
+        mfu = "MFU -" if self.mfu is None else f"MFU {self.mfu:.1%} of {peak}"
+        return " | ".join(
+            (
+                f"step {self.step}/{num_steps}",
+                f"loss {self.loss:.4f}",
+                f"grad norm {self.grad_norm:.3f}",
+                f"lr {self.learning_rate:.2e}",
+                f"{format_count(self.tokens_per_s)} tokens/s",
+                f"{self.step_ms:.0f} ms (data {self.data_wait_ms:.1f})",
+                format_bytes(self.memory_bytes),
+                mfu,
+                f"{format_duration(left_s)} left",
+            )
+        )

@@ -1,0 +1,31 @@
+"""Where a run came from: versions, commit, host."""
+
+import platform
+import subprocess
+from importlib import metadata
+
+PACKAGES = ("meshwright", "torch", "numpy", "pydantic", "safetensors", "transformers")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, the platform and each package that is installed."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """Return the working directory's commit, with + after it when files differ from it; None outside a repository."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(("git", *arguments), capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,0 +1,94 @@
+"""Where metrics go besides the log line: JSONL always, TensorBoard and Weights & Biases when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from types import ModuleType
+from typing import Any, Protocol
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.job import Job
+from meshwright.spec.run import Run
+
+
+class Sink(Protocol):
+    """Takes rows of numbers by name."""
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Record `row` as measured at `step`."""
+
+    def close(self) -> None:
+        """Write out what is still buffered."""
+
+
+class JsonLines:
+    """metrics.jsonl: one row a line, flushed at once; a resumed run appends, its rows count `attempt` up."""
+
+    def __init__(self, run: Run) -> None:
+        self._file = run.metrics.open("a")
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Append `row`."""
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files in the run folder."""
+
+    def __init__(self, run: Run) -> None:
+        module = _import_extra("torch.utils.tensorboard", "run.tensorboard", "tensorboard")
+        self._writer = module.SummaryWriter(str(run.folder / "tensorboard"))
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Add every number of `row` as a scalar."""
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "step":
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush the event file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run per run folder; a resumed run continues it."""
+
+    def __init__(self, run: Run, job: Job) -> None:
+        module = _import_extra("wandb", "run.wandb", "wandb")
+        self._run = module.init(
+            project="meshwright", name=run.folder.name, dir=str(run.folder), config=job.to_dict(), resume="allow"
+        )
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Log every known value of `row`."""
+        self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
+
+    def close(self) -> None:
+        """Tell W&B that the run is over."""
+        self._run.finish()
+
+
+def open_sinks(run: Run, job: Job) -> list[Sink]:
+    """Return the sinks that `job` asks for; raises UnsupportedError naming the extra when a package is missing."""
+    sinks: list[Sink] = [JsonLines(run)]
+    if job.run.tensorboard:
+        sinks.append(TensorBoard(run))
+    if job.run.wandb:
+        sinks.append(WeightsAndBiases(run, job))
+    return sinks
+
+
+def _import_extra(module: str, key: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{key} = true needs {extra}, which cannot be imported ({error}): "
+            f"pip install 'meshwright[{extra}]', or set {key} = false"
+        ) from error

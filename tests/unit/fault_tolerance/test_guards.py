@@ -1,0 +1,64 @@
+import os
+import signal
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from meshwright.errors import ConfigError, ExitCode, MeshwrightError, NonFiniteError
+from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
+from meshwright.fault_tolerance.lost_peer import exit_code_of, is_lost_peer
+from meshwright.fault_tolerance.stop_request import StopRequest
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf")), (float("-inf"), 1.0)])
+def test_a_non_finite_step_stops_with_its_numbers(loss: float, norm: float) -> None:
+    with pytest.raises(NonFiniteError, match=f"step 7: loss = {loss}, gradient norm = {norm}"):
+        require_finite(7, loss, norm)
+
+
+def test_a_finite_step_passes() -> None:
+    require_finite(1, 3.0, 0.0)
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_named() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "forgotten": nn.Linear(2, 1)})
+    model["used"](torch.ones(1, 2)).sum().backward()
+    with pytest.raises(MeshwrightError, match=r"forgotten\.weight, forgotten\.bias"):
+        require_all_gradients(model.named_parameters())
+    model["forgotten"].requires_grad_(False)
+    require_all_gradients(model.named_parameters())
+
+
+def test_a_lost_peer_is_told_from_a_bug() -> None:
+    assert is_lost_peer(RuntimeError("[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:3333"))
+    assert is_lost_peer(dist.DistNetworkError("the client socket has failed to connect"))
+    assert not is_lost_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_lost_peer(ValueError("Connection closed by peer"))
+
+
+def test_exit_codes_say_whether_to_retry() -> None:
+    assert exit_code_of(ConfigError("")) is ExitCode.BAD_INPUT
+    assert exit_code_of(NonFiniteError("")) is ExitCode.DO_NOT_RETRY
+    assert exit_code_of(KeyboardInterrupt()) is ExitCode.INTERRUPTED
+    assert exit_code_of(RuntimeError("Connection closed by peer")) is ExitCode.RETRY
+    assert exit_code_of(ZeroDivisionError()) is ExitCode.DO_NOT_RETRY
+
+
+def test_a_stop_request_keeps_the_first_signal_and_gives_the_handlers_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        assert stop.signal is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal is signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal is signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
