@@ -1,0 +1,52 @@
+# make demo | test | test-long | lint | venv | constraints | transcript | clean
+# PYTHON=python3.12 chooses the Python, TORCH_INDEX=https://... where torch comes from, VENV=folder the environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+DEMO_EXTRAS := train
+TEST_EXTRAS := train,hf,parquet,tensorboard,dev
+
+# One thread per process: ranks with several threads each fight over the cores.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long lint venv venv-demo python constraints transcript clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: venv-demo ## train, kill, resume, export and generate: two minutes, all in .demo/
+	@$(BIN)/python examples/demo.py
+
+test: venv ## the quick tests
+	@$(BIN)/pytest -m "not long"
+
+test-long: venv ## all tests
+	@$(BIN)/pytest
+
+lint: venv ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+venv: python ## the environment for tests, in .venv
+	@$(PYTHON) .ci/install.py $(VENV) $(TEST_EXTRAS) --torch-index "$(TORCH_INDEX)"
+
+venv-demo: python
+	@$(PYTHON) .ci/install.py $(VENV) $(DEMO_EXTRAS) --torch-index "$(TORCH_INDEX)"
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is missing or older than Python 3.11, which Meshwright needs: make ... PYTHON=python3.12" >&2; exit 2; }
+
+constraints: ## resolve constraints.txt anew
+	@PYTHON=$(PYTHON) .ci/freeze $(TEST_EXTRAS)
+
+transcript: venv ## record docs/transcript.txt and .svg from a new demo
+	@$(BIN)/python docs/transcript.py
+
+clean: ## remove what these commands made
+	rm -rf .venv .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
