@@ -1,5 +1,6 @@
 """The batches of one data-parallel rank, made one step ahead in a background thread."""
 
+import atexit
 import queue
 import threading
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from torch import Tensor
 from meshwright.data.dataset import Dataset
 from meshwright.data.order import Indices, SampleOrder, Share
 from meshwright.errors import DataError
+
+_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Loader:
         # A daemon: a sample that never comes must not keep an interrupted process alive.
         self._thread = threading.Thread(target=self._serve, name="meshwright-loader", daemon=True)
         self._thread.start()
+        # A thread that is inside torch when the interpreter ends aborts the process, so it is stopped before that.
+        atexit.register(self.close)
 
     @property
     def position(self) -> dict[str, Any]:
@@ -77,17 +82,22 @@ class Loader:
 
     def validation_microbatches(self, batch_index: int) -> list[Microbatch]:
         """Return this rank's microbatches of a validation batch; they follow the samples' own order and wrap."""
+        assert not self._is_closed, "the loader is closed"
         assert self._dataset.num_validation_samples, "validation without validation samples"
         order = SampleOrder(self._dataset.num_validation_samples, seed=0, shuffle=False)
         samples = order.samples_at(self._share.positions(batch_index))
         return self._stack(samples, is_validation=True)
 
     def close(self) -> None:
-        """Stop the thread; what it is reading is given up."""
+        """Stop the thread after the sample that it is reading, which is waited for a few seconds at most."""
+        if self._is_closed:
+            return
         self._is_closed = True
         if self._ahead is not None:
             self._ahead[1].cancel()
         self._requests.put(None)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+        atexit.unregister(self.close)
 
     def _submit(self, step: int) -> Future[list[Microbatch]]:
         future: Future[list[Microbatch]] = Future()
@@ -109,7 +119,9 @@ class Loader:
         read = self._dataset.validation_sample if is_validation else self._dataset.sample
         batches = []
         for row, first_slot in zip(samples, self._share.slots[:, 0], strict=True):
-            pairs = [read(int(index)) for index in row]
+            pairs = [read(int(index)) for index in row if not self._is_closed]
+            if self._is_closed:
+                break
             inputs = stack([pair[0] for pair in pairs], row, "inputs")
             targets = stack([pair[1] for pair in pairs], row, "targets")
             if self._pin_memory:
