@@ -1,0 +1,150 @@
+"""The catalogue: devices and clusters by name, ours and the user's own.
+
+Ours ship with the package (`hardware/devices/NAME.toml`, `hardware/clusters/NAME.toml`). The user's lie in folders
+`devices/` and `clusters/` of the folder that MESHWRIGHT_CATALOGUE names, or else of ~/.config/meshwright; an entry
+there with the name of one of ours replaces it, and a line in the log says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Literal
+
+from meshwright.errors import ConfigError
+from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
+from meshwright.hardware.local import LOCAL, local_cluster
+from meshwright.log import logger
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.device import NAME_PATTERN, Device
+
+CATALOGUE_VARIABLE = "MESHWRIGHT_CATALOGUE"
+Kind = Literal["devices", "clusters"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the catalogue."""
+
+    name: str
+    """The file's name without .toml."""
+    file: Traversable
+    """Where it lies."""
+    is_ours: bool
+    """Whether it ships with the package."""
+    replaces_ours: bool = False
+    """Whether it is the user's and stands in for one of ours."""
+
+
+def user_folder() -> Path:
+    """Return the folder of the user's own entries, whether it exists or not."""
+    chosen = os.environ.get(CATALOGUE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "meshwright"
+
+
+def entries(kind: Kind) -> dict[str, Entry]:
+    """Return every entry of `kind` by name, sorted, the user's before ours; raises ConfigError for a bad file name."""
+    ours = {
+        file.name.removesuffix(".toml"): file
+        for file in (files("meshwright.hardware") / kind).iterdir()
+        if file.name.endswith(".toml")
+    }
+    found = {name: Entry(name, file, is_ours=True) for name, file in ours.items()}
+    for name, file in _user_files(kind):
+        found[name] = Entry(name, file, is_ours=False, replaces_ours=name in ours)
+    return dict(sorted(found.items()))
+
+
+def device_names() -> list[str]:
+    """Return the names that cluster.device and load_device understand."""
+    return list(entries("devices"))
+
+
+def cluster_names() -> list[str]:
+    """Return the names that cluster.name and load_cluster understand; "local" is this machine."""
+    return [LOCAL, *entries("clusters")]
+
+
+def load_device(name: str) -> Device:
+    """Return the device called `name`; raises ConfigError naming the nearest one, or the bad field of its file."""
+    found = entries("devices")
+    return _read_device(found, name)
+
+
+def load_cluster(name: str) -> Cluster:
+    """Return the cluster called `name`; raises ConfigError naming the nearest one, or the bad field of its file."""
+    if name == LOCAL:
+        return local_cluster()
+    found = entries("clusters")
+    if name not in found:
+        raise _unknown("clusters", name, [LOCAL, *found])
+    entry = found[name]
+    _tell(entry, "cluster")
+    values = read_cluster_values(entry.file)
+    devices = entries("devices")
+    if values["device"] not in devices:
+        raise ConfigError(f"{entry.file}: device: {_unknown('devices', values['device'], list(devices))}")
+    return build_cluster(entry.file, name, values, _read_device(devices, values["device"]))
+
+
+def recognise_device(torch_device_name: str) -> Device | None:
+    """Return the device that torch.cuda.get_device_name() calls `torch_device_name`; None when nobody listed it."""
+    wanted = _normalise(torch_device_name)
+    found = entries("devices")
+    for entry in sorted(found.values(), key=lambda entry: entry.is_ours):
+        device = read_device(entry.file, entry.name)
+        if wanted in {_normalise(alias) for alias in device.aliases}:
+            _tell(entry, "device")
+            return device
+    return None
+
+
+def _read_device(found: dict[str, Entry], name: str) -> Device:
+    if name not in found:
+        raise _unknown("devices", name, list(found))
+    _tell(found[name], "device")
+    return read_device(found[name].file, name)
+
+
+def _tell(entry: Entry, kind: str) -> None:
+    if entry.replaces_ours:
+        logger.warning("%s %s: your %s replaces the one that ships with meshwright", kind, entry.name, entry.file)
+
+
+def _unknown(kind: Kind, name: str, names: list[str]) -> ConfigError:
+    nearest = get_close_matches(name, names, n=1, cutoff=0.4)
+    return ConfigError(
+        f"{name!r} is none of the {len(names)} {kind} of the catalogue: "
+        + (f"did you mean {nearest[0]!r}? " if nearest else "")
+        + f"`meshwright list {kind}` shows them all; your own go to {user_folder() / kind}/NAME.toml"
+    )
+
+
+def _user_files(kind: Kind) -> Iterator[tuple[str, Path]]:
+    folder = user_folder()
+    if os.environ.get(CATALOGUE_VARIABLE) and not folder.is_dir():
+        raise ConfigError(
+            f"{CATALOGUE_VARIABLE} = {str(folder)!r} is no folder: "
+            "name one that holds devices/ or clusters/, or unset it"
+        )
+    for file in sorted((folder / kind).glob("*.toml")):
+        if not re.match(NAME_PATTERN, file.stem):
+            raise ConfigError(
+                f"{file}: {file.stem!r} is no catalogue name: "
+                "rename the file to lower-case letters, digits, dots and dashes"
+            )
+        yield file.stem, file
+
+
+def _normalise(device_name: str) -> str:
+    """Return the name without what varies between driver releases: the maker's words, case and punctuation."""
+    words = re.findall(r"[a-z0-9.]+", device_name.lower())
+    return " ".join(word for word in words if word not in ("nvidia", "tesla", "amd", "graphics"))

@@ -1,0 +1,78 @@
+"""Device: one accelerator, every number of it with its source."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from pydantic import Field
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.figure import Figure
+from meshwright.spec.noun import Noun
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
+"""What a catalogue name looks like: it is also the name of a file."""
+
+
+class MatmulRates(Noun):
+    """Dense FLOP/s of a large matrix product by the dtype of its inputs; None is unknown."""
+
+    float32: Figure | None = None
+    """IEEE float32 in full precision."""
+    tf32: Figure | None = None
+    """float32 inputs rounded to 10 mantissa bits (torch.backends.cuda.matmul.allow_tf32)."""
+    float16: Figure | None = None
+    """float16 inputs, accumulated in float32."""
+    bfloat16: Figure | None = None
+    """bfloat16 inputs, accumulated in float32."""
+    float8: Figure | None = None
+    """float8 inputs (e4m3, e5m2), accumulated in float32."""
+    float4: Figure | None = None
+    """float4 inputs with block scales (mxfp4, nvfp4)."""
+
+    def of(self, dtype: str) -> Figure | None:
+        """Return the rate of `dtype`, None where it is unknown; raises UnsupportedError for what is no dtype here."""
+        names = list(type(self).model_fields)
+        if dtype not in names:
+            nearest = get_close_matches(dtype, names, n=1, cutoff=0.3)
+            raise UnsupportedError(
+                f"dtype {dtype!r} is none that devices have a matmul rate for ({', '.join(names)})"
+                + (f": did you mean {nearest[0]!r}?" if nearest else ": use one of these")
+            )
+        figure: Figure | None = getattr(self, dtype)
+        return figure
+
+
+class Device(Noun):
+    """One accelerator as the catalogue knows it; what nobody published is None."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Catalogue name, as in cluster.device."""
+    title: str = Field(min_length=1)
+    """Name that people use."""
+    vendor: str = Field(min_length=1)
+    """Maker, lower case: nvidia, amd, google."""
+    aliases: tuple[str, ...] = Field((), strict=False)
+    """What torch.cuda.get_device_name() prints for it."""
+    memory_bytes: Figure
+    """Device memory, bytes."""
+    memory_bytes_per_s: Figure | None = None
+    """Bandwidth of the device memory, bytes per second."""
+    dense_flops_per_s: MatmulRates = MatmulRates()
+    """Highest matmul rate by dtype that the maker promises without sparsity, FLOP per second."""
+    measured_matmul_flops_per_s: MatmulRates = MatmulRates()
+    """Best matmul rate by dtype that somebody measured and published, FLOP per second."""
+    num_sms: Figure | None = None
+    """Streaming multiprocessors (NVIDIA) or compute units (AMD) that a kernel's tiles are spread over."""
+    power_w: Figure | None = None
+    """Highest board power, watts: a lower cap lowers the clocks and with them every rate."""
+    note: str | None = None
+    """What a reader must know about this entry."""
+
+    def peak_flops_per_s(self, dtype: str) -> float | None:
+        """Return the dense peak for `dtype` in FLOP/s, None where it is unknown; raises UnsupportedError for no dtype.
+
+        This is what MFU is a share of. It is never guessed from another dtype or device.
+        """
+        figure = self.dense_flops_per_s.of(dtype)
+        return None if figure is None else figure.value
