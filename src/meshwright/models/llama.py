@@ -1,0 +1,142 @@
+"""Llama, the whole model: Llama 2 and 3 and Qwen3 are settings of it. Read `Llama.forward` first.
+
+Shapes: B batch, S positions in, T positions attended to (S, plus those in the cache), D dim, N query heads,
+K key/value heads, H head_dim, F ffn_dim, V vocabulary. Sizes of heads are read off the tensors and not off the
+architecture, so that a rank that holds a share of the heads runs the same code.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshwright.models.initial import Constant, Normal
+from meshwright.models.kv_cache import KVCache, LayerCache
+from meshwright.models.rope import rope_tables, rotate
+from meshwright.spec.architecture import LlamaArchitecture
+
+
+class Llama(nn.Module):
+    """A decoder-only transformer; its weights mean nothing until `initialize` or the meta device's filler sets them."""
+
+    def __init__(self, architecture: LlamaArchitecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.embedding = nn.Embedding(architecture.vocab_size, architecture.dim)
+        self.blocks = nn.ModuleList(Block(architecture) for _ in range(architecture.num_layers))
+        self.norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
+        # A tied head is the embedding's weight used twice, not a second parameter that shares its storage:
+        # moving a model to another device would silently part the two.
+        self.head = None if architecture.tie_embeddings else _linear(architecture.dim, architecture.vocab_size)
+
+    def forward(self, tokens_BS: Tensor, positions_S: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        """Return logits_BSV: what follows each token. `positions_S` are 0, 1, ... or go on where `cache` ends."""
+        if positions_S is None:
+            start = 0 if cache is None else cache.length
+            positions_S = torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
+        cos_SH, sin_SH = rope_tables(self.architecture, positions_S)
+        x_BSD = self.embedding(tokens_BS)
+        for index, block in enumerate(self.blocks):
+            x_BSD = block(x_BSD, cos_SH, sin_SH, None if cache is None else cache.layers[index])
+        x_BSD = self.norm(x_BSD)
+        return F.linear(x_BSD, self.embedding.weight) if self.head is None else self.head(x_BSD)
+
+    def initial(self, fqn: str) -> Normal | Constant:
+        """Return how the parameter `fqn` starts.
+
+        Matrices have std sqrt(2 / (5 dim)), which is 0.02 at dim 1000 and keeps the first logits' spread (0.6) and
+        each layer's gain the same at any width (SmallInit of Nguyen & Salazar 2019, arXiv:1910.05895). Those that add
+        to the residual stream are scaled down by sqrt(2 num_layers), the number of additions, so that its variance
+        does not grow with depth (GPT-2).
+        """
+        if fqn.endswith("norm.weight"):
+            return Constant(1.0)
+        std = math.sqrt(2 / (5 * self.architecture.dim))
+        if fqn.endswith(("attention.output.weight", "ffn.down.weight")):
+            std /= math.sqrt(2 * self.architecture.num_layers)
+        return Normal(std)
+
+
+class Block(nn.Module):
+    """Attention, then the feed-forward network, each on a normalised input and added to the residual stream."""
+
+    def __init__(self, architecture: LlamaArchitecture) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
+        self.attention = Attention(architecture)
+        self.ffn_norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
+        self.ffn = FeedForward(architecture)
+
+    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Return x_BSD after the block."""
+        attended_BSD: Tensor = self.attention(self.attention_norm(x_BSD), cos_SH, sin_SH, cache)
+        x_BSD = x_BSD + attended_BSD
+        fed_BSD: Tensor = self.ffn(self.ffn_norm(x_BSD))
+        return x_BSD + fed_BSD
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention: each key/value head serves N / K query heads."""
+
+    def __init__(self, architecture: LlamaArchitecture) -> None:
+        super().__init__()
+        self.head_dim = architecture.head_dim
+        self.query = _linear(architecture.dim, architecture.attention_dim)
+        self.key = _linear(architecture.dim, architecture.kv_dim)
+        self.value = _linear(architecture.dim, architecture.kv_dim)
+        self.output = _linear(architecture.attention_dim, architecture.dim)
+        # One scale of width H, shared by all heads.
+        self.query_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
+        self.key_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
+
+    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, cache: LayerCache | None) -> Tensor:
+        """Return what attention adds to the residual stream, x_BSD."""
+        query_BSNH = self.query(x_BSD).unflatten(-1, (-1, self.head_dim))
+        key_BSKH = self.key(x_BSD).unflatten(-1, (-1, self.head_dim))
+        value_BTKH = self.value(x_BSD).unflatten(-1, (-1, self.head_dim))
+        if self.query_norm is not None and self.key_norm is not None:
+            query_BSNH, key_BSKH = self.query_norm(query_BSNH), self.key_norm(key_BSKH)
+        query_BSNH, key_BTKH = rotate(query_BSNH, cos_SH, sin_SH), rotate(key_BSKH, cos_SH, sin_SH)
+        if cache is not None:
+            key_BTKH, value_BTKH = cache.append(key_BTKH, value_BTKH)
+        attended_BSNH = _attend(query_BSNH, key_BTKH, value_BTKH)
+        output_BSD: Tensor = self.output(attended_BSNH.flatten(-2))
+        return output_BSD
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, architecture: LlamaArchitecture) -> None:
+        super().__init__()
+        self.gate = _linear(architecture.dim, architecture.ffn_dim)
+        self.up = _linear(architecture.dim, architecture.ffn_dim)
+        self.down = _linear(architecture.ffn_dim, architecture.dim)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Return what the network adds to the residual stream, x_BSD."""
+        gated_BSF = F.silu(self.gate(x_BSD)) * self.up(x_BSD)
+        down_BSD: Tensor = self.down(gated_BSF)
+        return down_BSD
+
+
+def _attend(query_BSNH: Tensor, key_BTKH: Tensor, value_BTKH: Tensor) -> Tensor:
+    # The S queries are the last S of the T positions, and each sees what is not after it.
+    num_new, num_all = query_BSNH.shape[1], key_BTKH.shape[1]
+    mask_ST = None
+    if 1 < num_new < num_all:
+        mask_ST = torch.ones(num_new, num_all, dtype=torch.bool, device=query_BSNH.device).tril(num_all - num_new)
+    attended_BNSH = F.scaled_dot_product_attention(
+        query_BSNH.transpose(1, 2),
+        key_BTKH.transpose(1, 2),
+        value_BTKH.transpose(1, 2),
+        attn_mask=mask_ST,
+        is_causal=num_new == num_all,
+        enable_gqa=query_BSNH.shape[2] != key_BTKH.shape[2],
+    )
+    return attended_BNSH.transpose(1, 2)
+
+
+def _linear(in_features: int, out_features: int) -> nn.Linear:
+    return nn.Linear(in_features, out_features, bias=False)

@@ -1,0 +1,42 @@
+"""Rotary position embedding in the rotate-half convention: dimension i turns together with dimension i + H/2.
+
+That is how Hugging Face stores Llama and Qwen3, so weights move between the two without being permuted.
+
+Shapes: B batch, S positions, N heads, H head_dim.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
+
+
+def rope_tables(architecture: LlamaArchitecture, positions_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (cos_SH, sin_SH) in float32: how far each pair of dimensions turns at each of `positions_S`."""
+    # float32 throughout, although float64 would be truer far out: published weights were trained with these angles.
+    exponents = torch.arange(0, architecture.head_dim, 2, device=positions_S.device).float() / architecture.head_dim
+    frequencies = 1.0 / architecture.rope_theta**exponents
+    if architecture.rope_scaling is not None:
+        frequencies = _stretched(frequencies, architecture.rope_scaling)
+    angles_SH = torch.outer(positions_S.float(), torch.cat((frequencies, frequencies)))
+    return angles_SH.cos(), angles_SH.sin()
+
+
+def rotate(x_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+    """Return x_BSNH turned by its positions, in its own dtype; the arithmetic is float32."""
+    cos_S1H, sin_S1H = cos_SH[:, None], sin_SH[:, None]
+    first, second = x_BSNH.float().chunk(2, dim=-1)
+    turned_BSNH = torch.cat((-second, first), dim=-1)
+    return (x_BSNH.float() * cos_S1H + turned_BSNH * sin_S1H).type_as(x_BSNH)
+
+
+def _stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    # Llama 3.1: long wavelengths are stretched by factor, short ones kept, and between the two bounds the frequency is
+    # blended linearly in the number of turns that fit in the original length. Source: rope_type "llama3" of
+    # transformers 5.23 (modeling_rope_utils.py).
+    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / scaling.factor)
