@@ -136,8 +136,9 @@ def install_cpu_torch(python: Path, pin: str) -> None:
     fail(
         f"no CPU build of torch {pin} for Python {sys.version_info.major}.{sys.version_info.minor} is at hand, and the "
         f"build with CUDA ({TORCH_CUDA_MB} MB) is of no use without an NVIDIA driver.\n"
-        "Set TORCH_INDEX= to a package index that has it (or that has the CUDA build, if you want that one):\n"
-        f"  make venv TORCH_INDEX={CPU_INDEX}"
+        f"Set TORCH_INDEX= to a package index that has it, {CPU_INDEX} or a mirror of it, "
+        "or PIP_FIND_LINKS= to a folder with the wheel:\n"
+        "  make venv TORCH_INDEX=https://..."
     )
 
 
