@@ -1,0 +1,56 @@
+"""What the trainer asks of any model, ours or yours.
+
+    forward(inputs) -> output           `inputs` is a batch from the data: the tokens of a text source, or what your own
+                                        data class returns first
+    loss(output, targets) -> scalar     optional: the mean over the batch, differentiable; default: cross-entropy of the
+                                        next token in float32
+    blocks: nn.ModuleList               optional: the repeated part, in order. Each block is a unit of sharding (FSDP2), of
+                                        recomputation and of torch.compile. Without it the model is one unit
+    initial(fqn) -> Normal | Constant   optional: how each parameter starts. With it the model is built on the meta
+                                        device, and each rank fills its own part. Without it the model is built whole on
+                                        the CPU of every rank under torch.manual_seed(train.seed): keep the constructor
+                                        deterministic
+
+A mean loss is what makes the result independent of the number of ranks: the trainer averages it over microbatches and
+data-parallel ranks, which all hold equally many samples. Parameters and floating-point buffers are float32 as built.
+A model that has `initial` keeps no buffers: the filler knows parameters only.
+"""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshwright.errors import ConfigError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def next_token_loss(output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats, computed in float32; targets of -100 do not count."""
+    # Log-sum-exp over a large vocabulary loses too much in bfloat16.
+    return F.cross_entropy(output_BSV.flatten(0, -2).float(), targets_BS.flatten(), ignore_index=-100)
+
+
+def loss_of(model: nn.Module) -> Loss:
+    """Return the model's own `loss(output, targets)`, or next_token_loss where it has none."""
+    loss = getattr(model, "loss", next_token_loss)
+    if not callable(loss):
+        raise ConfigError(
+            f"{type(model).__name__}.loss is {type(loss).__name__}, but the trainer calls loss(output, targets): "
+            "make it a method that returns a scalar tensor, or rename it"
+        )
+    return loss
+
+
+def blocks_of(model: nn.Module) -> nn.ModuleList:
+    """Return the model's `blocks`, or an empty list where it has none: then the model is one unit."""
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        return nn.ModuleList()
+    if not isinstance(blocks, nn.ModuleList):
+        raise ConfigError(
+            f"{type(model).__name__}.blocks is {type(blocks).__name__}, but sharding wants the repeated modules "
+            "in an nn.ModuleList: make it one, or rename it"
+        )
+    return blocks

@@ -1,0 +1,121 @@
+"""ModelSpec: a model as an ordered list of block groups, each op with its shapes; no tensor, no torch.
+
+The FLOPs are those of MFU: for one token 6 x matmul parameters (head included, embedding lookup not) plus
+6 L heads head_dim s of causal attention. The 6 of the parameters is 2 (multiply, add) x 3 (forward, backward to the
+inputs, backward to the weights). That of attention is 2 matmuls x 2 x 3 passes, halved since the mask hides one half of
+the pairs. Recomputation does not count. The mask's half is exact up to one part in s: the diagonal.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.noun import Noun
+from meshwright.spec.op import Attention, Elementwise, Embedding, Head, Matmul, Norm, Op, Rope
+
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+
+
+class BlockGroup(Noun):
+    """`count` equal blocks in a row."""
+
+    name: str
+    """Module path of the group in the model; empty for the model itself."""
+    count: PositiveInt
+    """How many of them."""
+    ops: Annotated[tuple[Op, ...], Field(strict=False)]
+    """The ops of one block, in the order of forward."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the parameters of one block."""
+        return sum(op.num_parameters for op in self.ops)
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Return the weights of one block that each token is multiplied with."""
+        return sum(op.num_matmul_parameters for op in self.ops)
+
+    def forward_flops_per_token(self, seq_len: int) -> int:
+        """Return the model FLOPs of one block's forward pass for one token of a sequence of `seq_len`."""
+        return sum(op.forward_flops_per_token(seq_len) for op in self.ops)
+
+
+class ModelSpec(Noun):
+    """A model's block groups, from the tokens to the output."""
+
+    groups: Annotated[tuple[BlockGroup, ...], Field(strict=False)]
+    """The groups in the order of forward."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the exact number of parameters, tied ones once."""
+        return sum(group.count * group.num_parameters for group in self.groups)
+
+    @property
+    def num_active_matmul_parameters(self) -> int:
+        """Return the weights that each token is multiplied with: a tied head counts, an embedding does not."""
+        return sum(group.count * group.num_matmul_parameters for group in self.groups)
+
+    def flops_per_token(self, seq_len: int) -> int:
+        """Return the model FLOPs of forward and backward for one token of a sequence of `seq_len`."""
+        return 3 * sum(group.count * group.forward_flops_per_token(seq_len) for group in self.groups)
+
+    def parameter_bytes(self, dtype: str) -> int:
+        """Return the bytes of all parameters in `dtype`; raises UnsupportedError for one that is not known."""
+        if dtype not in BYTES_PER_ELEMENT:
+            raise UnsupportedError(f"dtype = {dtype!r} has no known size: choose one of {', '.join(BYTES_PER_ELEMENT)}")
+        return self.num_parameters * BYTES_PER_ELEMENT[dtype]
+
+
+def model_spec(architecture: LlamaArchitecture) -> ModelSpec:
+    """Return what meshwright.models.llama.Llama computes for `architecture`, op by op."""
+    first = Embedding(name="embedding", vocab_size=architecture.vocab_size, dim=architecture.dim)
+    last = (
+        Norm(name="norm", width=architecture.dim),
+        Head(name="head", dim=architecture.dim, vocab_size=architecture.vocab_size, tied=architecture.tie_embeddings),
+    )
+    block = (*_attention_ops(architecture), *_ffn_ops(architecture))
+    return ModelSpec(
+        groups=(
+            BlockGroup(name="", count=1, ops=(first,)),
+            BlockGroup(name="blocks", count=architecture.num_layers, ops=block),
+            BlockGroup(name="", count=1, ops=last),
+        )
+    )
+
+
+def _attention_ops(architecture: LlamaArchitecture) -> tuple[Op, ...]:
+    dim, head_dim = architecture.dim, architecture.head_dim
+    heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
+    norms = (
+        Norm(name="attention.query_norm", width=head_dim, vectors_per_token=heads),
+        Norm(name="attention.key_norm", width=head_dim, vectors_per_token=kv_heads),
+    )
+    return (
+        Norm(name="attention_norm", width=dim),
+        Matmul(name="attention.query", in_features=dim, out_features=architecture.attention_dim),
+        Matmul(name="attention.key", in_features=dim, out_features=architecture.kv_dim),
+        Matmul(name="attention.value", in_features=dim, out_features=architecture.kv_dim),
+        *(norms if architecture.qk_norm else ()),
+        Rope(name="attention.rope", num_heads=heads + kv_heads, head_dim=head_dim),
+        Attention(name="attention", num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, causal=True),
+        Matmul(name="attention.output", in_features=architecture.attention_dim, out_features=dim),
+        Elementwise(name="attention_residual", reads_per_token=2 * dim, writes_per_token=dim),
+    )
+
+
+def _ffn_ops(architecture: LlamaArchitecture) -> tuple[Op, ...]:
+    dim, ffn_dim = architecture.dim, architecture.ffn_dim
+    return (
+        Norm(name="ffn_norm", width=dim),
+        Matmul(name="ffn.gate", in_features=dim, out_features=ffn_dim),
+        Matmul(name="ffn.up", in_features=dim, out_features=ffn_dim),
+        Elementwise(name="ffn.swiglu", reads_per_token=2 * ffn_dim, writes_per_token=ffn_dim),
+        Matmul(name="ffn.down", in_features=ffn_dim, out_features=dim),
+        Elementwise(name="ffn_residual", reads_per_token=2 * dim, writes_per_token=dim),
+    )

@@ -1,0 +1,150 @@
+"""Op: one operation of a model with its shapes per token, as data that cost, planner and report can price.
+
+Only matmuls and attention have model FLOPs, which is MFU's convention; the time of the other kinds is that of the bytes
+they move, which follow from their shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from meshwright.spec.noun import Noun
+
+
+class _Op(Noun):
+    name: str
+    """Module path within its block, such as ffn.up."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the weights that the op owns."""
+        return 0
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Return the weights that each token is multiplied with, owned or not."""
+        return 0
+
+    def forward_flops_per_token(self, seq_len: int) -> int:
+        """Return the model FLOPs of the forward pass, a multiply and an add being two."""
+        return 2 * self.num_matmul_parameters
+
+
+class Matmul(_Op):
+    """A linear layer without bias, applied to every token."""
+
+    kind: Literal["matmul"] = "matmul"
+    in_features: PositiveInt
+    """Width of the input."""
+    out_features: PositiveInt
+    """Width of the output."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of weights."""
+        return self.in_features * self.out_features
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Return the number of weights."""
+        return self.in_features * self.out_features
+
+
+class Head(_Op):
+    """The last matmul, from the residual stream to the vocabulary."""
+
+    kind: Literal["head"] = "head"
+    dim: PositiveInt
+    """Width of the residual stream."""
+    vocab_size: PositiveInt
+    """Width of the output."""
+    tied: bool
+    """Whether the weights are the embedding's, which owns them."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the weights of its own: none if tied."""
+        return 0 if self.tied else self.dim * self.vocab_size
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Return the number of weights, tied or not."""
+        return self.dim * self.vocab_size
+
+
+class Attention(_Op):
+    """Softmax attention over the sequence, without its projections."""
+
+    kind: Literal["attention"] = "attention"
+    num_heads: PositiveInt
+    """Query heads."""
+    num_kv_heads: PositiveInt
+    """Key and value heads."""
+    head_dim: PositiveInt
+    """Width of a head."""
+    causal: bool
+    """Whether a token attends only to itself and to what is before it."""
+
+    def forward_flops_per_token(self, seq_len: int) -> int:
+        """Return the FLOPs of query x key and probabilities x value, the mean over a sequence; half if causal."""
+        all_pairs = 4 * self.num_heads * self.head_dim * seq_len
+        return all_pairs // 2 if self.causal else all_pairs
+
+
+class Norm(_Op):
+    """RMSNorm over vectors of `width`, with one weight for each element."""
+
+    kind: Literal["norm"] = "norm"
+    width: PositiveInt
+    """Elements of one vector."""
+    vectors_per_token: PositiveInt = 1
+    """Vectors for each token: the heads, for the norms of queries and keys, which share the weights."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of weights."""
+        return self.width
+
+
+class Embedding(_Op):
+    """A lookup of one row for each token."""
+
+    kind: Literal["embedding"] = "embedding"
+    vocab_size: PositiveInt
+    """Rows."""
+    dim: PositiveInt
+    """Elements of a row."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of weights."""
+        return self.vocab_size * self.dim
+
+
+class Rope(_Op):
+    """Rotary embedding of queries and keys."""
+
+    kind: Literal["rope"] = "rope"
+    num_heads: PositiveInt
+    """Heads turned: those of the queries and those of the keys."""
+    head_dim: PositiveInt
+    """Width of a head."""
+
+
+class Elementwise(_Op):
+    """An op on each element alone, such as a residual addition."""
+
+    kind: Literal["elementwise"] = "elementwise"
+    reads_per_token: PositiveInt
+    """Elements read for each token."""
+    writes_per_token: PositiveInt
+    """Elements written for each token."""
+
+
+Op = Annotated[
+    Matmul | Head | Attention | Norm | Embedding | Rope | Elementwise,
+    Field(discriminator="kind"),
+]
+"""Any of them, told apart by `kind`."""
