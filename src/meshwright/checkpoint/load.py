@@ -1,0 +1,106 @@
+"""load: puts back a saved state in place, on any number of ranks, or says what is wrong with the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import checkpoint as dcp
+
+from meshwright.checkpoint.contents import Contents, StoredTensor, dtype_name, read_contents
+from meshwright.checkpoint.planned import Group, flatten, has_group, one_error_for_all, raise_on_all
+from meshwright.checkpoint.reader import Reader, file_problems, read_chunk
+from meshwright.errors import CheckpointError
+from meshwright.spec.run import Run
+
+_NUM_NAMED = 5
+_SAME_JOB = "set [model] and [optimizer] to what they were when it was saved"
+
+
+def newest(run: Run) -> Path | None:
+    """Return the folder of the newest committed checkpoint, None where there is none yet."""
+    steps = run.checkpoint_steps()
+    return run.checkpoint(steps[-1]) if steps else None
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Return the metadata that was given to `save`; raises CheckpointError for a damaged checkpoint."""
+    return read_contents(folder).metadata
+
+
+def load(folder: Path, state: Mapping[str, Any], group: Group = None) -> dict[str, Any]:
+    """Fill the tensors of `state` in place from `folder` and return its metadata; a collective.
+
+    Every top-level key of `state` must hold exactly the names, shapes and dtypes that were saved under it; the ranks
+    and placements may be others. Raises CheckpointError on all ranks alike, before or after a part was filled.
+    """
+    flat = flatten(state)
+    contents, problem = None, None
+    try:
+        contents = read_contents(folder)
+        problem = _problem(folder, contents, flat, state.keys(), group)
+    except CheckpointError as error:
+        problem = str(error)
+    raise_on_all(problem, group)
+    assert contents is not None
+    with one_error_for_all("loading failed"):
+        dcp.load(
+            dict(flat),
+            storage_reader=Reader(folder, contents),
+            planner=dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            process_group=group,
+            no_dist=not has_group(),
+        )
+    return contents.metadata
+
+
+def load_parameters(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Return the model's tensors, whole and on the CPU, by name: all, or only `names`; needs no other rank.
+
+    Reads and verifies only what it returns; raises CheckpointError for a damaged or missing tensor.
+    """
+    contents = read_contents(folder)
+    stored = {full.removeprefix("model/"): tensor for full, tensor in contents.section("model").items()}
+    missing = sorted(set(names or ()) - stored.keys())
+    if missing:
+        raise CheckpointError(f"{folder} holds no parameter {_some(missing)}: was it saved from another model?")
+    return {name: _whole(folder, name, stored[name]) for name in (stored if names is None else names)}
+
+
+def _whole(folder: Path, name: str, stored: StoredTensor) -> Tensor:
+    whole = torch.empty(stored.shape, dtype=stored.torch_dtype)
+    for chunk in stored.chunks:
+        box = tuple(slice(start, start + n) for start, n in zip(chunk.offsets, chunk.shape, strict=True))
+        whole[box] = read_chunk(folder, f"model/{name}", stored, chunk)
+    return whole
+
+
+def _problem(
+    folder: Path, contents: Contents, flat: Mapping[str, Tensor], sections: Collection[str], group: Group
+) -> str | None:
+    """Return what stands against loading, as far as this rank can see; each rank looks at a share of the files."""
+    rank, num_ranks = (dist.get_rank(group), dist.get_world_size(group)) if has_group() else (0, 1)
+    problems = file_problems(folder, contents, sorted(contents.file_bytes)[rank::num_ranks])
+    saved = {name: stored for section in sections for name, stored in contents.section(section).items()}
+    if missing := sorted(flat.keys() - saved.keys()):
+        problems.append(f"{folder} lacks {_some(missing)}, which this model or its optimizer has: {_SAME_JOB}")
+    if unused := sorted(saved.keys() - flat.keys()):
+        problems.append(f"{folder} holds {_some(unused)}, which this model or its optimizer has not: {_SAME_JOB}")
+    different = [
+        f"{name} (saved {saved[name].dtype} {list(saved[name].shape)}, "
+        f"now {dtype_name(tensor.dtype)} {list(tensor.shape)})"
+        for name, tensor in flat.items()
+        if name in saved and (tuple(tensor.shape), tensor.dtype) != (saved[name].shape, saved[name].torch_dtype)
+    ]
+    if different:
+        problems.append(f"{folder} was saved with other sizes: {_some(different)}: {_SAME_JOB}")
+    return "\n".join(problems) or None
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_NUM_NAMED])
+    return shown if len(names) <= _NUM_NAMED else f"{shown} and {len(names) - _NUM_NAMED} more"

@@ -1,0 +1,89 @@
+"""Runs torch.distributed.checkpoint's planners over our files: who writes what, and who reads what after a reshard.
+
+Its planners know every placement of a DTensor and are exact under any change of layout; its own files have no
+checksums, hold pickles, and report a full disk as a RuntimeError, so the bytes are ours (writer.py and reader.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import checkpoint as dcp
+
+from meshwright.errors import CheckpointError
+
+Group = dist.ProcessGroup | None
+"""The ranks that save or load together, reachable over the CPU; None means all of them."""
+
+
+def has_group() -> bool:
+    """Return whether there are other ranks to agree with."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Return the tensors of nested dicts by path, such as optimizer/norm.weight/step."""
+    flat: dict[str, Tensor] = {}
+    for key, value in state.items():
+        assert "/" not in key, f"a key of a training state contains a slash: {key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}/")
+        else:
+            assert isinstance(value, Tensor), f"{prefix}{key} is a {type(value).__name__}, not a tensor"
+            flat[f"{prefix}{key}"] = value.detach()
+    return flat
+
+
+@contextmanager
+def one_error_for_all(action: str) -> Iterator[None]:
+    """Turn what went wrong on some ranks into one CheckpointError, which every rank raises alike.
+
+    A lost peer is none of these: the collective itself raises, and that passes.
+    """
+    with warnings.catch_warnings():
+        # Said by torch when there is one process only, which is no news here.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        # torch 2.13 deprecates collectives that its own object collectives call.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        try:
+            yield
+        except dcp.CheckpointException as exception:
+            failures = {rank: failure[0] for rank, failure in exception.failures.items()}
+            if any(isinstance(error, KeyboardInterrupt) for error in failures.values()):
+                raise KeyboardInterrupt from exception
+            raise CheckpointError(_explain(action, failures)) from exception
+
+
+def raise_on_all(problem: str | None, group: Group) -> None:
+    """Raise CheckpointError on every rank when any rank has a problem; a collective."""
+    problems = [problem]
+    if has_group():
+        problems = [None] * dist.get_world_size(group)
+        dist.all_gather_object(problems, problem, group=group)
+    if found := list(dict.fromkeys(text for text in problems if text is not None)):
+        raise CheckpointError("\n".join(found))
+
+
+def _explain(action: str, failures: dict[int, BaseException]) -> str:
+    """Return one line for each different reason, with the ranks that met it."""
+    ranks_by_reason: dict[str, list[int]] = {}
+    for rank, error in sorted(failures.items()):
+        ranks_by_reason.setdefault(_reason(error), []).append(rank)
+    lines = []
+    for reason, ranks in ranks_by_reason.items():
+        where = f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "")
+        lines.append(f"{action} on {where}: {reason}")
+    return "\n".join(lines)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, CheckpointError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror or error} ({error.filename})" if error.filename else str(error.strerror or error)
+    return f"{type(error).__name__}: {error}"
