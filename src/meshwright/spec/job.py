@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from meshwright.errors import ConfigError
-from meshwright.spec.layout import Layout, LayoutRequest
+from meshwright.spec.layout import Layout, LayoutRequest, nearest_multiples
 from meshwright.spec.noun import Noun
 from meshwright.spec.sections import (
     CheckpointSection,
@@ -67,16 +67,21 @@ class Job(Noun):
         """Return the microbatches that each data-parallel rank runs in one step; raises ConfigError if uneven."""
         per_pass = layout.dp * layout.microbatch_size
         if self.global_batch_size % per_pass:
-            nearest = [
-                per_pass * n for n in {self.global_batch_size // per_pass, self.global_batch_size // per_pass + 1}
-            ]
-            choices = " or ".join(str(value) for value in sorted(nearest) if value)
+            key, scale = self._batch_key()
+            choices = " or ".join(str(size * scale) for size in nearest_multiples(self.global_batch_size, per_pass))
+            sequences = "" if scale == 1 else f" ({self.global_batch_size} sequences)"
             raise ConfigError(
-                f"train.global_batch_size = {self.global_batch_size} does not divide by "
-                f"{layout.dp} data-parallel ranks x layout.microbatch_size = {layout.microbatch_size} "
-                f"(= {per_pass}): set train.global_batch_size to {choices}"
+                f"{key} = {self.global_batch_size * scale}{sequences} does not divide by "
+                f"{layout.dp} data-parallel ranks x layout.microbatch_size = {layout.microbatch_size}: "
+                f"set {key} to {choices}"
             )
         return self.global_batch_size // per_pass
+
+    def _batch_key(self) -> tuple[str, int]:
+        """Return the key that set the batch, and how much of it is one sequence."""
+        if self.train.global_batch_tokens is None:
+            return "train.global_batch_size", 1
+        return "train.global_batch_tokens", self.train.seq_len
 
     def _batch_problems(self) -> list[str]:
         train = self.train
@@ -88,8 +93,9 @@ class Job(Noun):
                 f"{train.global_batch_tokens} are both given: keep one of them"
             ]
         if train.global_batch_tokens % train.seq_len:
-            lower = train.global_batch_tokens // train.seq_len * train.seq_len
-            choices = " or ".join(str(value) for value in (lower, lower + train.seq_len) if value)
+            rows = 1 if self.layout.rest_axis else self.layout.dp * self.layout.microbatch_size
+            nearest = nearest_multiples(train.global_batch_tokens, train.seq_len * rows)
+            choices = " or ".join(str(value) for value in nearest)
             return [
                 f"train.global_batch_tokens = {train.global_batch_tokens} is no multiple of train.seq_len = "
                 f"{train.seq_len}: set it to {choices}"
@@ -122,7 +128,7 @@ class Job(Noun):
                 "layout.search = true needs the planner, which does not exist yet: "
                 "set the degrees in [layout] and leave search out"
             )
-        if self.layout.rest_axis is None:
+        if self.layout.rest_axis is None and not self._batch_problems():
             try:
                 self.num_microbatches(self.layout.resolve(self.layout.num_ranks))
             except ConfigError as error:

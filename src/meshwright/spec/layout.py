@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -12,6 +12,9 @@ from meshwright.spec.noun import Noun
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes whose degrees multiply to the number of ranks, outermost first; ep is carved out of them."""
+
+UNBUILT_AXES = ("pp", "cp", "tp", "ep")
+"""Axes that a job may describe and the runtime cannot split yet: a degree above 1 is refused by train."""
 
 ActivationCheckpoint = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager", "eager"]
@@ -49,24 +52,37 @@ class Layout(Noun):
         """Return the number of ranks: the product of all degrees but ep."""
         return math.prod(getattr(self, axis) for axis in AXES)
 
+    def unbuilt_keys(self) -> list[str]:
+        """Return the keys that ask for an axis of UNBUILT_AXES: ["layout.pp", "layout.tp"]."""
+        return [f"layout.{axis}" for axis in UNBUILT_AXES if getattr(self, axis) != 1]
+
     @property
     def dp(self) -> int:
         """Return the data-parallel degree: ranks (or groups of ranks) that see different samples."""
         return self.dp_replicate * self.dp_shard
 
 
-class LayoutRequest(Layout):
-    """The [layout] of a job: a Layout in which one degree may be -1, the rest of the ranks."""
+def nearest_multiples(value: int, divisor: int) -> list[int]:
+    """Return the positive multiples of `divisor` next to `value`, which is none itself: one below and one above."""
+    below = value // divisor * divisor
+    return [multiple for multiple in (below, below + divisor) if multiple > 0]
 
-    pp: int = Field(1)
+
+RequestedDegree = Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}})]
+
+
+class LayoutRequest(Layout):
+    """How a step is split over ranks; keys left out are 1, and one degree may be -1, the rest of the ranks."""
+
+    pp: RequestedDegree = 1
     """Pipeline-parallel degree; -1 takes the ranks that the other degrees leave."""
-    dp_replicate: int = Field(1)
+    dp_replicate: RequestedDegree = 1
     """Replicas of the sharded model (HSDP's outer degree); -1 takes the ranks that the others leave."""
-    dp_shard: int = Field(1)
+    dp_shard: RequestedDegree = 1
     """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 takes the rest."""
-    cp: int = Field(1)
+    cp: RequestedDegree = 1
     """Context-parallel degree: ranks that share one sequence; -1 takes the rest."""
-    tp: int = Field(1)
+    tp: RequestedDegree = 1
     """Tensor-parallel degree: ranks that share each matmul; -1 takes the rest."""
     search: bool = False
     """Whether the planner chooses the layout, keeping the keys that are set as constraints."""
@@ -74,15 +90,17 @@ class LayoutRequest(Layout):
     @field_validator(*AXES)
     @classmethod
     def _is_degree(cls, degree: int) -> int:
-        if degree == -1 or degree >= 1:
-            return degree
-        raise ValueError("a degree is 1 or more, or -1 for the rest of the ranks")
+        if degree == 0:
+            raise ValueError("a degree is 1 or more, or -1 for the rest of the ranks")
+        return degree
 
     @model_validator(mode="after")
     def _has_one_rest(self) -> LayoutRequest:
-        rest = [axis for axis in AXES if getattr(self, axis) == -1]
+        rest = [f"layout.{axis} = -1" for axis in AXES if getattr(self, axis) == -1]
         if len(rest) > 1:
-            raise ValueError(f"{' and '.join(rest)} are both -1: only one degree can be the rest of the ranks")
+            raise ValueError(
+                f"{' and '.join(rest)} both ask for the rest of the ranks: give all but one of them a number"
+            )
         return self
 
     @property
@@ -90,24 +108,33 @@ class LayoutRequest(Layout):
         """Return the axis that is -1, or None."""
         return next((axis for axis in AXES if getattr(self, axis) == -1), None)
 
+    @property
+    def num_fixed_ranks(self) -> int:
+        """Return the product of the degrees that are numbers: all ranks, or what the rest must divide into."""
+        return math.prod(degree for axis in AXES if (degree := getattr(self, axis)) != -1)
+
     def resolve(self, num_ranks: int) -> Layout:
         """Return the concrete Layout for `num_ranks` ranks; raises InfeasibleLayout when they do not fit."""
+        fixed, rest = self.num_fixed_ranks, self.rest_axis
+        if num_ranks < 1:
+            raise InfeasibleLayout(f"{num_ranks} ranks cannot run a layout: start {fixed} or more ranks")
         degrees = {axis: getattr(self, axis) for axis in AXES}
-        fixed = math.prod(degree for degree in degrees.values() if degree != -1)
-        product = " x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree not in (1, -1)) or "1"
-        rest = self.rest_axis
         if rest is not None:
             if num_ranks % fixed:
+                choices = " or ".join(str(value) for value in nearest_multiples(num_ranks, fixed))
                 raise InfeasibleLayout(
-                    f"{num_ranks} ranks do not divide by {product} (= {fixed}), so layout.{rest} = -1 has no value: "
-                    f"start {fixed * max(1, num_ranks // fixed)} or {fixed * (num_ranks // fixed + 1)} ranks, "
-                    "or change a degree in [layout]"
+                    f"{num_ranks} ranks do not divide by {self._product()}, so layout.{rest} = -1 has no value: "
+                    f"start {choices} ranks, or change a degree in [layout]"
                 )
             degrees[rest] = num_ranks // fixed
         elif fixed != num_ranks:
             raise InfeasibleLayout(
-                f"the layout needs {product} = {fixed} ranks but there are {num_ranks}: "
-                f"start {fixed} ranks, or set one degree in [layout] to -1 to take what is there"
+                f"the layout needs {self._product()} ranks but there {'is' if num_ranks == 1 else 'are'} {num_ranks}: "
+                f"start {fixed} {'rank' if fixed == 1 else 'ranks'}, "
+                "or set one degree in [layout] to -1 to take what is there"
             )
-        values = {name: getattr(self, name) for name in Layout.model_fields} | degrees
-        return Layout(**values)
+        return Layout(**{name: getattr(self, name) for name in Layout.model_fields} | degrees)
+
+    def _product(self) -> str:
+        factors = [f"{axis}={degree}" for axis in AXES if (degree := getattr(self, axis)) not in (1, -1)]
+        return " x ".join(factors) + f" = {self.num_fixed_ranks}" if len(factors) > 1 else "".join(factors) or "1"

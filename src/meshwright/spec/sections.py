@@ -4,11 +4,36 @@ Every field has a default, and the sentence below it says its meaning and unit: 
 Schema print exactly that sentence.
 """
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from meshwright.spec.noun import Noun
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(_is_plain(inner) for inner in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int | str)
+
+
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    for name, value in options.items():
+        if not _is_plain(value):
+            raise ValueError(
+                f"options.{name} = {value!r} cannot stand in both TOML and JSON: "
+                "use strings, finite numbers, true or false, lists and tables of them"
+            )
+    return options
+
+
+Options = Annotated[dict[str, Any], AfterValidator(_plain_options)]
+"""Values that a job file and a manifest both hold without loss."""
 
 
 class ModelSection(Noun):
@@ -16,9 +41,9 @@ class ModelSection(Noun):
 
     source: str = "llama-1m"
     """A preset (see `meshwright list models`), a Hugging Face config.json, or my_module:MyModel."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """Fields of the architecture to change, such as num_layers = 2; keyword arguments for my_module:MyModel."""
-    initial_weights: str | None = None
+    initial_weights: str | None = Field(None, examples=["weights/llama3-8b"])
     """A Hugging Face folder to start from; without it weights are drawn from train.seed."""
 
 
@@ -27,7 +52,7 @@ class DataSection(Noun):
 
     source: str = "stdlib"
     """stdlib (Python's own library), a text, JSONL or Parquet file, a folder of them, or my_module:MyData."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """Keyword arguments for my_module:MyData."""
     text_key: str = "text"
     """The field of a JSONL record or Parquet row that holds the text."""
@@ -48,13 +73,13 @@ class TrainSection(Noun):
 
     steps: PositiveInt = 100
     """Optimizer steps of the whole run."""
-    stop_after: PositiveInt | None = None
+    stop_after: PositiveInt | None = Field(None, examples=[50])
     """Step after which to save and exit 75, as a preemption would; none runs to the end."""
     seq_len: PositiveInt = 256
     """Tokens in one sequence."""
-    global_batch_size: PositiveInt | None = None
+    global_batch_size: PositiveInt | None = Field(None, examples=[8])
     """Sequences in one optimizer step over all ranks; excludes global_batch_tokens; default 8."""
-    global_batch_tokens: PositiveInt | None = None
+    global_batch_tokens: PositiveInt | None = Field(None, examples=["4M"])
     """Tokens in one optimizer step over all ranks; excludes global_batch_size."""
     seed: NonNegativeInt = 0
     """Seed of the initial weights, the sample order and every random number of a step."""
@@ -64,6 +89,10 @@ class TrainSection(Noun):
     """Global batches in one validation."""
 
 
+MomentDecay = Annotated[float, Field(ge=0, lt=1)]
+"""Decay rate of a moving average; 1 would never forget, and divides by zero in AdamW's bias correction."""
+
+
 class OptimizerSection(Noun):
     """AdamW and its learning-rate schedule."""
 
@@ -71,7 +100,7 @@ class OptimizerSection(Noun):
     """The optimizer."""
     learning_rate: PositiveFloat = 1e-3
     """Highest learning rate, reached at the end of the warmup."""
-    betas: tuple[float, float] = Field((0.9, 0.95), strict=False)
+    betas: tuple[MomentDecay, MomentDecay] = Field((0.9, 0.95), strict=False)
     """AdamW's decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon."""
@@ -90,6 +119,7 @@ class OptimizerSection(Noun):
 
 
 DType = Literal["float32", "bfloat16"]
+"""Formats that the runtime computes and communicates in."""
 
 
 class PrecisionSection(Noun):
@@ -106,9 +136,9 @@ class ClusterSection(Noun):
 
     name: str = "local"
     """local (this machine) or a cluster of the catalogue (see `meshwright list clusters`)."""
-    num_devices: PositiveInt | None = None
+    num_devices: PositiveInt | None = Field(None, examples=[64])
     """Devices of the cluster that the job uses; default: the ranks of the layout, or the devices present."""
-    device: str | None = None
+    device: str | None = Field(None, examples=["h100-sxm"])
     """Catalogue name of the local device (see `meshwright list devices`); default: recognised by its own name."""
 
 
@@ -124,7 +154,7 @@ class CheckpointSection(Noun):
 class RunSection(Noun):
     """Where the run is written and what is logged."""
 
-    dir: str | None = None
+    dir: str | None = Field(None, examples=["runs/first"])
     """Run folder; default runs/NAME where NAME is the job file's; never overwritten unasked."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device to train on; auto takes CUDA devices where there are any."""
@@ -142,7 +172,7 @@ class RunSection(Noun):
     """Whether metrics are also written for TensorBoard; needs meshwright[tensorboard]."""
     wandb: bool = False
     """Whether metrics are also sent to Weights & Biases; needs meshwright[wandb]."""
-    profile_start: PositiveInt | None = None
+    profile_start: PositiveInt | None = Field(None, examples=[20])
     """First step of a torch.profiler window; none profiles nothing."""
     profile_steps: PositiveInt = 2
     """Steps in the profiler window, written to timelines/ as Chrome traces."""
