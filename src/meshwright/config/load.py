@@ -1,0 +1,242 @@
+"""From a job file and overrides to a Job, with where each value came from and everything that is wrong at once."""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from meshwright.config.keys import SECTIONS, job_keys
+from meshwright.config.messages import Problem, problems_of
+from meshwright.config.overrides import apply_overrides
+from meshwright.config.positions import KeyPath, key_lines
+from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.spec.job import Job
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.units import parse_count
+
+DEFAULT = "default"
+COMMAND_LINE = "command line"
+
+_KEY_IN_TEXT = re.compile(rf"\b({'|'.join(SECTIONS)})\.([a-z_]+)\b")
+
+
+@dataclass(frozen=True)
+class ResolvedJob:
+    """A job and where it came from."""
+
+    job: Job
+    origins: dict[str, str]
+    """Where each value came from, by dotted key: "default", "FILE:LINE" or "command line"."""
+    path: Path
+    """The job file, as it was named."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the job file's folder: modules that the job names are looked for here and in the working directory."""
+        return self.path.parent
+
+    @property
+    def run_dir(self) -> Path:
+        """Return the run folder: run.dir, or runs/NAME for a job file NAME.toml; relative to the working directory."""
+        return Path(self.job.run.dir).expanduser() if self.job.run.dir else Path("runs") / self.path.stem
+
+    def located(self, text: str) -> str:
+        """Return a message behind the place of the first key in it that somebody wrote, or else the file's name."""
+        origins = [self.origins.get(".".join(path), DEFAULT) for path in keys_in(text)]
+        given = [origin for origin in origins if origin != DEFAULT]
+        return f"{given[0] if given else self.path}: {text}" if origins else text
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What could be read of a job, and all that is wrong with it by itself."""
+
+    resolved: ResolvedJob
+    """The job; keys that are wrong stand at their defaults."""
+    problems: list[str]
+    """One message for each thing that is wrong, in the order of the file."""
+    wrong: frozenset[str]
+    """Sections and dotted keys whose values are not what was meant: what follows from them would mislead."""
+
+    def is_about_wrong(self, text: str) -> bool:
+        """Return whether a message speaks of a key that is wrong."""
+        return any(self.wrong.intersection((path[0], ".".join(path))) for path in keys_in(text))
+
+
+def load_job(path: Path | str, overrides: Sequence[str] = ()) -> ResolvedJob:
+    """Return the job of a file with `section.key=value` overrides; raises one ConfigError with all that is wrong."""
+    inspection = inspect_job(path, overrides)
+    raise_problems(inspection.resolved.path, inspection.problems)
+    return inspection.resolved
+
+
+def inspect_job(path: Path | str, overrides: Sequence[str] = ()) -> Inspection:
+    """Return the job as far as it can be read; raises ConfigError only for a file that cannot be read at all."""
+    path = Path(path)
+    text = _read(path)
+    values = _parse(path, text)
+    lines = key_lines(text)
+    overridden, problems = apply_overrides(values, overrides)
+    place = _Place(path, lines, set(overridden))
+    _convert_counts(values)
+    job, value_problems = _salvage(values)
+    problems = sorted([*problems, *value_problems], key=place.order)
+    inspection = Inspection(
+        ResolvedJob(job, place.origins(job), path),
+        [f"{place.name(problem)}: {problem.text}" for problem in problems],
+        frozenset(name for problem in problems for name in _names_in(problem)),
+    )
+    texts = [*job.problems(), *_raised(lambda: resolve_architecture(job.model))]
+    inspection.problems.extend(
+        inspection.resolved.located(text) for text in texts if not inspection.is_about_wrong(text)
+    )
+    return inspection
+
+
+def keys_in(text: str) -> list[KeyPath]:
+    """Return the keys that a message names, in its order."""
+    return [found.groups() for found in _KEY_IN_TEXT.finditer(text)]
+
+
+def raise_problems(path: Path, problems: Sequence[str]) -> None:
+    """Raise one ConfigError that lists `problems`, numbered when there are several; return when there are none."""
+    if len(problems) == 1:
+        raise ConfigError(problems[0])
+    if problems:
+        numbered = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, start=1))
+        raise ConfigError(f"{path} has {len(problems)} problems:{numbered}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no job file {path}: {_nearest_file(path)}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder: name a job file in it, such as {path / 'job.toml'}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text (byte {error.start}): save the job file as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+
+
+def _nearest_file(path: Path) -> str:
+    siblings = [sibling.name for sibling in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, siblings, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {path.with_name(close[0])}?"
+    return f"`meshwright init MODEL --out {path}` writes one"
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_syntax_text(path, text, str(error))) from None
+
+
+def _syntax_text(path: Path, text: str, message: str) -> str:
+    found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", message, re.DOTALL)
+    reason = found[1] if found else message
+    if found is None or found[2] is None:
+        return f"{path}: the file ends in the middle of something: {reason}: close what is open, or remove it"
+    line, column = int(found[2]), int(found[3])
+    written = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else ""
+    return (
+        f"{path}:{line}:{column}: {written!r} is not TOML: {reason[:1].lower()}{reason[1:]}: "
+        'write key = value, with "quotes" around text'
+    )
+
+
+def _convert_counts(values: dict[str, Any]) -> None:
+    """Turn "4M" into 4_000_000 for keys that count tokens; what is no count stays for the key's rule to refuse."""
+    for key in job_keys().values():
+        section = values.get(key.section)
+        if key.is_count and isinstance(section, dict) and isinstance(section.get(key.name), str):
+            try:
+                section[key.name] = parse_count(section[key.name])
+            except ValueError:
+                continue
+
+
+def _salvage(values: dict[str, Any]) -> tuple[Job, list[Problem]]:
+    """Return the job without the keys that are wrong, and what is wrong with them.
+
+    Several rounds, because a section's own checks run only once each of its keys is right.
+    """
+    problems: list[Problem] = []
+    while True:
+        try:
+            return Job.model_validate(values), problems
+        except ValidationError as error:
+            problems += problems_of(error, values)
+            for detail in error.errors():
+                _drop(values, detail["loc"])
+
+
+def _drop(values: dict[str, Any], path: tuple[int | str, ...]) -> None:
+    section, *rest = path
+    inner = values.get(str(section))
+    if rest and isinstance(inner, dict):
+        inner.pop(str(rest[0]), None)
+    else:
+        values.pop(str(section), None)
+
+
+def _names_in(problem: Problem) -> Iterator[str]:
+    """Yield what is not known because of a problem: its own key, the key that was meant, or a whole section."""
+    yield ".".join(problem.path[:2])
+    yield from map(".".join, keys_in(problem.text))
+    yield problem.meant_section
+
+
+def _raised(action: Callable[[], object]) -> Iterator[str]:
+    try:
+        action()
+    except MeshwrightError as error:
+        yield from str(error).splitlines()
+
+
+class _Place:
+    """Where a key was written."""
+
+    def __init__(self, path: Path, lines: dict[KeyPath, int], overridden: set[KeyPath]) -> None:
+        self._path, self._lines, self._overridden = path, lines, overridden
+
+    def origin(self, path: KeyPath) -> str:
+        """Return "command line", "FILE:LINE" or "default"."""
+        if any(given[: len(path)] == path for given in self._overridden):
+            return COMMAND_LINE
+        return f"{self._path}:{self._lines[path]}" if path in self._lines else DEFAULT
+
+    def origins(self, job: Job) -> dict[str, str]:
+        """Return the origin of every key of `job`, and of every option by itself."""
+        found = {dotted: self.origin(tuple(dotted.split("."))) for dotted in job_keys()}
+        for section, options in (("model", job.model.options), ("data", job.data.options)):
+            found |= {f"{section}.options.{name}": self.origin((section, "options", name)) for name in options}
+        return found
+
+    def name(self, problem: Problem) -> str:
+        """Return where to look: the key's own line, or its section's, or the file, or the command line."""
+        if self._is_overridden(problem):
+            return COMMAND_LINE
+        line = self._line(problem.path)
+        return f"{self._path}:{line}" if line else str(self._path)
+
+    def order(self, problem: Problem) -> tuple[bool, int]:
+        """Return what sorts problems as a reader meets them: down the file, then the command line."""
+        return self._is_overridden(problem), self._line(problem.path)
+
+    def _is_overridden(self, problem: Problem) -> bool:
+        path = problem.path
+        return problem.is_override or any(given[: len(path)] == path for given in self._overridden if path)
+
+    def _line(self, path: KeyPath) -> int:
+        """Return the line of `path` or of the table around it, 0 when the file does not say it."""
+        prefixes = (path[:length] for length in range(len(path), 0, -1))
+        return next((self._lines[prefix] for prefix in prefixes if prefix in self._lines), 0)

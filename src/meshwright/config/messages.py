@@ -1,0 +1,104 @@
+"""What is wrong with the keys and values of a job, in our own words: value given, rule broken, what to write."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from meshwright.config.keys import SECTIONS, job_keys, section_meaning
+from meshwright.config.names import advice_for_key, meant_section
+from meshwright.config.positions import KeyPath
+from meshwright.config.repairs import nearest_allowed
+from meshwright.config.toml_text import shown
+from meshwright.spec.job import SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a job, and the key (or section) that it is about."""
+
+    path: KeyPath
+    text: str
+    is_override: bool = False
+    """Whether it was written on the command line and not in the file."""
+    meant_section: str = ""
+    """The section that an unknown one most probably means: what it says is missing there."""
+
+
+def problems_of(error: ValidationError, values: dict[str, Any]) -> Iterator[Problem]:
+    """Yield one problem, or more for an unknown section, for each thing that pydantic found in `values`."""
+    for detail in error.errors(include_url=False):
+        path = tuple(str(part) for part in detail["loc"])
+        value = detail["input"]
+        if detail["type"] == "extra_forbidden":
+            yield from _unknown(path, value)
+        elif path == ("schema_version",):
+            yield Problem(path, _version_text(value))
+        elif detail["type"] == "value_error":
+            yield _broken_rule(path, value, str(detail["ctx"]["error"]))
+        elif len(path) == 1:
+            yield Problem(path, _no_table_text(path[0], value))
+        else:
+            yield Problem(path[:2], value_text(".".join(path[:2]), values[path[0]][path[1]]))
+
+
+def value_text(dotted: str, value: Any) -> str:
+    """Return the message for a value that its key does not allow."""
+    key = job_keys()[dotted]
+    text = f"{dotted} = {shown(value)} must be {key.rule}"
+    repair = nearest_allowed(key, value)
+    if repair is not None:
+        return f"{text}: write {dotted} = {shown(repair)}"
+    if key.is_optional:
+        return f"{text}: change it, or leave it out"
+    return f"{text}: change it, or leave it out for the default {shown(key.default)}"
+
+
+def _unknown(path: KeyPath, value: Any) -> Iterator[Problem]:
+    if len(path) > 1 or not isinstance(value, dict):
+        yield Problem(path, _unknown_key_text(path, value))
+        return
+    (section,) = path
+    meant = meant_section(section)
+    known = job_keys()
+    if meant is None:
+        yield Problem(path, f"[{section}] is no section of a job: leave it out, or use one of {', '.join(SECTIONS)}")
+        return
+    strangers = [(*path, name) for name in value if f"{meant}.{name}" not in known]
+    if len(strangers) < len(value) or not value:
+        text = f"[{section}] is no section of a job: did you mean [{meant}]?"
+        yield Problem(path, text, meant_section=meant)
+    for stranger in strangers:
+        yield Problem(stranger, _unknown_key_text(stranger, value[stranger[-1]]))
+
+
+def _unknown_key_text(path: KeyPath, value: Any) -> str:
+    dotted = ".".join(path)
+    given = dotted if isinstance(value, dict) else f"{dotted} = {shown(value, 40)}"
+    return f"{given} is no key of a job: {advice_for_key(dotted)}"
+
+
+def _version_text(value: Any) -> str:
+    if isinstance(value, int) and value > SCHEMA_VERSION:
+        return (
+            f"schema_version = {value} is a newer job format than this Meshwright knows (up to {SCHEMA_VERSION}): "
+            f"install a newer Meshwright, or write the job for version {SCHEMA_VERSION}"
+        )
+    return value_text("schema_version", value)
+
+
+def _broken_rule(path: KeyPath, value: Any, rule: str) -> Problem:
+    """A check of ours: on a whole section or on options its text is a message, on one value it is the rule."""
+    if len(path) == 1:
+        return Problem(path, rule)
+    if path[-1] == "options":
+        return Problem(path, f"{path[0]}.{rule}")
+    return Problem(path, value_text(".".join(path), value))
+
+
+def _no_table_text(section: str, value: Any) -> str:
+    return (
+        f"{section} = {shown(value, 40)} is no table of keys ({section_meaning(section)}): "
+        f"write a line [{section}] and its keys below it"
+    )

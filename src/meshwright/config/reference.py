@@ -1,0 +1,58 @@
+"""docs/job.md: every key of a job on one page, written from the same words as everything else.
+
+`python -m meshwright.config.reference` in the repository's root writes it and the JSON Schema; a test compares both.
+"""
+
+from pathlib import Path
+
+from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
+from meshwright.config.schema import SCHEMA_FILE, schema_text
+from meshwright.config.toml_text import shown
+
+REFERENCE_FILE = Path("docs/job.md")
+
+_INTRODUCTION = """\
+# The job file
+
+A job is a TOML file. Every key has a default, so an empty file is a job too: it trains the smallest model on the
+source code of Python's standard library. `meshwright init MODEL` writes a commented job, `meshwright show JOB` prints
+each value with where it came from, `meshwright check JOB` tells everything that is wrong at once, before any process
+starts. This page is generated from the same sentences.
+
+- **On the command line** `section.key=value` overrides the file, as often as needed; the last one counts. Quotes around
+  text may be left out (`run.dir=runs/second`), options are reached by name (`model.options.num_layers=2`), and `none`
+  unsets a key that may be left out (`train.stop_after=none`).
+- **Counts of tokens** may be written with a decimal suffix, in quotes: `"4M"` is 4 000 000. Underscores group digits
+  anywhere: `4_194_304`.
+- **Paths** are relative to the working directory. Python modules (`my_module:MyModel`) are looked for in the job file's
+  folder and in the working directory.
+- **Editors** with Taplo or Even Better TOML complete and check a job whose first line names the schema:
+  `#:schema path/to/job.schema.json`; `meshwright init` writes that line.
+"""
+
+
+def reference_text() -> str:
+    """Return docs/job.md."""
+    parts = [_INTRODUCTION, "## Before the sections\n", _table([job_keys()["schema_version"]])]
+    for section in SECTIONS:
+        keys = [key for key in job_keys().values() if key.section == section]
+        parts += [f"\n## [{section}]\n", f"{section_meaning(section)}\n", _table(keys)]
+    return "\n".join(parts) + "\n"
+
+
+def _table(keys: list[Key]) -> str:
+    rows = [f"| `{key.name}` | {_cell(key.meaning)} | {_cell(key.rule)} | {_default(key)} |" for key in keys]
+    return "\n".join(["| key | meaning | must be | default |", "|---|---|---|---|", *rows])
+
+
+def _default(key: Key) -> str:
+    return "left out" if key.default is None else f"`{shown(key.default)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    REFERENCE_FILE.write_text(reference_text(), encoding="utf-8")
+    SCHEMA_FILE.write_text(schema_text(), encoding="utf-8")

@@ -1,0 +1,56 @@
+"""The JSON Schema of a job, for editors that complete and check TOML (Taplo, Even Better TOML)."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from meshwright.config.keys import job_keys
+from meshwright.spec.job import Job
+
+SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
+"""The schema as shipped; `python -m meshwright.config.reference` writes it anew."""
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a job file."""
+    schema = Job.model_json_schema()
+    sections = schema["$defs"]
+    for noun in (schema, *sections.values()):
+        noun.pop("title", None)
+        noun["properties"] = {name: _for_toml(value) for name, value in noun["properties"].items()}
+    _accept_counts(schema)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Meshwright job",
+        **schema,
+    }
+
+
+def schema_text() -> str:
+    """Return the shipped schema file's text."""
+    return json.dumps(job_schema(), indent=2) + "\n"
+
+
+def schema_line(folder: Path) -> str:
+    """Return the comment that tells an editor where the schema of a job file in `folder` lies, by relative path."""
+    return f"#:schema {Path(os.path.relpath(SCHEMA_FILE, folder)).as_posix()}"
+
+
+def _for_toml(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a key's schema without what TOML cannot hold (null) and what says nothing (titles, sections' defaults)."""
+    kinds = [kind for kind in value.get("anyOf", []) if kind.get("type") != "null"]
+    rest = {name: part for name, part in value.items() if name not in ("title", "anyOf")}
+    if "$ref" in rest or (kinds and rest.get("default") is None):
+        rest.pop("default", None)
+    return {**rest, **(kinds[0] if kinds else {})}
+
+
+def _accept_counts(schema: dict[str, Any]) -> None:
+    for key in job_keys().values():
+        if key.is_count:
+            noun = schema["properties"][key.section]["$ref"].rpartition("/")[2]
+            properties = schema["$defs"][noun]["properties"]
+            number = properties[key.name]
+            kinds = {name: number.pop(name) for name in ("type", "exclusiveMinimum", "minimum") if name in number}
+            properties[key.name] = {**number, "anyOf": [kinds, {"type": "string", "pattern": "^[0-9.]+[kKMGBT]?$"}]}

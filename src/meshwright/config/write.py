@@ -1,0 +1,46 @@
+"""A Job as a TOML file that reads back to an equal Job, each key with what it means."""
+
+import textwrap
+from typing import Any
+
+from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
+from meshwright.config.toml_text import shown, toml_value
+from meshwright.spec.job import Job
+
+_WIDTH = 100
+
+
+def to_toml(job: Job, comments: bool = True, first_line: str = "") -> str:
+    """Return the text of a job file; `first_line` is for `schema.schema_line`.
+
+    Keys that have no value are commented out with an example, or left out where there are no comments.
+    """
+    values = job.to_dict()
+    blocks = [first_line] if first_line else []
+    blocks.append(_key_text(job_keys()["schema_version"], values["schema_version"], comments))
+    for section in SECTIONS:
+        keys = [key for key in job_keys().values() if key.section == section]
+        lines = [*(_comment(section_meaning(section)) if comments else []), f"[{section}]"]
+        texts = [_key_text(key, values[section][key.name], comments) for key in keys]
+        blocks.append("\n".join([*lines, *filter(None, texts)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def key_comment(key: Key) -> str:
+    """Return what a key means, what its value must be and its default, in one line."""
+    rule = key.rule[0].upper() + key.rule[1:]
+    default = "" if key.is_optional else f"; default {shown(key.default)}"
+    return f"{key.meaning} {rule}{default}."
+
+
+def _key_text(key: Key, value: Any, comments: bool) -> str:
+    lines = _comment(key_comment(key)) if comments else []
+    if value is not None:
+        lines.append(f"{key.name} = {toml_value(value)}")
+    elif comments:
+        lines.append(f"# {key.name} = {toml_value(key.example)}")
+    return "\n".join(lines)
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
