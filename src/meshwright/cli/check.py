@@ -1,0 +1,171 @@
+"""`meshwright check`: everything that is wrong with a job, or what it would do; starts nothing and needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from meshwright.config.load import ResolvedJob
+    from meshwright.spec.job import Job
+    from meshwright.spec.run import Run
+
+
+@click.command()
+@click.argument("job_file", type=click.Path(dir_okay=False))
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--ranks", type=click.IntRange(min=1), help="Check the layout and the batch against this many ranks.")
+@click.option("--resume", is_flag=True, help="Check as for train --resume.")
+@click.option("--overwrite", is_flag=True, help="Check as for train --overwrite.")
+def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume: bool, overwrite: bool) -> None:
+    """Tell everything that is wrong with JOB_FILE, all at once, or what it would do.
+
+    Starts no process and needs no torch. Exit code 0: nothing is wrong; 2: something is.
+    """
+    from meshwright.cli.summary import summary
+    from meshwright.config.load import inspect_job, raise_problems
+
+    inspection = inspect_job(job_file, overrides)
+    resolved = inspection.resolved
+    found = check_job(resolved, ranks, resume=resume, overwrite=overwrite)
+    problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
+    raise_problems(resolved.path, list(dict.fromkeys(problems)))
+    for label, text in summary(resolved, ranks):
+        click.echo(f"{label:<8}{text}")
+
+
+def check_job(
+    resolved: ResolvedJob, num_ranks: int | None, *, resume: bool = False, overwrite: bool = False
+) -> list[str]:
+    """Return everything that would stop a job on `num_ranks` ranks (None: not known yet), one message each."""
+    job = resolved.job
+    problems = [
+        *job.problems(),
+        *_model_problems(resolved),
+        *_layout_problems(job, num_ranks),
+        *_cluster_problems(job, num_ranks),
+        *_data_problems(resolved),
+        *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
+    ]
+    return [resolved.located(text) for text in dict.fromkeys(problems)]
+
+
+def run_folder(resolved: ResolvedJob) -> Run:
+    """Return the run folder of a job, whether it exists or not."""
+    from meshwright.spec.run import Run
+
+    return Run(resolved.run_dir)
+
+
+def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]:
+    """Return why a run folder cannot be used; one that exists is never written to unasked."""
+    folder = run.folder
+    if resume and overwrite:
+        return ["--resume continues the run folder and --overwrite replaces it: give one of them"]
+    if folder.exists() and not folder.is_dir():
+        return [f"run.dir = {str(folder)!r} is a file: set run.dir to a new folder"]
+    parent = nearest_existing(folder)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return [f"run.dir = {str(folder)!r}: no permission to write in {parent}: change it, or set another run.dir"]
+    if not folder.exists() or not any(folder.iterdir()):
+        return []
+    if not run.manifest.exists():
+        return [f"run.dir = {str(folder)!r} holds files but no run (no manifest.json): set run.dir to a new folder"]
+    if resume or overwrite:
+        return []
+    steps = run.checkpoint_steps()
+    held = f"a run with a checkpoint after step {steps[-1]}" if steps else "a run without a checkpoint"
+    return [
+        f"run.dir = {str(folder)!r} already holds {held}, which is never overwritten unasked: "
+        "go on with --resume, replace it with --overwrite, or set another run.dir"
+    ]
+
+
+def _model_problems(resolved: ResolvedJob) -> list[str]:
+    from meshwright.config.python_objects import object_problems
+    from meshwright.spec.model_source import is_object_source, resolve_architecture
+
+    section = resolved.job.model
+    problems = _lines_raised_by(lambda: resolve_architecture(section))
+    if is_object_source(section.source):
+        problems += object_problems("model.source", section.source, resolved.folder)
+    weights = section.initial_weights
+    if weights is not None and not (Path(weights).expanduser() / "config.json").is_file():
+        problems.append(
+            f"model.initial_weights = {weights!r} is no Hugging Face folder (it holds no config.json): "
+            "name one, or leave it out to start from random weights"
+        )
+    return problems
+
+
+def _layout_problems(job: Job, num_ranks: int | None) -> list[str]:
+    if num_ranks is None or job.layout.search:
+        return []
+    return _lines_raised_by(lambda: job.num_microbatches(job.layout.resolve(num_ranks)))
+
+
+def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:
+    from meshwright.hardware.catalogue import load_cluster, load_device
+    from meshwright.hardware.local import LOCAL
+
+    section, problems = job.cluster, []
+    device = section.device
+    if device is not None:
+        problems += [f"cluster.device: {text}" for text in _lines_raised_by(lambda: load_device(device))]
+    if section.name == LOCAL:
+        return problems
+    unknown = [f"cluster.name: {text}" for text in _lines_raised_by(lambda: load_cluster(section.name))]
+    if unknown:
+        return [*problems, *unknown]
+    cluster = load_cluster(section.name)
+    needed = num_ranks or (job.layout.num_ranks if job.layout.rest_axis is None else None)
+    available = section.num_devices or cluster.num_devices
+    if section.num_devices is not None:
+        problems += _lines_raised_by(lambda: cluster.with_num_devices(available))
+    if needed is not None and needed > available:
+        key = "cluster.num_devices" if section.num_devices else "cluster.name"
+        value = section.num_devices or repr(section.name)
+        problems.append(
+            f"{key} = {value} has {available} devices but the layout needs {needed}: "
+            f"change {key}, or lower a degree in [layout]"
+        )
+    return problems
+
+
+def _data_problems(resolved: ResolvedJob) -> list[str]:
+    from meshwright.config.python_objects import object_problems
+    from meshwright.data.check import problems
+    from meshwright.data.sources import is_user_object
+    from meshwright.errors import MeshwrightError
+    from meshwright.spec.model_source import resolve_architecture
+
+    job = resolved.job
+    if is_user_object(job.data.source):
+        return object_problems("data.source", job.data.source, resolved.folder)
+    try:
+        architecture = resolve_architecture(job.model)
+    except MeshwrightError:
+        architecture = None  # told by _model_problems
+    return problems(job.data, job.train.seq_len, architecture.vocab_size if architecture else None)
+
+
+def _lines_raised_by(action: Callable[[], object]) -> list[str]:
+    from meshwright.errors import MeshwrightError
+
+    try:
+        action()
+    except MeshwrightError as error:
+        return str(error).splitlines()
+    return []
+
+
+def nearest_existing(folder: Path) -> Path:
+    """Return `folder`, or the innermost folder above it that exists."""
+    path = folder.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

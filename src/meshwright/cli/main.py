@@ -1,0 +1,128 @@
+"""`meshwright VERB ...`: finds the verb's file, runs it, and turns every ending into an exit code.
+
+Nothing here imports more than click, so that --help answers at once; a verb imports what it needs when it is called.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import click
+
+from meshwright import __version__
+from meshwright.errors import ExitCode, MeshwrightError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "check": ("meshwright.cli.check", "Tell everything that is wrong with a job before any process starts."),
+    "show": ("meshwright.cli.show", "Show a job's every value, where it came from and what it means."),
+    "init": ("meshwright.cli.init", "Write a commented job file for a named model."),
+    "list": ("meshwright.cli.list_", "List the models, devices or clusters that are known by name."),
+    "train": ("meshwright.cli.train", "Train a job, or go on with a run that stopped."),
+    "generate": ("meshwright.cli.generate", "Continue a text with a trained model."),
+    "export": ("meshwright.cli.export", "Write a checkpoint as a Hugging Face folder."),
+    "import": ("meshwright.cli.import_", "Turn a Hugging Face folder into a checkpoint to train from."),
+    "doctor": ("meshwright.cli.doctor", "Tell what this machine has, what is missing and how to get it."),
+}
+"""Each verb's module, whose `command` is a click command, and its line in --help; in the order of a first visit."""
+
+EXTRA_OF_PACKAGE = {
+    "torch": "train",
+    "safetensors": "train",
+    "xxhash": "train",
+    "transformers": "hf",
+    "tokenizers": "hf",
+    "pyarrow": "parquet",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""Which extra installs a package that the base install leaves out."""
+
+# The shell's own code for a process whose reader went away: 128 + SIGPIPE.
+_READER_GONE = 141
+
+
+class VerbGroup(click.Group):
+    """A group that knows its verbs by name and imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the table's order."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the verb's command, None for an unknown verb."""
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name; raises UsageError that says which verb was meant."""
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            close = get_close_matches(args[0], VERBS, n=1)
+            advice = f"did you mean {close[0]}?" if close else f"verbs are {', '.join(VERBS)}"
+            raise click.UsageError(f"{args[0]!r} is no verb: {advice}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table's lines: click's own way would import every verb for its help."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
+
+
+@click.group(
+    cls=VerbGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="VERB ...",
+    epilog="Exit codes: 0 done, 2 bad input, 70 do not retry, 75 retry with --resume, 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="meshwright", message="%(prog)s %(version)s")
+def group() -> None:
+    """Plan, prove and run the training of large models on PyTorch."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line (sys.argv without `arguments`) and exit with the code that says how it went."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Return the exit code of one command line, having shown what went wrong on stderr."""
+    try:
+        with group.make_context("meshwright", list(arguments)) as context:
+            group.invoke(context)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; what is left goes nowhere instead of into a second error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        return ExitCode.INTERRUPTED
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
+    except click.Abort:
+        return ExitCode.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except Exception as error:
+        return _show(error)
+    return ExitCode.DONE
+
+
+def _show(error: Exception) -> int:
+    if isinstance(error, MeshwrightError):
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF_PACKAGE:
+        extra = EXTRA_OF_PACKAGE[error.name]
+        click.echo(f"error: this verb needs {error.name}: pip install 'meshwright[{extra}]'", err=True)
+        return ExitCode.BAD_INPUT
+    traceback.print_exception(error)
+    click.echo("error: this is a bug in Meshwright, or in code that the job names (see above)", err=True)
+    return ExitCode.DO_NOT_RETRY

@@ -1,0 +1,96 @@
+"""`meshwright show`: every value of a job with where it came from and what it means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from meshwright.config.load import ResolvedJob
+
+# Wide enough for four columns; a terminal's own width counts where there is one.
+_PIPED_WIDTH = 100
+
+
+@click.command()
+@click.argument("job_file", type=click.Path(dir_okay=False))
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show every value of JOB_FILE, where it came from and what it means.
+
+    An origin is a file and line, the command line, or default.
+    """
+    from meshwright.config.load import load_job
+
+    resolved = load_job(job_file, overrides)
+    rows = resolved_rows(resolved)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        _print_table(resolved.path, rows)
+
+
+def resolved_rows(resolved: ResolvedJob) -> dict[str, dict[str, Any]]:
+    """Return value, origin and meaning of every key by its dotted name, in the order of the file."""
+    from meshwright.config.keys import job_keys
+
+    values = _resolved_values(resolved)
+    return {
+        dotted: {
+            "value": values[key.section][key.name] if key.section else values[key.name],
+            "origin": resolved.origins[dotted],
+            "meaning": key.meaning,
+        }
+        for dotted, key in job_keys().items()
+    }
+
+
+def _resolved_values(resolved: ResolvedJob) -> dict[str, Any]:
+    """Return the job's values, with those that follow from others where a key was left out."""
+    job = resolved.job
+    values = job.to_dict()
+    values["run"]["dir"] = str(resolved.run_dir)
+    if job.train.global_batch_tokens is None:
+        values["train"]["global_batch_size"] = job.global_batch_size
+    return values
+
+
+def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from meshwright.config.keys import job_keys, section_meaning
+    from meshwright.config.toml_text import shown
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name, width in (("key", 21), ("value", 22), ("from", 12)):
+        table.add_column(name, width=width, overflow="fold")
+    table.add_column("meaning", ratio=1)
+    section = ""
+    for dotted, row in rows.items():
+        key = job_keys()[dotted]
+        if key.section != section:
+            section = key.section
+            table.add_row()
+            table.add_row(Text(f"[{section}]", style="bold"), "", "", Text(section_meaning(section), style="bold"))
+        style = "dim" if row["origin"] == "default" else ""
+        # Text and not str: a value in brackets is no markup of rich's.
+        cells = (key.name, shown(row["value"], 200), _short_origin(path, row["origin"]), row["meaning"])
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    with console.capture() as captured:
+        console.print(table)
+    click.echo(f"{path}\n")
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _short_origin(path: Path, origin: str) -> str:
+    """Return "line 12" for a value of the file, whose name stands above the table."""
+    return origin.replace(f"{path}:", "line ")

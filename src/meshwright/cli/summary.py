@@ -1,0 +1,116 @@
+"""What a sound job would do, on one screen: printed by check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.cli.check import nearest_existing
+from meshwright.hardware.machine import free_disk_bytes
+from meshwright.spec.layout import AXES
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.model_spec import model_spec
+from meshwright.spec.run import Run
+from meshwright.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from meshwright.config.load import ResolvedJob
+    from meshwright.spec.job import Job
+    from meshwright.spec.layout import Layout
+
+# A checkpoint holds the float32 weights and AdamW's two float32 moments.
+_CHECKPOINT_BYTES_PER_PARAMETER = 12
+
+
+def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str, str]]:
+    """Yield a label and a line for each aspect of a job without problems; num_ranks is None where nobody said it."""
+    job = resolved.job
+    layout = _layout(job, num_ranks)
+    yield "job", f"{resolved.path}: nothing is wrong"
+    yield "model", _model_line(job)
+    yield "batch", _batch_line(job, layout)
+    yield "layout", _layout_line(job, layout)
+    yield "data", f"{job.data.source}, tokenizer {job.data.tokenizer}"
+    yield "run", _run_line(resolved)
+    yield from _notes(resolved, layout)
+
+
+def _layout(job: Job, num_ranks: int | None) -> Layout | None:
+    """Return the concrete layout, None where its -1 has no value yet."""
+    if num_ranks is None and job.layout.rest_axis is not None:
+        return None
+    return job.layout.resolve(num_ranks or job.layout.num_ranks)
+
+
+def _model_line(job: Job) -> str:
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
+        return f"{job.model.source}, your own: its parameters are counted when training starts"
+    spec = model_spec(architecture)
+    flops = spec.flops_per_token(job.train.seq_len)
+    return (
+        f"{job.model.source}, {format_count(spec.num_parameters)} parameters, {format_count(flops)} FLOPs a token "
+        f"forward and backward, {job.precision.compute}"
+    )
+
+
+def _batch_line(job: Job, layout: Layout | None) -> str:
+    tokens = job.workload.global_batch_tokens
+    line = f"{job.global_batch_size} sequences x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
+    if layout is not None:
+        line += f", {job.num_microbatches(layout)} x {layout.microbatch_size} sequences on each data-parallel rank"
+    return f"{line}; {job.train.steps} steps, {format_count(tokens * job.train.steps)} tokens in all"
+
+
+def _layout_line(job: Job, layout: Layout | None) -> str:
+    if layout is None:
+        rest = job.layout.rest_axis
+        others = "" if job.layout.num_fixed_ranks == 1 else f", divided by {job.layout.num_fixed_ranks}"
+        return f"{rest} takes the ranks that are there{others}: --ranks N checks the batch against N"
+    degrees = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) != 1]
+    ranks = f"{layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
+    choices = [f"activation_checkpoint {layout.activation_checkpoint}", *(["compile"] if layout.compile else [])]
+    return f"{' x '.join(degrees) or 'no split'} = {ranks}; {', '.join(choices)}" + _cluster_words(job)
+
+
+def _cluster_words(job: Job) -> str:
+    return "" if job.cluster.name == "local" else f"; on {job.cluster.name}"
+
+
+def _run_line(resolved: ResolvedJob) -> str:
+    job, run = resolved.job, Run(resolved.run_dir)
+    steps = run.checkpoint_steps()
+    if not run.manifest.exists():
+        state = "new"
+    else:
+        state = f"exists, newest checkpoint after step {steps[-1]}" if steps else "exists, no checkpoint"
+    interval = f"every {job.checkpoint.interval} steps" if job.checkpoint.interval else "at the end"
+    return f"{run.folder} ({state}); checkpoint {interval}, newest {job.checkpoint.keep} kept{_checkpoint_size(job)}"
+
+
+def _checkpoint_size(job: Job) -> str:
+    size_bytes = _checkpoint_bytes(job)
+    return f", {format_bytes(size_bytes)} each" if size_bytes else ""
+
+
+def _checkpoint_bytes(job: Job) -> int | None:
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
+        return None
+    return _CHECKPOINT_BYTES_PER_PARAMETER * model_spec(architecture).num_parameters
+
+
+def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, str]]:
+    job = resolved.job
+    unbuilt = (layout or job.layout).unbuilt_keys()
+    if unbuilt:
+        yield "note", f"described, planned for; train cannot run it yet: {', '.join(unbuilt)}"
+    # A new checkpoint is complete before the oldest is removed.
+    needed_bytes = (_checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
+    free_bytes = free_disk_bytes(nearest_existing(resolved.run_dir))
+    if job.cluster.name == "local" and free_bytes < needed_bytes:
+        yield (
+            "note",
+            f"this machine's disk has {format_bytes(free_bytes)} free for {resolved.run_dir}, "
+            f"{job.checkpoint.keep} kept checkpoints and a new one take {format_bytes(needed_bytes)}",
+        )
