@@ -4,8 +4,8 @@
                                         data class returns first
     loss(output, targets) -> scalar     optional: the mean over the batch, differentiable; default: cross-entropy of the
                                         next token in float32
-    blocks: nn.ModuleList               optional: the repeated part, in order. Each block is a unit of sharding (FSDP2), of
-                                        recomputation and of torch.compile. Without it the model is one unit
+    blocks: nn.ModuleList               optional: the repeated part, in order. Each block is a unit of sharding (FSDP2),
+                                        of recomputation and of torch.compile. Without it the model is one unit
     initial(fqn) -> Normal | Constant   optional: how each parameter starts. With it the model is built on the meta
                                         device, and each rank fills its own part. Without it the model is built whole on
                                         the CPU of every rank under torch.manual_seed(train.seed): keep the constructor

@@ -186,6 +186,10 @@ def _rope_fields(config: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _explain(problem: Any, source: str, theirs: dict[str, str]) -> str:
+    reason = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return f"{source}: {reason}"
     place = ".".join(theirs.get(str(part), str(part)) for part in problem["loc"])
-    given = f" = {problem['input']!r}" if problem["loc"] and problem["type"] != "missing" else ""
-    return f"{source}: {place}{given}{': ' if place else ''}{problem['msg'].removeprefix('Value error, ')}"
+    if problem["type"] == "missing":
+        return f"{source} has no {place}: set it there"
+    return f"{source} has {place} = {problem['input']!r}: {reason}"

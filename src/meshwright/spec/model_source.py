@@ -89,8 +89,8 @@ def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> Lla
 def _explain(problem: Any, source: str) -> str:
     reason = problem["msg"].removeprefix("Value error, ")
     if problem["loc"]:
-        place = ".".join(str(part) for part in problem["loc"])
-        return f"model.options.{place} = {problem['input']!r}: {reason}"
+        place = "model.options." + ".".join(str(part) for part in problem["loc"])
+        return f"{place} is missing" if problem["type"] == "missing" else f"{place} = {problem['input']!r}: {reason}"
     return f"model.options do not fit {source!r}: {reason}"
 
 

@@ -1,0 +1,89 @@
+"""config.json: understood or refused by name, never ignored."""
+
+from typing import Any
+
+import pytest
+
+from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
+from meshwright.spec.hf_config import architecture_from_hf, architecture_to_hf
+from meshwright.spec.presets import PRESETS
+
+LLAMA = architecture_to_hf(PRESETS["llama3.1-8b"])
+QWEN3 = architecture_to_hf(PRESETS["qwen3-0.6b"])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_round_trip(name: str) -> None:
+    assert architecture_from_hf(architecture_to_hf(PRESETS[name])) == PRESETS[name]
+
+
+def test_newer_spelling_of_rope_means_the_same() -> None:
+    old = dict(LLAMA)
+    parameters = {"rope_theta": old.pop("rope_theta"), **old.pop("rope_scaling")}
+    assert architecture_from_hf({**old, "rope_parameters": parameters}) == PRESETS["llama3.1-8b"]
+
+
+def test_absent_keys_take_the_defaults_of_transformers() -> None:
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    bare = {"model_type": "llama", **{key: LLAMA[key] for key in sizes}}
+    architecture = architecture_from_hf(bare)
+    assert (architecture.num_kv_heads, architecture.head_dim) == (32, 128)
+    assert (architecture.norm_eps, architecture.rope_theta, architecture.tie_embeddings) == (1e-6, 10_000.0, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "told"),
+    [
+        ({"model_type": "mamba"}, UnsupportedError, "model_type = 'mamba'"),
+        ({"model_type": None}, UnsupportedError, "llama and qwen3"),
+        ({"attention_bias": True}, UnsupportedError, "attention_bias = True"),
+        ({"mlp_bias": True}, UnsupportedError, "mlp_bias = True"),
+        ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act = 'gelu'"),
+        ({"attention_dropout": 0.1}, UnsupportedError, "attention_dropout = 0.1"),
+        ({"quantization_config": {"bits": 4}}, UnsupportedError, "quantization_config"),
+        ({"use_sliding_window": True}, UnsupportedError, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, UnsupportedError, "sliding_attention"),
+        ({"logit_scale": 2.0}, UnsupportedError, "logit_scale"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, UnsupportedError, "'yarn'"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, UnsupportedError, "'linear'"),
+        ({"rope_scaling": {"factor": 4.0}}, UnsupportedError, "factor with the default RoPE"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, ConfigError, "no rope_scaling.factor"),
+        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, UnsupportedError, "partial"),
+        ({"rope_scaling": "llama3"}, ConfigError, "an object was expected"),
+        ({"hidden_size": None}, ConfigError, "hidden_size"),
+        ({"num_attention_heads": "32"}, ConfigError, "num_attention_heads"),
+        ({"num_key_value_heads": 7}, ConfigError, "num_kv_heads to 4 or 8"),
+        ({"rms_norm_eps": "tiny"}, ConfigError, "rms_norm_eps = 'tiny'"),
+        ({"hidden_size": 4100, "head_dim": None}, ConfigError, "4100 does not divide"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+    changes: dict[str, Any], kind: type[MeshwrightError], told: str
+) -> None:
+    with pytest.raises(kind, match=told) as raised:
+        architecture_from_hf({**LLAMA, **changes}, "folder/config.json")
+    assert "folder/config.json" in str(raised.value)
+
+
+def test_qwen3_normalises_queries_and_keys() -> None:
+    assert architecture_from_hf(QWEN3).qk_norm
+    assert QWEN3["architectures"] == ["Qwen3ForCausalLM"]
+
+
+@pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen3Config"])
+def test_reads_what_transformers_writes_by_default(kind: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs meshwright[hf]")
+    config = getattr(transformers, kind)()
+    architecture = architecture_from_hf(config.to_dict())
+    assert architecture.dim == config.hidden_size
+    assert architecture.head_dim == config.head_dim
+    assert architecture.num_kv_heads == config.num_key_value_heads
+    assert architecture.rope_theta == config.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-8b"])
+def test_transformers_reads_what_we_write(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs meshwright[hf]")
+    written = architecture_to_hf(PRESETS[name])
+    config = transformers.AutoConfig.for_model(**written)
+    assert architecture_from_hf(config.to_dict()) == PRESETS[name]

@@ -1,0 +1,77 @@
+"""[model] of a job becomes an architecture, or one clear error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.spec.hf_config import architecture_to_hf
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.presets import PRESETS
+from meshwright.spec.sections import ModelSection
+
+
+def resolve(source: str, **options: Any) -> Any:
+    return resolve_architecture(ModelSection(source=source, options=options))
+
+
+def test_preset_with_options_on_top() -> None:
+    assert resolve("llama-1m", num_layers=2) == PRESETS["llama-1m"].replace(num_layers=2)
+
+
+def test_options_may_hold_a_table() -> None:
+    assert resolve("llama-1m", rope_scaling={"factor": 8.0}).rope_scaling.factor == 8.0
+
+
+@pytest.mark.parametrize("source", ["my_module:MyModel", "package.module:Name"])
+def test_own_class_has_no_architecture(source: str) -> None:
+    assert resolve(source, anything=1) is None
+
+
+def test_config_file_or_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(architecture_to_hf(PRESETS["qwen3-8b"])))
+    assert resolve(str(tmp_path)) == PRESETS["qwen3-8b"]
+    assert resolve(str(tmp_path / "config.json"), num_layers=3).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "told"),
+    [
+        ("llama3-7b", {}, "did you mean llama3-(8|70)b"),
+        ("LLAMA-1M", {}, "did you mean llama-1m"),
+        ("nowhere/config.json", {}, "there is no file nowhere/config.json"),
+        ("llama-1m", {"n_layers": 2}, "did you mean num_layers"),
+        ("llama-1m", {"hidden_dim": 2}, "head_dim|dim"),
+        ("llama-1m", {"dim": "wide"}, "model.options.dim = 'wide'"),
+        ("llama-1m", {"num_kv_heads": 3}, "set num_kv_heads to 2 or 4"),
+        ("llama-1m", {"rope_scaling": {"low_freq_factor": 1.0}}, "model.options.rope_scaling.factor is missing"),
+    ],
+)
+def test_mistakes_name_what_was_meant(source: str, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        resolve(source, **options)
+
+
+def test_every_unknown_option_is_reported_at_once() -> None:
+    with pytest.raises(ConfigError, match="num_layers") as raised:
+        resolve("llama-1m", n_layers=2, n_heads=2)
+    assert len(str(raised.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("{", "is no JSON"), ("[1]", "an object was expected"), ("\xff", "no JSON")]
+)
+def test_broken_file(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=told):
+        resolve(str(file))
+
+
+def test_foreign_model_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UnsupportedError, match=r"config\.json has model_type = 'gpt2'"):
+        resolve(str(file))
