@@ -40,6 +40,8 @@ def format_bytes(num_bytes: float) -> str:
 
 def format_duration(duration_s: float) -> str:
     """Return a duration in the two largest units that matter: 3725 s -> "1 h 02 min"."""
+    if duration_s == 0:
+        return "0 s"
     if duration_s < 1e-3:
         return f"{duration_s * 1e6:.3g} us"
     if duration_s < 1:

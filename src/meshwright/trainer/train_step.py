@@ -64,7 +64,7 @@ class TrainStep:
             self.model.set_requires_gradient_sync(number == len(microbatches))  # type: ignore[operator]
             seed_everything(self.job.train.seed, step, microbatch.first_slot)
             loss = self._forward(microbatch) / len(microbatches)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
         return total
 

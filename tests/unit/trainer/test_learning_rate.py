@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -49,4 +50,4 @@ def test_rates_stay_in_range_and_never_rise_after_warmup(
     assert all(0 < rate <= 1.0 + 1e-12 for rate in rates[:warmup_steps])
     after = rates[warmup_steps:]
     assert all(min_lr_ratio - 1e-12 <= rate <= 1.0 + 1e-12 for rate in after)
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(after, after[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(after))

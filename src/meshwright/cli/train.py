@@ -1,0 +1,54 @@
+"""`meshwright train`: checks the job, starts its ranks, trains; under torchrun each rank runs this itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+import click
+
+
+@click.command()
+@click.argument("job_file", type=click.Path(dir_okay=False))
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--ranks", type=click.IntRange(min=1), help="Local ranks to start; default: the layout's, or all GPUs.")
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of the run folder, if there is one.")
+@click.option("--overwrite", is_flag=True, help="Rename an existing run folder out of the way and start anew.")
+def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume: bool, overwrite: bool) -> None:
+    """Train the model that JOB_FILE describes.
+
+    Exit code 0: done; 2: bad input; 70: do not retry; 75: retry with --resume; 130: interrupted.
+    """
+    signal.signal(signal.SIGTERM, _stop_before_training)
+    from meshwright.cli.check import check_job, run_folder
+    from meshwright.config.load import load_job, raise_problems
+    from meshwright.errors import ConfigError
+
+    if resume and overwrite:
+        raise ConfigError("--resume continues the run folder and --overwrite replaces it: give one of them")
+    resolved = load_job(job_file, overrides)
+    run = run_folder(resolved)
+    # A module that the job names may lie beside the job file.
+    sys.path.insert(0, str(resolved.folder))
+    if "RANK" in os.environ:
+        from meshwright.trainer.worker import train_as_rank
+
+        is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        sys.exit(train_as_rank(resolved.job, run, resume=resume or is_restart, overwrite=overwrite))
+
+    from meshwright.trainer.launch import choose_num_ranks, train_locally
+    from meshwright.trainer.run_folder import set_aside
+
+    num_ranks = choose_num_ranks(resolved.job, ranks)
+    raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
+    if overwrite and (aside := set_aside(run)):
+        click.echo(f"the earlier run is now {aside}")
+    sys.exit(train_locally(resolved.job, run, num_ranks, ["train", job_file, *overrides], resume=resume))
+
+
+def _stop_before_training(number: int, frame: FrameType | None) -> None:
+    from meshwright.errors import Preempted
+
+    raise Preempted("SIGTERM before training began: nothing was changed")

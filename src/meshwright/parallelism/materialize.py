@@ -1,0 +1,33 @@
+"""Gives every rank its own part of the initial weights: no rank holds more, and no layout changes them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.models.initial import Constant, fill_normal
+from meshwright.parallelism.torch_compat import canonical_parameters, local_box
+
+
+def materialize(model: nn.Module, device_type: str, seed: int) -> None:
+    """Fill the meta parameters of `model` in place from (seed, name, element index); others are left as built."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return
+    model.to_empty(device=device_type)
+    with torch.no_grad():
+        for name, parameter in canonical_parameters(model):
+            local, offsets = local_box(parameter)
+            initial = model.initial(name)  # type: ignore[operator]
+            if isinstance(initial, Constant):
+                local.fill_(initial.value)
+            else:
+                fill_normal(local, seed=seed, name=name, global_shape=parameter.shape, offsets=offsets, std=initial.std)
+
+
+def fill_from(model: nn.Module, read: Callable[[str], Tensor]) -> None:
+    """Copy into each parameter this rank's part of the full tensor that `read` returns for its name."""
+    with torch.no_grad():
+        for name, parameter in canonical_parameters(model):
+            local, offsets = local_box(parameter)
+            box = tuple(slice(start, start + size) for start, size in zip(offsets, local.shape, strict=True))
+            local.copy_(read(name)[box])

@@ -1,0 +1,54 @@
+"""What depends on the torch version or on its private parts: one function each, tested against the version at hand.
+
+torch 2.11 to 2.15 are supported. Where torch has no public way, the function says so.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+SUPPORTED_TORCH = ((2, 11), (2, 15))
+
+_WRAPPER_PREFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def torch_version() -> tuple[int, int]:
+    """Return torch's (major, minor)."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def local_box(tensor: Tensor) -> tuple[Tensor, Sequence[int]]:
+    """Return this rank's part of `tensor` and the global offset of its first element in each dim.
+
+    For a plain tensor that is the tensor itself at offset 0. DTensor has no public call for the offset
+    (checked in 2.13).
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor, (0,) * tensor.dim()
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), offsets
+
+
+def canonical_fqn(fqn: str) -> str:
+    """Return the parameter's name in the plain model, without the prefixes of wrapper modules."""
+    for prefix in _WRAPPER_PREFIXES:
+        fqn = fqn.replace(prefix, "")
+    return fqn
+
+
+def canonical_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return (name in the plain model, parameter) of every parameter, tied ones once, in the model's order."""
+    return [(canonical_fqn(fqn), parameter) for fqn, parameter in model.named_parameters()]
+
+
+def silence_known_warnings() -> None:
+    """Hide torch's warnings that a user can do nothing about; every other warning stays."""
+    # FSDP2 warns when the root module returns a view of a tensor (2.13); nothing is written in place here.
+    warnings.filterwarnings("ignore", message=".*views? .*FSDP.*")
+    # 2.13 deprecates collectives that its own FSDP and checkpoint code still calls.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")

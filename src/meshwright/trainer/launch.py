@@ -1,0 +1,110 @@
+"""Starts one process per local rank through torch elastic and turns how they ended into one exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Collection, Sequence
+
+import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessFailure, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from meshwright.errors import ExitCode, Preempted
+from meshwright.log import logger
+from meshwright.spec.job import Job
+from meshwright.spec.run import Run
+from meshwright.trainer.ranks import choose_device_type
+
+# Time for ranks to finish a step and save after SIGTERM; torch's own default of 30 s is short for a large model.
+_SHUTDOWN_TIMEOUT_S = "120"
+
+
+def choose_num_ranks(job: Job, asked: int | None) -> int:
+    """Return the ranks to start: as asked, else what the layout needs, else every CUDA device, else 1."""
+    if asked is not None:
+        return asked
+    if job.layout.rest_axis is None:
+        return job.layout.num_ranks
+    return torch.cuda.device_count() if choose_device_type(job.run) == "cuda" else 1
+
+
+def train_locally(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
+    """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
+    code = launch([*arguments, "--resume"] if resume else arguments, num_ranks, run)
+    for restart in range(1, job.run.max_restarts + 1):
+        if code is not ExitCode.RETRY or job.train.stop_after in run.checkpoint_steps():
+            break
+        logger.error("restart %d of %d from the newest checkpoint", restart, job.run.max_restarts)
+        code = launch([*arguments, "--resume"], num_ranks, run)
+    return code
+
+
+def launch(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
+    """Run `meshwright ARGUMENTS` on `num_ranks` local ranks and return the exit code for all of them.
+
+    A SIGTERM or SIGINT that reaches this process is passed on to the ranks, which stop after their step.
+    """
+    _keep_elastic_quiet()
+    _share_cores(num_ranks)
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as log_dir:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            # Without it the host's full name is looked up, which a laptop's network may not answer.
+            local_addr="localhost",
+            # A restart by elastic would keep its store and with it the dead ranks' addresses; we start anew.
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "meshwright", *arguments)
+        except ChildFailedError as error:
+            _report(error.failures, run)
+            return _combine([failure.exitcode for failure in error.failures.values()])
+        except SignalException as stopped:
+            if stopped.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from stopped
+            raise Preempted("SIGTERM: the ranks were asked to save and stop; continue with --resume") from stopped
+    return ExitCode.DONE
+
+
+def _combine(codes: Collection[int]) -> ExitCode:
+    """Return the code that says most: a rank that knows why it failed outweighs those that only lost it."""
+    for code in (ExitCode.BAD_INPUT, ExitCode.DO_NOT_RETRY, ExitCode.INTERRUPTED):
+        if code in codes:
+            return code
+    # A negative code is a signal: the rank was killed. Code 1 is Python failing before it could say more.
+    return ExitCode.DO_NOT_RETRY if 1 in codes else ExitCode.RETRY
+
+
+def _report(failures: dict[int, ProcessFailure], run: Run) -> None:
+    """Name the ranks that ended by themselves; those that we had to stop afterwards are no news."""
+    first = min(failures.values(), key=lambda failure: failure.timestamp)
+    for rank, failure in sorted(failures.items()):
+        if failure.exitcode < 0 and (failure is first or failure.exitcode != -signal.SIGTERM):
+            name = signal.Signals(-failure.exitcode).name
+            logger.error("rank %d (pid %d) was killed by %s; its log: %s", rank, failure.pid, name, run.rank_log(rank))
+        elif failure.exitcode > 0 and rank > 0 and 0 not in failures:
+            logger.error("rank %d ended with exit code %d: %s", rank, failure.exitcode, run.rank_log(rank))
+
+
+def _share_cores(num_ranks: int) -> None:
+    """Give each rank its share of the cores: more threads than cores make every rank slower."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available // num_ranks)))
+
+
+def _keep_elastic_quiet() -> None:
+    # The launcher says itself which rank ended how.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN_TIMEOUT_S)

@@ -1,0 +1,137 @@
+"""The training loop: resume, step, log, validate, save, stop; read it from top to bottom."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import nullcontext
+
+from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.stop_request import StopRequest
+from meshwright.log import logger
+from meshwright.parallelism.parameter_hash import parameter_hash
+from meshwright.profiler.window import ProfilerWindow
+from meshwright.spec.job import Job
+from meshwright.spec.run import Run
+from meshwright.trainer.metrics import StepMetrics
+from meshwright.trainer.open_run import open_recorder
+from meshwright.trainer.ranks import Ranks
+from meshwright.trainer.recorder import Recorder
+from meshwright.trainer.speed import SpeedLimit, peak_memory_bytes
+from meshwright.trainer.training import Training
+from meshwright.units import format_duration
+
+
+def train(job: Job, run: Run, ranks: Ranks, *, resume: bool) -> ExitCode:
+    """Train to train.steps, or to where it is asked to stop, and return the exit code; a collective.
+
+    What was committed to `run` stays valid whenever this ends, however it ends.
+    """
+    with StopRequest() as stop:
+        training = Training.build(job, ranks)
+        step = restore(training, run) if resume else 0
+        speed = SpeedLimit.of(job, ranks)
+        recorder = open_recorder(training, run, step, speed)
+        profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
+        with recorder or nullcontext(), profiler:
+            announce(training, step)
+            asked = None
+            while step < job.train.steps and asked is None and step != job.train.stop_after:
+                step += 1
+                profiler.before_step(step)
+                take_step(training, step, speed, recorder)
+                profiler.after_step(step)
+                if is_due(step, job.train.validation_interval):
+                    validate(training, step, recorder)
+                asked = ranks.agree_on(stop.signal)
+                is_last = asked is not None or step in (job.train.steps, job.train.stop_after)
+                if is_last or is_due(step, job.checkpoint.interval):
+                    save(training, run, step)
+            code = exit_code(job, step, asked)
+            # Asked to stop by a signal, there may be little time left.
+            digest = parameter_hash(training.model) if job.run.parameter_hash and asked is None else None
+            if recorder is not None:
+                recorder.finish(step, code, parameter_hash=digest)
+        training.loader.close()
+        return code
+
+
+def restore(training: Training, run: Run) -> int:
+    """Put back the newest checkpoint and return its step; 0 where there is none yet."""
+    steps = run.checkpoint_steps()
+    if not steps:
+        return 0
+    training.load(run, steps[-1])
+    return steps[-1]
+
+
+def announce(training: Training, step: int) -> None:
+    """Log what is about to run."""
+    ranks, layout = training.ranks, training.layout
+    degrees = " x ".join(
+        f"{name} {value}" for name, value in layout.to_dict().items() if name in ("dp_replicate", "dp_shard")
+    )
+    logger.info(
+        "%s parameters on %d %s ranks (%s), %d microbatch(es) of %d x %d tokens a rank, from step %d",
+        f"{training.num_parameters:,}",
+        ranks.num_ranks,
+        ranks.device.type,
+        degrees,
+        training.job.num_microbatches(layout),
+        layout.microbatch_size,
+        training.job.train.seq_len,
+        step,
+    )
+
+
+def take_step(training: Training, step: int, speed: SpeedLimit, recorder: Recorder | None) -> None:
+    """Run one optimizer step and record what it took; a collective."""
+    started_s = time.perf_counter()
+    # Positions count from 0, steps from 1.
+    microbatches = training.loader.microbatches(step - 1)
+    data_wait_s = time.perf_counter() - started_s
+    result = training.step(step, microbatches)
+    step_s = time.perf_counter() - started_s
+    if recorder is None:
+        return
+    recorder.step(
+        StepMetrics(
+            step=step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=result.learning_rate,
+            tokens_per_s=training.job.workload.global_batch_tokens / step_s,
+            step_ms=step_s * 1e3,
+            data_wait_ms=data_wait_s * 1e3,
+            memory_bytes=peak_memory_bytes(training.ranks.device),
+            mfu=speed.mfu(step_s),
+            attempt=recorder.attempt,
+        )
+    )
+
+
+def validate(training: Training, step: int, recorder: Recorder | None) -> None:
+    """Measure and record the validation loss; a collective."""
+    num_batches = min(training.job.train.validation_batches, training.loader.num_validation_batches)
+    loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
+    if recorder is not None:
+        recorder.validation(step, loss)
+
+
+def save(training: Training, run: Run, step: int) -> None:
+    """Commit a checkpoint and log how long that took; a collective."""
+    started_s = time.perf_counter()
+    training.save(run, step)
+    logger.info("checkpoint %s in %s", run.checkpoint(step), format_duration(time.perf_counter() - started_s))
+
+
+def is_due(step: int, interval: int) -> bool:
+    """Return whether something done every `interval` steps (0: never) is done after `step`."""
+    return interval > 0 and step % interval == 0
+
+
+def exit_code(job: Job, step: int, asked: signal.Signals | None) -> ExitCode:
+    """Return 0 when all steps are done, else what tells the scheduler why they are not."""
+    if step >= job.train.steps:
+        return ExitCode.DONE
+    return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.RETRY

@@ -1,0 +1,72 @@
+"""Opens the run folder for an attempt: who runs, on what, from which step."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from meshwright.config.write import to_toml
+from meshwright.errors import ConfigError
+from meshwright.spec.job import Job
+from meshwright.spec.run import Attempt, Manifest, Run
+from meshwright.trainer.provenance import git_commit, versions
+from meshwright.trainer.recorder import Recorder
+from meshwright.trainer.run_folder import (
+    ManifestKeeper,
+    now,
+    read_manifest,
+    require_same_run,
+    set_aside,
+    write_atomically,
+)
+from meshwright.trainer.speed import SpeedLimit
+from meshwright.trainer.training import Training
+
+
+def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
+    """Make sure that this job may write into the run folder; raises ConfigError for another's run."""
+    if overwrite:
+        set_aside(run)
+    previous = read_manifest(run)
+    if previous is not None and not resume:
+        raise ConfigError(
+            f"the run folder {run.folder} already holds a run: continue it with --resume, "
+            "choose another run.dir, or rename it out of the way with --overwrite"
+        )
+    if previous is not None:
+        require_same_run(previous, job)
+    for folder in (run.folder, run.checkpoints, run.logs):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write"
+            ) from error
+
+
+def open_recorder(training: Training, run: Run, start_step: int, speed: SpeedLimit) -> Recorder | None:
+    """Return rank 0's recorder with this attempt in the manifest, None on the other ranks; a collective."""
+    places = training.ranks.gather((os.getpid(), socket.gethostname()))
+    if not training.ranks.is_first:
+        return None
+    job = training.job
+    attempt = Attempt(
+        started_at=now(),
+        start_step=start_step,
+        pids=[pid for pid, _ in places],
+        hosts=[host for _, host in places],
+        layout=training.layout,
+        versions=versions(),
+        git_commit=git_commit(),
+    )
+    previous = read_manifest(run)
+    manifest = Manifest(
+        job=job,
+        seed=job.train.seed,
+        num_parameters=training.num_parameters,
+        data=training.dataset.fingerprint,
+        attempts=[*(previous.attempts if previous else []), attempt],
+        results=previous.results if previous else {},
+    )
+    write_atomically(run.job, to_toml(job))
+    return Recorder(job, run, ManifestKeeper(run, manifest), speed.peak_name)

@@ -1,0 +1,108 @@
+"""Opening a run folder and keeping its manifest: written whole, by rename, so that it is never half a file."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from meshwright.errors import ConfigError
+from meshwright.log import logger
+from meshwright.spec.job import Job
+from meshwright.spec.run import Attempt, Manifest, Run
+
+# What makes it the same run: other keys may change between attempts.
+_IDENTITY = ("model", "data", "train.seed", "train.seq_len", "train.global_batch_size", "train.global_batch_tokens")
+# Keys that say nothing about the numbers, so a change is not worth a line.
+_UNREMARKABLE = ("run.", "data.cache_dir", "train.stop_after", "checkpoint.")
+
+
+def now() -> str:
+    """Return the UTC time in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_manifest(run: Run) -> Manifest | None:
+    """Return the run's manifest, None where there is none; raises ConfigError for one that cannot be read."""
+    try:
+        return Manifest.from_json(run.manifest.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{run.manifest} cannot be read as a manifest: {error}: choose another run.dir") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader, or a crash, sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def set_aside(run: Run) -> Path | None:
+    """Rename an existing run folder out of the way and return its new name; nothing in it is lost."""
+    if not run.folder.exists():
+        return None
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    aside = run.folder.with_name(f"{run.folder.name}.replaced-{stamp}")
+    run.folder.rename(aside)
+    return aside
+
+
+def require_same_run(previous: Manifest, job: Job) -> None:
+    """Raise ConfigError when `job` differs from the run's in what makes it the same run; log other changes."""
+    changes = _changes(previous.job.to_dict(), job.to_dict())
+    breaking = [change for change in changes if change.startswith(_IDENTITY) and "cache_dir" not in change]
+    if breaking:
+        raise ConfigError(
+            "cannot resume, the job is another one: " + "; ".join(breaking) + ": change it back, "
+            "or start a new run with another run.dir"
+        )
+    for change in changes:
+        if not change.startswith(_UNREMARKABLE):
+            logger.info("changed since the run began: %s", change)
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    changes = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changes += _changes(before, after, f"{prefix}{key}.")
+        elif before != after:
+            changes.append(f"{prefix}{key} was {before!r}, is {after!r}")
+    return changes
+
+
+class ManifestKeeper:
+    """Rank 0's hold on manifest.json: every change is on disk when the call returns."""
+
+    def __init__(self, run: Run, manifest: Manifest) -> None:
+        self._run, self._manifest = run, manifest
+        self._write()
+
+    @property
+    def attempt(self) -> int:
+        """Return the number of this attempt, 1 for the first."""
+        return len(self._manifest.attempts)
+
+    def add_results(self, **results: Any) -> None:
+        """Add to, or replace in, the manifest's results."""
+        self._manifest = self._manifest.replace(results={**self._manifest.results, **results})
+        self._write()
+
+    def close(self, exit_code: int) -> None:
+        """Record how this attempt ended."""
+        *earlier, last = self._manifest.attempts
+        attempts: list[Attempt] = [*earlier, last.replace(exit=exit_code)]
+        self._manifest = self._manifest.replace(attempts=attempts, exit=exit_code)
+        self._write()
+
+    def _write(self) -> None:
+        write_atomically(self._run.manifest, self._manifest.to_json())

@@ -1,0 +1,108 @@
+"""Everything that one rank trains with, built from a Job, and its state as a checkpoint holds it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from meshwright.checkpoint.load import load
+from meshwright.checkpoint.save import prune, save
+from meshwright.data.dataset import Dataset, build_dataset
+from meshwright.data.loader import Loader
+from meshwright.data.order import Share
+from meshwright.data.resume import check_resumable
+from meshwright.errors import ConfigError
+from meshwright.models.build import build_model, import_object
+from meshwright.models.contract import loss_of
+from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.mesh import build_mesh
+from meshwright.parallelism.torch_compat import canonical_parameters
+from meshwright.spec.job import Job
+from meshwright.spec.layout import Layout
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.run import Run
+from meshwright.trainer.optimizer import build_optimizer, optimizer_state
+from meshwright.trainer.ranks import Ranks
+from meshwright.trainer.train_step import TrainStep
+
+
+class Training:
+    """A model split by its layout, its optimizer and its data, on one rank."""
+
+    def __init__(self, job: Job, ranks: Ranks, layout: Layout, dataset: Dataset, model: nn.Module) -> None:
+        self.job, self.ranks, self.layout, self.dataset, self.model = job, ranks, layout, dataset, model
+        share = Share(job.global_batch_size, layout.microbatch_size, ranks.rank, layout.dp)
+        self.loader = Loader(
+            dataset,
+            share,
+            seed=job.train.seed,
+            shuffle=job.data.shuffle,
+            pin_memory=ranks.device.type == "cuda",
+        )
+        self.optimizer: AdamW = build_optimizer(model, job.optimizer)
+        self.step = TrainStep(job, ranks, model, self.optimizer, loss_of(model))
+
+    @classmethod
+    def build(cls, job: Job, ranks: Ranks) -> Self:
+        """Return the training of `job` on this rank, at step 0, with its initial weights; a collective."""
+        layout = job.layout.resolve(ranks.num_ranks)
+        job.num_microbatches(layout)
+        mesh = build_mesh(layout, ranks.device.type)
+        dataset = build_dataset(job.data, job.train.seq_len)
+        require_vocabulary(job, dataset)
+        model = parallelize(build_unsharded(job), layout, job.precision, mesh, seed=job.train.seed)
+        return cls(job, ranks, layout, dataset, model)
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the parameters of the whole model, tied ones counted once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def save(self, run: Run, step: int) -> None:
+        """Commit the state after `step` as a checkpoint of `run`; a collective."""
+        metadata = {
+            "step": step,
+            "layout": self.layout.to_dict(),
+            "num_ranks": self.ranks.num_ranks,
+            "position": self.loader.position,
+        }
+        save(run.checkpoint(step), self._state(), metadata)
+        if self.ranks.is_first:
+            prune(run, self.job.checkpoint.keep)
+
+    def load(self, run: Run, step: int) -> None:
+        """Put back the state after `step`, on any number of ranks; a collective."""
+        metadata: dict[str, Any] = load(run.checkpoint(step), self._state())
+        check_resumable(metadata["position"], self.loader.position)
+
+    def _state(self) -> dict[str, Any]:
+        buffers = {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
+        return {
+            "model": {**dict(canonical_parameters(self.model)), **buffers},
+            "optimizer": optimizer_state(self.model, self.optimizer),
+        }
+
+
+def build_unsharded(job: Job) -> nn.Module:
+    """Return the whole model: on the meta device if its weights can be made shard by shard, else built for real."""
+    if resolve_architecture(job.model) is not None or hasattr(import_object(job.model.source), "initial"):
+        with torch.device("meta"):
+            return build_model(job.model)
+    # A user's constructor draws its own weights: the same seed gives every rank the same ones.
+    torch.manual_seed(job.train.seed)
+    return build_model(job.model)
+
+
+def require_vocabulary(job: Job, dataset: Dataset) -> None:
+    """Raise ConfigError when the tokenizer has more tokens than the model's embedding has rows."""
+    architecture = resolve_architecture(job.model)
+    if architecture is None or dataset.vocab_size is None or dataset.vocab_size <= architecture.vocab_size:
+        return
+    raise ConfigError(
+        f'data.tokenizer = "{job.data.tokenizer}" has {dataset.vocab_size} tokens but the model '
+        f"{job.model.source} has vocab_size = {architecture.vocab_size}: "
+        f"set model.options.vocab_size to {dataset.vocab_size} or more"
+    )

@@ -1,0 +1,46 @@
+"""Any rank of hundreds holds its own part of the same initial weights, and nothing else."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from meshwright.models.build import build_model
+from meshwright.models.initial import initialize
+from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.mesh import build_mesh
+from meshwright.parallelism.torch_compat import canonical_parameters, local_box
+from meshwright.spec.layout import Layout
+from meshwright.spec.sections import ModelSection, PrecisionSection
+
+NUM_RANKS = 256
+MODEL = ModelSection(source="llama-1m", options={"num_layers": 2})
+
+
+@pytest.fixture(params=[0, 37, 255])
+def fake_rank(request: pytest.FixtureRequest) -> Iterator[int]:
+    dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=NUM_RANKS)
+    yield request.param
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("dp_replicate", "dp_shard"), [(1, 256), (8, 32)])
+def test_a_rank_holds_its_slice_of_the_whole(fake_rank: int, dp_replicate: int, dp_shard: int) -> None:
+    whole = build_model(MODEL)
+    initialize(whole, seed=3)
+    with torch.device("meta"):
+        model = build_model(MODEL)
+    layout = Layout(dp_replicate=dp_replicate, dp_shard=dp_shard)
+    sharded = parallelize(model, layout, PrecisionSection(), build_mesh(layout, "cpu"), seed=3)
+    expected = dict(whole.named_parameters())
+    num_local = 0
+    for name, parameter in canonical_parameters(sharded):
+        local, offsets = local_box(parameter)
+        num_local += local.numel()
+        box = tuple(slice(start, start + size) for start, size in zip(offsets, local.shape, strict=True))
+        assert torch.equal(local, expected[name][box]), name
+    # FSDP2 deals out whole rows, so the fullest rank of a tensor has at most one row more than the mean.
+    row = max(parameter[0].numel() for parameter in expected.values())
+    assert num_local <= sum(p.numel() for p in expected.values()) / dp_shard + row * len(expected)

@@ -1,0 +1,49 @@
+"""A run that stopped is the run that never did."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import ExitCode
+from training_runs import tiny_job, train_on_ranks
+
+
+def test_resume_on_the_same_layout_is_bit_equal(tmp_path: Path) -> None:
+    straight = train_on_ranks(tiny_job(tmp_path), tmp_path / "straight", 2)
+    stopped = train_on_ranks(tiny_job(tmp_path, train={"stop_after": 4}), tmp_path / "stopped", 2)
+    assert stopped.codes == [ExitCode.RETRY] * 2
+    assert stopped.manifest.exit == ExitCode.RETRY
+    resumed = train_on_ranks(tiny_job(tmp_path), tmp_path / "stopped", 2, resume=True)
+    assert resumed.codes == [ExitCode.DONE] * 2
+    assert resumed.parameter_hash == straight.parameter_hash
+    assert resumed.losses == straight.losses
+    assert [attempt.start_step for attempt in resumed.manifest.attempts] == [0, 4]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_ranks: int) -> None:
+    sections = {"train": {"steps": 24, "global_batch_size": 8}, "checkpoint": {"interval": 4, "keep": 9}}
+    straight = train_on_ranks(tiny_job(tmp_path, **sections), tmp_path / "straight", 2)
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path / "straight", moved)
+    for step in (8, 12, 16, 20, 24):
+        shutil.rmtree(moved / "checkpoints" / f"step-{step}")
+    resumed = train_on_ranks(tiny_job(tmp_path, **sections), moved, num_ranks, resume=True)
+    compared = [step for step in straight.losses if step > 4]
+    assert len(compared) == 20
+    for step in compared:
+        assert resumed.losses[step] == pytest.approx(straight.losses[step], rel=1e-5)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, checkpoint={"interval": 1, "keep": 2})
+    assert train_on_ranks(job, tmp_path / "run", 1).run.checkpoint_steps() == [5, 6]
+
+
+def test_validation_is_measured_on_time_and_changes_nothing(tmp_path: Path) -> None:
+    plain = train_on_ranks(tiny_job(tmp_path), tmp_path / "plain", 2)
+    validated = train_on_ranks(tiny_job(tmp_path, train={"validation_interval": 2}), tmp_path / "validated", 2)
+    assert [row["step"] for row in validated.validation] == [2, 4, 6]
+    assert validated.validation[-1]["validation_loss"] < validated.validation[0]["validation_loss"]
+    assert validated.parameter_hash == plain.parameter_hash

@@ -1,0 +1,187 @@
+"""`meshwright train` as a user starts it: real processes, real signals, real exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from meshwright.config.write import to_toml
+
+from meshwright.errors import ExitCode
+from meshwright.spec.job import Job
+from meshwright.spec.run import Manifest, Run
+from training_runs import tiny_job
+
+pytestmark = pytest.mark.timeout(180)
+MESHWRIGHT = (sys.executable, "-m", "meshwright")
+
+
+class Command:
+    """A job file in a folder of its own and the ways to run it."""
+
+    def __init__(self, folder: Path, **sections: dict[str, object]) -> None:
+        self.folder = folder
+        self.run = Run(folder / "run")
+        own = {"run": {"device": "cpu", "dir": str(self.run.folder), "timeout_s": 60.0}}
+        job = tiny_job(folder, **{**own, **{name: {**own.get(name, {}), **keys} for name, keys in sections.items()}})
+        self.job_file = folder / "job.toml"
+        self.job_file.write_text(to_toml(Job.from_dict(job)))
+
+    def start(self, *arguments: str, prefix: tuple[str, ...] = MESHWRIGHT) -> subprocess.Popen[str]:
+        """Start training without waiting for it."""
+        command = [*prefix, "train", str(self.job_file), *arguments]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+
+    def train(self, *arguments: str, prefix: tuple[str, ...] = MESHWRIGHT) -> tuple[int, str]:
+        """Return the exit code and everything printed."""
+        process = self.start(*arguments, prefix=prefix)
+        output, _ = process.communicate(timeout=150)
+        return process.returncode, output
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest.from_json(self.run.manifest.read_text())
+
+    def wait_for_step(self, step: int) -> None:
+        """Return once metrics.jsonl holds `step`."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            rows = self.run.metrics.read_text().splitlines() if self.run.metrics.exists() else []
+            if any(json.loads(row)["step"] >= step for row in rows if row.endswith("}")):
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"no step {step} within 120 s")
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process that is no zombie has this id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_all_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(map(is_alive, pids)):
+        time.sleep(0.05)
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+LONG = {"train": {"steps": 400}, "checkpoint": {"interval": 20}}
+
+
+def test_a_killed_rank_ends_the_run_with_retry_and_a_resume_is_bit_equal(tmp_path: Path) -> None:
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "straight").mkdir()
+    killed = Command(tmp_path / "killed", train={"steps": 60}, checkpoint={"interval": 10})
+    straight = Command(tmp_path / "straight", train={"steps": 60}, checkpoint={"interval": 10})
+
+    process = killed.start("--ranks", "2")
+    killed.wait_for_step(15)
+    pids = killed.manifest.attempts[-1].pids
+    os.kill(pids[1], signal.SIGKILL)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.RETRY, output
+    assert f"rank 1 (pid {pids[1]}) was killed by SIGKILL" in output
+    assert_all_gone(pids)
+
+    code, output = killed.train("--ranks", "2", "--resume")
+    assert code == ExitCode.DONE, output
+    assert straight.train("--ranks", "2")[0] == ExitCode.DONE
+    assert killed.manifest.results["parameter_hash"] == straight.manifest.results["parameter_hash"]
+    assert killed.manifest.attempts[1].start_step >= 10
+
+
+def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
+    command = Command(tmp_path, train={"steps": 60}, checkpoint={"interval": 10}, run={"max_restarts": 1})
+    process = command.start("--ranks", "2")
+    command.wait_for_step(15)
+    os.kill(command.manifest.attempts[-1].pids[0], signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.DONE, output
+    assert "restart 1 of 1" in output
+    assert command.manifest.exit == ExitCode.DONE
+    assert len(command.manifest.attempts) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, ExitCode.RETRY), (signal.SIGINT, ExitCode.INTERRUPTED)], ids=str
+)
+def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: ExitCode) -> None:
+    command = Command(tmp_path, **LONG)
+    process = command.start("--ranks", "2")
+    command.wait_for_step(5)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert command.manifest.exit == code
+    assert_all_gone(command.manifest.attempts[-1].pids)
+    assert command.run.checkpoint_steps() == [command.manifest.results["last_step"]]
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    command = Command(tmp_path, **LONG)
+    process = command.start("--ranks", "2")
+    command.wait_for_step(5)
+    process.kill()
+    process.communicate(timeout=60)
+    assert_all_gone(command.manifest.attempts[-1].pids)
+
+
+def test_torchrun_does_the_same(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").mkdir()
+    (tmp_path / "own").mkdir()
+    torchrun, own = Command(tmp_path / "torchrun"), Command(tmp_path / "own")
+    prefix = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "meshwright",
+    )
+    code, output = torchrun.train(prefix=prefix)
+    assert code == 0, output
+    assert own.train("--ranks", "2")[0] == 0
+    assert torchrun.manifest.results["parameter_hash"] == own.manifest.results["parameter_hash"]
+
+
+def test_an_existing_run_is_kept_unless_asked(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    assert command.train()[0] == 0
+    before = command.run.manifest.read_text()
+    code, output = command.train()
+    assert code == ExitCode.BAD_INPUT
+    assert "--resume" in output
+    assert "--overwrite" in output
+    assert command.run.manifest.read_text() == before
+    assert command.train("--overwrite")[0] == 0
+    [aside] = tmp_path.glob("run.replaced-*")
+    assert (aside / "manifest.json").read_text() == before
+
+
+def test_another_job_cannot_be_resumed_into_a_run(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    assert command.train()[0] == 0
+    code, output = command.train("--resume", "train.seed=1")
+    assert code == ExitCode.BAD_INPUT
+    assert "train.seed was 0, is 1" in output
+
+
+def test_a_degree_that_is_not_built_is_refused_by_name(tmp_path: Path) -> None:
+    command = Command(tmp_path, layout={"dp_shard": 1, "tp": 2})
+    code, output = command.train()
+    assert code == ExitCode.BAD_INPUT
+    assert "layout.tp = 2" in output
+    assert not command.run.manifest.exists()
