@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+import traceback
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,12 @@ def build_model(section: ModelSection) -> nn.Module:
         raise ConfigError(
             f"model.options = {section.options} do not fit {section.source}{inspect.signature(build)}: {error}"
         ) from None
-    model = build(**section.options)
+    try:
+        model = build(**section.options)
+    except Exception as error:
+        raise ConfigError(
+            f"model.source = {section.source!r}: building it raised {_place(error)}: correct it"
+        ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model.source = {section.source!r} made a {type(model).__name__}, but an nn.Module is needed: "
@@ -59,6 +65,8 @@ def import_object(source: str) -> Any:
         else:
             reason = f"{module_name} imports {error.name}, which is not installed: install it"
         raise ConfigError(f"model.source = {source!r}: {reason}, or correct model.source") from None
+    except Exception as error:
+        raise ConfigError(f"model.source = {source!r}: importing it raised {_place(error)}: correct it") from error
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
         nearest = get_close_matches(name, public, n=1, cutoff=0.5)
@@ -67,3 +75,10 @@ def import_object(source: str) -> Any:
             f"{f'did you mean {nearest[0]}?' if nearest else 'define it there, or correct model.source'}"
         )
     return getattr(module, name)
+
+
+def _place(error: Exception) -> str:
+    # The innermost line of a traceback that lies in somebody's file; a SyntaxError names its own.
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
