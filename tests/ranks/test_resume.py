@@ -43,7 +43,9 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 def test_validation_is_measured_on_time_and_changes_nothing(tmp_path: Path) -> None:
     plain = train_on_ranks(tiny_job(tmp_path), tmp_path / "plain", 2)
-    validated = train_on_ranks(tiny_job(tmp_path, train={"validation_interval": 2}), tmp_path / "validated", 2)
-    assert [row["step"] for row in validated.validation] == [2, 4, 6]
+    # At step 3 and 6 a checkpoint follows the validation, and at step 4 training goes on after both.
+    every_step = {"train": {"validation_interval": 1}, "checkpoint": {"interval": 3}}
+    validated = train_on_ranks(tiny_job(tmp_path, **every_step), tmp_path / "validated", 2)
+    assert [row["step"] for row in validated.validation] == [1, 2, 3, 4, 5, 6]
     assert validated.validation[-1]["validation_loss"] < validated.validation[0]["validation_loss"]
     assert validated.parameter_hash == plain.parameter_hash

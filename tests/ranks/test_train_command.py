@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from meshwright.config.write import to_toml
 
+from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
 from meshwright.spec.job import Job
 from meshwright.spec.run import Manifest, Run

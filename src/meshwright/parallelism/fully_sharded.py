@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from meshwright.spec.layout import Layout
 from meshwright.spec.sections import DType, PrecisionSection
@@ -25,3 +25,10 @@ def shard_model(
         fully_shard(block, mesh=mesh, mp_policy=block_policy, reshard_after_forward=reshard)
     # The root's own parameters (embedding, head) are needed again at once in backward.
     fully_shard(model, mesh=mesh, mp_policy=root_policy, reshard_after_forward=False)
+
+
+def reshard_model(model: nn.Module) -> None:
+    """Free gathered parameters, so that the model holds its shards again: a forward without a backward keeps some."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -13,6 +13,7 @@ from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
 from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
+from meshwright.parallelism.fully_sharded import reshard_model
 from meshwright.parallelism.gradients import clip_gradients
 from meshwright.parallelism.torch_compat import canonical_parameters
 from meshwright.spec.job import Job
@@ -82,6 +83,8 @@ class TrainStep:
         for microbatches in batches:
             for microbatch in microbatches:
                 total += self._forward(microbatch) / (len(microbatches) * len(batches))
+        # A checkpoint may be next, and it saves shards.
+        reshard_model(self.model)
         self.model.train()
         return self.ranks.mean(total).item()
 
