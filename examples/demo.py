@@ -1,0 +1,281 @@
+"""`make demo`: trains a small model on real text, kills one of its processes, resumes, exports and generates.
+
+Each act shows the `meshwright` command that it runs and one line of proof. Everything lands in .demo/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.status import Status
+from rich.table import Table
+from rich.tree import Tree
+
+from meshwright.errors import ExitCode
+from meshwright.spec.run import Manifest, Run
+from meshwright.units import format_bytes, format_duration
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = Path(".demo")
+STRAIGHT, KILLED, EXPORTED = Run(DEMO / "straight"), Run(DEMO / "killed"), DEMO / "hugging-face"
+
+TRAIN = "train examples/tiny.toml --ranks 2"
+COMMANDS = {
+    "check": "check examples/tiny.toml --ranks 2",
+    "train": f"{TRAIN} run.dir={STRAIGHT.folder}",
+    "train and kill": f"{TRAIN} run.dir={KILLED.folder}",
+    "resume": f"{TRAIN} run.dir={KILLED.folder} --resume",
+    "export": f"export {KILLED.folder} {EXPORTED} --check",
+    "generate": f'generate {KILLED.folder} --prompt "def " --max-tokens 160 --temperature 0.7 --seed 1',
+}
+NEXT = ("show examples/tiny.toml", "check examples/llama3-405b-16k.toml", "init llama3-8b")
+
+# A rank is killed this many steps after the first checkpoint, so that there is something to lose.
+STEPS_TO_LOSE = 5
+LOST_PEER_TIMEOUT_S = 120
+COMMAND_TIMEOUT_S = 300
+
+console = Console(highlight=False)
+
+
+class DemoFailedError(Exception):
+    """An act did not show what it is there to show."""
+
+
+def main() -> None:
+    """Run the acts in order; exit 1 at the first that fails."""
+    os.chdir(ROOT)
+    shutil.rmtree(DEMO, ignore_errors=True)
+    DEMO.mkdir()
+    started_s = time.perf_counter()
+    measured: dict[str, str] = {}
+    acts: Sequence[Callable[[dict[str, str]], None]] = (check, train, kill, resume, export, generate)
+    try:
+        for number, act in enumerate(acts, start=1):
+            console.print(f"\n[bold]{number}. {act.__doc__}[/bold]")
+            act(measured)
+    except DemoFailedError as failure:
+        console.print(f"[bold red]✗[/bold red] {failure}", soft_wrap=True)
+        sys.exit(1)
+    measured["the whole demo"] = format_duration(time.perf_counter() - started_s)
+    closing_card(measured)
+
+
+def check(measured: dict[str, str]) -> None:
+    """Check the job before any process starts"""
+    started_s = time.perf_counter()
+    output = run("check")
+    measured["check"] = format_duration(time.perf_counter() - started_s)
+    quote(output)
+    prove(f"nothing is wrong, said after {measured['check']}")
+
+
+def train(measured: dict[str, str]) -> None:
+    """Train on Python's own standard library, on 2 processes (FSDP2 over gloo)"""
+    with start("train") as process:
+        follow(process, STRAIGHT, until=lambda rows: False)
+    expect(process.returncode == ExitCode.DONE, f"training ended with exit code {process.returncode}", "train")
+    losses = [row["loss"] for row in rows_of(STRAIGHT)]
+    results = manifest_of(STRAIGHT).results
+    measured["loss"] = f"{losses[0]:.3f} at step 1, {losses[-1]:.3f} at step {len(losses)}"
+    measured["step, median"] = f"{results['median_step_ms']:.0f} ms"
+    console.print(f"  [cyan]{sparkline(losses)}[/cyan]")
+    expect(losses[-1] < losses[0] / 2, f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} only", "train")
+    prove(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps; this is the run that is never killed")
+
+
+def kill(measured: dict[str, str]) -> None:
+    """The same job again, with one of its processes killed in mid-step"""
+    with start("train and kill") as process:
+        follow(process, KILLED, until=lambda rows: has_more_than_a_checkpoint(rows))
+        expect(process.poll() is None, "training ended before a process could be killed", "train and kill")
+        rows = rows_of(KILLED)
+        # Half a step after the last one that is known to be done.
+        time.sleep(statistics.median(row["step_ms"] for row in rows) / 2e3)
+        pids = manifest_of(KILLED).attempts[-1].pids
+        os.kill(pids[1], signal.SIGKILL)
+        console.print(f"  [red]kill -9 {pids[1]}[/red]  (rank 1, in step {rows[-1]['step'] + 1})")
+        with Status("waiting for the others to notice", console=console):
+            wait(process, LOST_PEER_TIMEOUT_S, "train and kill")
+    left = [pid for pid in (*pids, process.pid) if is_alive(pid)]
+    expect(process.returncode == ExitCode.RETRY, f"exit code {process.returncode}, not 75", "train and kill")
+    expect(not left, f"processes {left} are still there", "train and kill")
+    prove("the command ended with exit code 75, retry, and left no process behind")
+
+
+def resume(measured: dict[str, str]) -> None:
+    """Resume, and compare with the run that was never killed"""
+    newest = KILLED.checkpoint_steps()[-1]
+    with start("resume") as process:
+        follow(process, KILLED, until=lambda rows: False)
+    expect(process.returncode == ExitCode.DONE, f"resuming ended with exit code {process.returncode}", "resume")
+    straight, resumed = (str(manifest_of(one).results["parameter_hash"]) for one in (STRAIGHT, KILLED))
+    measured["parameters, never killed"], measured["parameters, killed and resumed"] = straight, resumed
+    console.print(f"  never killed        {straight}\n  killed and resumed  {resumed}")
+    expect(straight == resumed, "the parameters differ", "resume")
+    losses = [{row["step"]: row["loss"] for row in rows_of(one)} for one in (STRAIGHT, KILLED)]
+    expect(losses[0] == losses[1], "the losses differ", "resume")
+    prove(f"equal to the last bit, and so is every loss from step {newest + 1} to {max(losses[0])}")
+
+
+def export(measured: dict[str, str]) -> None:
+    """Export to Hugging Face format"""
+    output = run("export")
+    quote(output)
+    difference = re.search(r"difference\D*([0-9.]+(?:e-?[0-9]+)?)", output)
+    if importlib.util.find_spec("transformers") is None:
+        measured["logits"] = "not compared: transformers is not installed (make venv installs it)"
+        prove(f"{EXPORTED} written; transformers is not here to compare logits with")
+        return
+    if difference is None:
+        raise DemoFailedError(f"the export said nothing of logits, in {log_of('export')}")
+    measured["logits"] = f"ours and transformers' differ by {difference[1]} at most"
+    prove(f"transformers loads it: its logits and ours differ by {difference[1]} at most")
+
+
+def generate(measured: dict[str, str]) -> None:
+    """Let it write"""
+    text = run("generate")
+    quote(text)
+    expect(len(text.strip()) > 20, "it wrote next to nothing", "generate")
+    prove(f"{len(text.strip())} characters of a million-parameter model's idea of Python")
+
+
+def closing_card(measured: dict[str, str]) -> None:
+    """Show what was measured, the run folder, and what to try next."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in measured.items():
+        table.add_row(name, value)
+    console.print()
+    console.print(Panel(table, title="measured on this machine", expand=False))
+    console.print(folder_tree(KILLED.folder))
+    console.print("\n[bold]Next[/bold]")
+    for command in NEXT:
+        console.print(f"  {program()} {command}")
+
+
+def run(name: str) -> str:
+    """Show and run a command and return what it printed; DemoFailedError unless it went well."""
+    with start(name) as process, Status("running", console=console):
+        wait(process, COMMAND_TIMEOUT_S, name)
+    expect(process.returncode == ExitCode.DONE, f"exit code {process.returncode}", name)
+    return log_of(name).read_text()
+
+
+@contextlib.contextmanager
+def start(name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Show a command and start it, its output going to a log; it does not outlive the act."""
+    console.print(f"[bold green]$[/bold green] meshwright {COMMANDS[name]}", soft_wrap=True)
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', COMMANDS[name])]
+    with log_of(name).open("wb") as log:
+        environment = os.environ | {"COLUMNS": str(min(console.width, 100))}
+        process = subprocess.Popen([ROOT / program(), *words], stdout=log, stderr=subprocess.STDOUT, env=environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def wait(process: subprocess.Popen[bytes], timeout_s: float, name: str) -> None:
+    """Wait for the end of a command; DemoFailedError when it does not come in time."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        expect(False, f"it did not end within {timeout_s} s", name)
+
+
+def program() -> str:
+    """Return the path of the command line that belongs to this Python."""
+    return os.path.relpath(Path(sys.executable).with_name("meshwright"), ROOT)
+
+
+def log_of(name: str) -> Path:
+    return DEMO / f"{name.replace(' ', '-')}.log"
+
+
+def follow(process: subprocess.Popen[bytes], run: Run, until: Callable[[list[dict[str, float]]], bool]) -> None:
+    """Show the loss of a run as it falls, to its end or to where `until` its rows is true."""
+    with Status("starting", console=console) as status:
+        while process.poll() is None:
+            rows = rows_of(run)
+            if rows:
+                losses = [row["loss"] for row in rows]
+                status.update(f"step {rows[-1]['step']}  loss {losses[-1]:.3f}  [cyan]{sparkline(losses)}[/cyan]")
+            if until(rows):
+                return
+            time.sleep(0.05)
+
+
+def has_more_than_a_checkpoint(rows: list[dict[str, float]]) -> bool:
+    steps = KILLED.checkpoint_steps()
+    return bool(steps and rows) and rows[-1]["step"] >= steps[0] + STEPS_TO_LOSE
+
+
+def rows_of(run: Run) -> list[dict[str, float]]:
+    """Return the metrics of the steps so far; the last line may be half written."""
+    lines = run.metrics.read_text().split("\n")[:-1] if run.metrics.exists() else []
+    return [row for row in map(json.loads, lines) if "loss" in row]
+
+
+def manifest_of(run: Run) -> Manifest:
+    return Manifest.from_json(run.manifest.read_text())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """Return the values as a row of at most `width` bars."""
+    bars = "▁▂▃▄▅▆▇█"
+    shown = [values[index * len(values) // min(width, len(values))] for index in range(min(width, len(values)))]
+    low, high = min(shown), max(shown)
+    return "".join(bars[round((value - low) / ((high - low) or 1) * (len(bars) - 1))] for value in shown)
+
+
+def folder_tree(folder: Path) -> Tree:
+    """Return a folder's content with sizes."""
+    tree = Tree(f"[bold]{folder}/[/bold]", guide_style="dim")
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            tree.add(folder_tree(path)).label = f"{path.name}/"
+        else:
+            tree.add(f"{path.name}  [dim]{format_bytes(path.stat().st_size)}[/dim]")
+    return tree
+
+
+def expect(is_met: bool, failure: str, command: str) -> None:
+    if not is_met:
+        raise DemoFailedError(f"{failure}; what the command said is in {log_of(command)}")
+
+
+def quote(output: str) -> None:
+    console.print(output.rstrip(), style="dim", markup=False, soft_wrap=True)
+
+
+def prove(claim: str) -> None:
+    console.print(f"[bold green]✓[/bold green] {claim}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
