@@ -85,6 +85,13 @@ def _problem(
     """Return what stands against loading, as far as this rank can see; each rank looks at a share of the files."""
     rank, num_ranks = (dist.get_rank(group), dist.get_world_size(group)) if has_group() else (0, 1)
     problems = file_problems(folder, contents, sorted(contents.file_bytes)[rank::num_ranks])
+    if absent := [section for section in sections if not contents.section(section)]:
+        sections_here = sorted({name.partition("/")[0] for name in contents.tensors})
+        problems.append(
+            f"{folder} holds {', '.join(sections_here) or 'nothing'} but no {', '.join(absent)}, so it is no training "
+            "state to resume: start a new run from its weights, with model.initial_weights"
+        )
+        return "\n".join(problems)
     saved = {name: stored for section in sections for name, stored in contents.section(section).items()}
     if missing := sorted(flat.keys() - saved.keys()):
         problems.append(f"{folder} lacks {_some(missing)}, which this model or its optimizer has: {_SAME_JOB}")

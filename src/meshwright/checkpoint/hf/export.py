@@ -1,0 +1,110 @@
+"""export: a checkpoint as a Hugging Face folder, one output file in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from meshwright.checkpoint.durable import commit, temporary_beside, write_durably
+from meshwright.checkpoint.hf.folder import INDEX, SINGLE
+from meshwright.checkpoint.hf.llama import name_map, parameter_shapes
+from meshwright.checkpoint.hf.side_files import write_side_files
+from meshwright.checkpoint.load import load_parameters
+from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
+from meshwright.errors import CheckpointError, ConfigError
+
+ExportDType = Literal["float32", "bfloat16"]
+_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote."""
+
+    model: SavedModel
+    num_parameters: int
+    num_files: int
+    num_bytes: int
+
+
+def export(
+    source: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    dtype: ExportDType = "float32",
+    max_shard_bytes: int = 5_000_000_000,
+) -> Exported:
+    """Write the model in `source`, a run or a checkpoint folder, as the new Hugging Face folder `out`.
+
+    Weights are rounded to `dtype` once. No file holds more than `max_shard_bytes` of tensors, unless one tensor is
+    larger. `out` appears complete or not at all; raises ConfigError if it exists, CheckpointError for a damaged source.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists and an export never overwrites: name a new folder, or move it away")
+    model = find_saved_model(source, step)
+    shards = _shards(parameter_shapes(model.architecture), _DTYPES[dtype].itemsize, max_shard_bytes)
+    temporary = temporary_beside(out)
+    try:
+        temporary.mkdir(parents=True)
+        write_side_files(model, temporary, dtype)
+        num_bytes = _write_weights(model, shards, _DTYPES[dtype], temporary)
+        commit(temporary, out)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"{out} could not be written ({reason}): nothing is left of it; free space there, or name a folder that "
+            "you may write"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    shapes = parameter_shapes(model.architecture).values()
+    return Exported(model, sum(math.prod(shape) for shape in shapes), len(shards), num_bytes)
+
+
+def _shards(shapes: dict[str, tuple[int, ...]], itemsize: int, max_bytes: int) -> list[list[str]]:
+    """Return the names of each file's tensors, in the model's order."""
+    shards: list[list[str]] = [[]]
+    room = max_bytes
+    for name, shape in shapes.items():
+        size = math.prod(shape) * itemsize
+        if shards[-1] and size > room:
+            shards.append([])
+            room = max_bytes
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def _write_weights(model: SavedModel, shards: list[list[str]], dtype: torch.dtype, folder: Path) -> int:
+    """Write the weight files, and an index where there are several; return the bytes of all tensors."""
+    names = name_map(model.architecture)
+    weight_map: dict[str, str] = {}
+    num_bytes = 0
+    for number, shard in enumerate(shards, start=1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        parameters = load_parameters(model.checkpoint, shard)
+        tensors = {names.theirs(name): tensor.to(dtype).contiguous() for name, tensor in parameters.items()}
+        # Without this entry transformers refuses the file.
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        _fsync(folder / file)
+        weight_map |= dict.fromkeys(tensors, file)
+        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+        write_durably(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    return num_bytes
+
+
+def _fsync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,76 @@
+"""import_folder: a Hugging Face folder as a run, so that every verb that takes a run takes it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.checkpoint.durable import commit, temporary_beside, write_durably
+from meshwright.checkpoint.hf.folder import read_json
+from meshwright.checkpoint.hf.side_files import CONFIG, TOKENIZER, copy_side_files
+from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.save import save
+from meshwright.checkpoint.saved_model import IMPORTED_FROM
+from meshwright.config.write import to_toml
+from meshwright.errors import CheckpointError, ConfigError, ExitCode
+from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.hf_config import architecture_from_hf
+from meshwright.spec.job import Job
+from meshwright.spec.run import Manifest, Run
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import wrote."""
+
+    run: Run
+    architecture: LlamaArchitecture
+    num_parameters: int
+    dtypes: list[str]
+
+
+def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
+    """Write the weights of `hf_folder`, bit by bit as they are, as checkpoint step-0 of the new run `run_folder`.
+
+    The run appears complete or not at all. Its job names `hf_folder` as initial_weights, so training from it starts
+    with a copy of job.toml. Raises ConfigError if `run_folder` exists, CheckpointError or UnsupportedError for a
+    folder that is damaged or not of a known model.
+    """
+    if run_folder.exists():
+        raise ConfigError(f"{run_folder} exists and an import never overwrites: name a new folder, or move it away")
+    config = read_json(hf_folder / CONFIG)
+    architecture = architecture_from_hf(config, str(hf_folder / CONFIG))
+    # As stored: in memory they are the mapped files, whatever their size.
+    parameters = dict(load_hf_parameters(hf_folder, architecture, dtype=None))
+    num_parameters = sum(math.prod(tensor.shape) for tensor in parameters.values())
+    temporary = temporary_beside(run_folder)
+    run = Run(temporary)
+    try:
+        temporary.mkdir(parents=True)
+        copy_side_files(hf_folder, temporary)
+        save(run.checkpoint(0), {"model": parameters}, {"step": 0, IMPORTED_FROM: str(hf_folder)})
+        job = _job(hf_folder, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
+        manifest = Manifest(job=job, seed=job.train.seed, num_parameters=num_parameters, exit=ExitCode.DONE)
+        write_durably(run.manifest, manifest.to_json())
+        write_durably(run.job, to_toml(job))
+        commit(temporary, run_folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{run_folder} could not be written ({error.strerror}): nothing is left of it; free space there, or name "
+            "a folder that you may write"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in parameters.values()})
+    return Imported(Run(run_folder), architecture, num_parameters, dtypes)
+
+
+def _job(hf_folder: Path, run_folder: Path, *, has_tokenizer: bool) -> Job:
+    return Job.from_dict(
+        {
+            "model": {"source": str(run_folder / CONFIG), "initial_weights": str(hf_folder)},
+            "data": {"tokenizer": str(run_folder / TOKENIZER)} if has_tokenizer else {},
+        }
+    )

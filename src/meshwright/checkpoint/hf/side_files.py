@@ -1,0 +1,97 @@
+"""What lies beside the weights in a Hugging Face folder: configs and the tokenizer's files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from meshwright.checkpoint.hf.folder import read_json
+from meshwright.checkpoint.saved_model import SavedModel
+from meshwright.data.tokenizer import BYTES, Tokenizer
+from meshwright.errors import ConfigError
+from meshwright.spec.hf_config import architecture_to_hf
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_FILES = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+"""Files that say together how text becomes tokens; a folder has some of them."""
+
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def write_side_files(model: SavedModel, folder: Path, dtype: str) -> None:
+    """Write the configs and the tokenizer of `model` into `folder`; what was imported goes out as it came in."""
+    tokenizer = model.load_tokenizer()
+    if tokenizer is not None and tokenizer.vocab_size > model.architecture.vocab_size:
+        raise ConfigError(
+            f"the tokenizer of {model.run.folder} has {tokenizer.vocab_size} tokens, its model only "
+            f"{model.architecture.vocab_size}: put the tokenizer.json that it was trained with into that folder"
+        )
+    ids = _token_ids(model, tokenizer)
+    # torch_dtype is the spelling that transformers 4 and 5 and the inference engines read.
+    _write(folder / CONFIG, {**architecture_to_hf(model.architecture), **ids, "torch_dtype": dtype})
+    if model.is_imported and (model.run.folder / GENERATION_CONFIG).is_file():
+        shutil.copyfile(model.run.folder / GENERATION_CONFIG, folder / GENERATION_CONFIG)
+    else:
+        _write(folder / GENERATION_CONFIG, ids)
+    if tokenizer is not None:
+        _write_tokenizer(model, tokenizer, folder)
+
+
+def copy_side_files(source: Path, target: Path) -> None:
+    """Copy the configs and the tokenizer's files that `source` has."""
+    for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def _token_ids(model: SavedModel, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    if model.is_imported:
+        config = read_json(model.run.folder / CONFIG)
+        return {name: config[name] for name in _TOKEN_IDS if name in config}
+    # A document ends where the next begins, so one token marks both. Without a tokenizer null keeps transformers from
+    # assuming the ids of Llama 2.
+    end = None if tokenizer is None else tokenizer.end_of_text
+    return {"bos_token_id": end, "eos_token_id": end}
+
+
+def _write_tokenizer(model: SavedModel, tokenizer: Tokenizer, folder: Path) -> None:
+    beside = _tokenizer_folder(model)
+    for name in TOKENIZER_FILES if beside is not None else ():
+        assert beside is not None
+        if (beside / name).is_file():
+            shutil.copyfile(beside / name, folder / name)
+    (folder / TOKENIZER).write_text(tokenizer.to_tokenizer_json(), encoding="utf-8")
+    if not (folder / "tokenizer_config.json").is_file():
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": tokenizer.end_of_text_token,
+            "model_max_length": model.architecture.max_seq_len,
+            # Otherwise decoding drops spaces before punctuation, and text would not survive the round trip.
+            "clean_up_tokenization_spaces": False,
+        }
+        _write(folder / "tokenizer_config.json", config)
+        _write(folder / "special_tokens_map.json", {"eos_token": tokenizer.end_of_text_token})
+
+
+def _tokenizer_folder(model: SavedModel) -> Path | None:
+    """Return where the tokenizer's files lie, None for the one that has no file."""
+    if (model.run.folder / TOKENIZER).is_file():
+        return model.run.folder
+    if model.job.data.tokenizer == BYTES:
+        return None
+    path = Path(model.job.data.tokenizer).expanduser()
+    return path if path.is_dir() else path.parent
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

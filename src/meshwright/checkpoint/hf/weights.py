@@ -1,0 +1,93 @@
+"""load_hf_parameters: the weights of a Hugging Face folder under our names, checked against an architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from meshwright.checkpoint.hf.folder import HfFolder, read_json
+from meshwright.checkpoint.hf.llama import HEAD, name_map, parameter_shapes
+from meshwright.errors import CheckpointError
+from meshwright.log import logger
+from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.hf_config import architecture_from_hf
+
+_NUM_NAMED = 4
+# Sizes show in the tensors; these change what the same tensors compute.
+_UNSEEN_IN_SHAPES = ("norm_eps", "rope_theta", "rope_scaling")
+
+
+class HfWeights(Mapping[str, Tensor]):
+    """Our name -> tensor, each read from disk when it is asked for and not kept."""
+
+    def __init__(self, folder: HfFolder, theirs: dict[str, str], dtype: torch.dtype | None) -> None:
+        self._folder, self._theirs, self._dtype = folder, theirs, dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._folder.read(self._theirs[name])
+        return tensor if self._dtype is None else tensor.to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._theirs)
+
+    def __len__(self) -> int:
+        return len(self._theirs)
+
+
+def load_hf_parameters(
+    hf_folder: Path | str,
+    architecture: LlamaArchitecture,
+    names: Collection[str] | None = None,
+    dtype: torch.dtype | None = torch.float32,
+) -> Mapping[str, Tensor]:
+    """Return the whole parameters of `hf_folder` by our names, all or only `names`, in `dtype` (None: as stored).
+
+    Every tensor of the folder is accounted for now; each is read when it is looked up, so memory holds one at a time.
+    Raises CheckpointError for unknown, missing, misshapen or damaged tensors, UnsupportedError for quantised ones.
+    """
+    path = Path(hf_folder).expanduser()
+    folder = HfFolder(path)
+    shapes = parameter_shapes(architecture)
+    theirs = name_map(architecture).account(folder.names, shapes.keys(), str(path))
+    folder.require_floats()
+    _require_shapes(folder, theirs, shapes)
+    if architecture.tie_embeddings and HEAD in folder.names:
+        _require_copy(folder, theirs["embedding.weight"])
+    _remark_differences(path, architecture)
+    return HfWeights(folder, {name: theirs[name] for name in (theirs if names is None else names)}, dtype)
+
+
+def _require_shapes(folder: HfFolder, theirs: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> None:
+    wrong = [
+        f"{theirs[name]} is {list(folder.shape(theirs[name]))}, the architecture has {list(shape)}"
+        for name, shape in shapes.items()
+        if folder.shape(theirs[name]) != shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
+        raise CheckpointError(
+            f"the weights of {folder.path} have other sizes: {'; '.join(wrong[:_NUM_NAMED])}{more}: "
+            "make the architecture (config.json, or [model] of the job) match the weights"
+        )
+
+
+def _require_copy(folder: HfFolder, embedding: str) -> None:
+    if folder.shape(HEAD) != folder.shape(embedding) or not torch.equal(folder.read(HEAD), folder.read(embedding)):
+        raise CheckpointError(
+            f"{folder.path} has a {HEAD} that differs from its {embedding}, but the architecture ties the two: "
+            "set tie_word_embeddings to false in config.json (or model.options.tie_embeddings = false in the job)"
+        )
+
+
+def _remark_differences(path: Path, architecture: LlamaArchitecture) -> None:
+    """Log where the job computes something else with these weights than their own config does; it may be meant."""
+    if not (path / "config.json").is_file():
+        return
+    trained_as = architecture_from_hf(read_json(path / "config.json"), str(path / "config.json"))
+    for field in _UNSEEN_IN_SHAPES:
+        theirs, ours = getattr(trained_as, field), getattr(architecture, field)
+        if theirs != ours:
+            logger.warning("%s: its weights were made with %s = %s, the model has %s", path, field, theirs, ours)

@@ -1,0 +1,26 @@
+"""`meshwright import`: a Hugging Face folder as a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("hf_folder", metavar="HF_FOLDER", type=click.Path(path_type=Path))
+@click.argument("run_folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
+def command(hf_folder: Path, run_folder: Path) -> None:
+    """Write the weights of HF_FOLDER, bit by bit, as checkpoint step-0 of the new run RUN_FOLDER.
+
+    Training from them needs no import: set model.source to the folder's config.json and model.initial_weights to
+    HF_FOLDER.
+    """
+    from meshwright.checkpoint.hf.import_ import import_folder
+    from meshwright.units import format_count
+
+    done = import_folder(hf_folder, run_folder)
+    click.echo(
+        f"{hf_folder} -> {done.run.checkpoint(0)}: {format_count(done.num_parameters)} parameters "
+        f"in {' and '.join(done.dtypes)}"
+    )

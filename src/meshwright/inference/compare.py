@@ -1,0 +1,28 @@
+"""max_logits_difference: whether transformers computes from an exported folder what we compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from meshwright.data.extras import import_extra
+from meshwright.models.llama import Llama
+
+_NUM_SEQUENCES, _SEQ_LEN = 2, 64
+
+
+def max_logits_difference(model: Llama, hf_folder: Path, dtype: torch.dtype) -> float:
+    """Return the largest absolute difference of logits between `model` and transformers' reading of `hf_folder`.
+
+    Both compute in float32 on the CPU, on random tokens. The weights of `model` are rounded to `dtype` in place, as the
+    export rounded them. Raises UnsupportedError where transformers is not installed.
+    """
+    transformers = import_extra("transformers", "hf", "comparing with transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(hf_folder, dtype=torch.float32).eval()
+    ours = model.cpu().to(dtype).float()
+    generator = torch.Generator().manual_seed(0)
+    tokens_BS = torch.randint(model.architecture.vocab_size, (_NUM_SEQUENCES, _SEQ_LEN), generator=generator)
+    with torch.inference_mode():
+        difference_BSV = ours(tokens_BS) - theirs(tokens_BS).logits
+    return float(difference_BSV.abs().max())

@@ -1,0 +1,108 @@
+"""load_model: a model ready to generate, from a run, a checkpoint or a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from meshwright.checkpoint.contents import FILE_NAME
+from meshwright.checkpoint.hf.folder import read_json
+from meshwright.checkpoint.hf.side_files import CONFIG, GENERATION_CONFIG, TOKENIZER
+from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.load import load_parameters
+from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
+from meshwright.data.extras import import_extra
+from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
+from meshwright.errors import ConfigError
+from meshwright.models.llama import Llama
+from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.hf_config import architecture_from_hf
+from meshwright.spec.run import Run
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in float32 with what turns text into its tokens and back."""
+
+    model: Llama
+    tokenizer: Tokenizer | None
+    """None where the folder has none."""
+    origin: Path
+    """The checkpoint or the Hugging Face folder that the weights are from."""
+    start: tuple[int, ...]
+    """Ids that stand before every prompt, as in the model's training."""
+    stop: frozenset[int]
+    """Ids that end a text."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a prompt; an empty one is the beginning of a text. Raises ConfigError without tokenizer."""
+        if self.tokenizer is None:
+            raise ConfigError(f"{self.origin} has no tokenizer: put the model's {TOKENIZER} into its run folder")
+        ids = [*self.start, *(int(token) for token in self.tokenizer.encode(text))]
+        return ids or [self.tokenizer.end_of_text]
+
+
+def load_model(source: Path, step: int | None = None, device: torch.device | None = None) -> LoadedModel:
+    """Return the model in `source`: a run (newest checkpoint, or that of `step`), a checkpoint, a Hugging Face folder.
+
+    Raises ConfigError for another kind of folder, CheckpointError for damage, UnsupportedError for other models.
+    """
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    is_run = (source / FILE_NAME).is_file() or Run(source).manifest.is_file()
+    if is_run or not (source / CONFIG).is_file():
+        saved = find_saved_model(source, step)
+        model = build_with(saved.architecture, load_parameters(saved.checkpoint), device)
+        return _with_tokens(model, saved.load_tokenizer(), saved.checkpoint, _hf_side(saved))
+    if step is not None:
+        raise ConfigError(f"{source} is a Hugging Face folder, which has no steps: leave --step {step} out")
+    architecture = architecture_from_hf(read_json(source / CONFIG), str(source / CONFIG))
+    model = build_with(architecture, load_hf_parameters(source, architecture), device)
+    tokenizer = load_tokenizer(str(source)) if (source / TOKENIZER).is_file() else None
+    return _with_tokens(model, tokenizer, source, source)
+
+
+def build_with(architecture: LlamaArchitecture, parameters: Mapping[str, Tensor], device: torch.device) -> Llama:
+    """Return the model with these parameters in float32, for inference."""
+    with torch.device("meta"):
+        model = Llama(architecture)
+    state = {name: tensor.to(device=device, dtype=torch.float32) for name, tensor in parameters.items()}
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def _hf_side(saved: SavedModel) -> Path | None:
+    """Return the folder whose Hugging Face files say how prompts begin and end, None for a model of our training."""
+    return saved.run.folder if saved.is_imported else None
+
+
+def _with_tokens(model: Llama, tokenizer: Tokenizer | None, origin: Path, hf_side: Path | None) -> LoadedModel:
+    stop = frozenset(() if tokenizer is None else (tokenizer.end_of_text,))
+    if hf_side is None or tokenizer is None:
+        # In training a prompt may stand anywhere in a document, so nothing has to come before it.
+        return LoadedModel(model, tokenizer, origin, (), stop)
+    return LoadedModel(model, tokenizer, origin, _start_ids(tokenizer), _stop_ids(hf_side) or stop)
+
+
+def _stop_ids(folder: Path) -> frozenset[int]:
+    """Return the ids that the folder's own configs call an end; chat models have several."""
+    for name in (GENERATION_CONFIG, CONFIG):
+        ids = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset()
+
+
+def _start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return what the tokenizer's own template puts before a text, such as Llama 3's <|begin_of_text|>."""
+    text = tokenizer.to_tokenizer_json()
+    if tokenizer.identity == BYTES or json.loads(text).get("post_processor") is None:
+        return ()
+    library = import_extra("tokenizers", "hf", "the template of a tokenizer.json")
+    encoder = library.Tokenizer.from_str(text)
+    marked, plain = (encoder.encode("a", add_special_tokens=add).ids for add in (True, False))
+    return tuple(marked[: next(i for i in range(len(marked)) if marked[i : i + len(plain)] == plain)])
