@@ -5,8 +5,8 @@ first step. A counter-based generator does it: the element's index is hashed by 
 2014), keyed by the seed and the name, and the 64 bits become one normal number by Box & Muller (1958).
 
 Every step is either integer arithmetic or one of + - * / sqrt in float64, all of which IEEE 754 rounds exactly: log and
-cosine are power series written out here because those of libraries differ in the last bit between devices, and between
-the vectorised body and the scalar tail of one loop.
+cosine are power series written out here because nothing promises that those of libraries agree to the last bit between
+devices, or between the vectorised body and the tail of one loop.
 """
 
 import hashlib
