@@ -19,6 +19,7 @@ def max_logits_difference(model: Llama, hf_folder: Path, dtype: torch.dtype) -> 
     export rounded them. Raises UnsupportedError where transformers is not installed.
     """
     transformers = import_extra("transformers", "hf", "comparing with transformers")
+    transformers.utils.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(hf_folder, dtype=torch.float32).eval()
     ours = model.cpu().to(dtype).float()
     generator = torch.Generator().manual_seed(0)
