@@ -161,7 +161,7 @@ def test_quantised_weights_are_refused(theirs: Path) -> None:
 
 
 def test_folders_without_weights_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no .*config\.json: name the folder of a Hugging Face model"):
+    with pytest.raises(ConfigError, match=r"there is no .*config\.json: name the folder of a Hugging Face model"):
         import_folder(tmp_path, tmp_path / "run")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor .*pytorch_model\.bin is a pickle"):

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from meshwright.errors import CheckpointError, UnsupportedError
+from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -100,11 +100,11 @@ class HfFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; raises CheckpointError for one that is missing or broken."""
+    """Return the object in a JSON file; raises ConfigError where there is none, CheckpointError for a broken one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"there is no {path}: name the folder of a Hugging Face model") from None
+        raise ConfigError(f"there is no {path}: name the folder of a Hugging Face model") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
     if not isinstance(value, dict):

@@ -1,0 +1,77 @@
+"""The three verbs of a finished model, as a user calls them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_models import architecture, require_transformers, write_run
+from meshwright.cli.main import run
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> str:
+    """A run folder."""
+    write_run(tmp_path / "run", architecture())
+    return str(tmp_path / "run")
+
+
+def test_generate_repeats_with_a_seed(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prompt", "def ", "--max-new-tokens", "12", "--temperature", "1.5", "--top-k", "50"]
+    texts = []
+    for seed in ("0", "0", "1"):
+        assert run(["generate", trained, *options, "--seed", seed]) == 0
+        shown = capsys.readouterr()
+        assert shown.out.startswith("def ")
+        assert shown.out.endswith("\n")
+        assert "step-3: 12 tokens, " in shown.err
+        texts.append(shown.out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_generate_names_what_is_out_of_range(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", trained, "--top-p", "2"]) == 2
+    assert capsys.readouterr().err == "error: --top-p 2.0 must be above 0 and at most 1 (all tokens)\n"
+    assert run(["generate", trained + "x"]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_export_says_what_it_wrote_and_compares(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_transformers()
+    assert run(["export", trained, str(tmp_path / "out"), "--dtype", "bfloat16", "--check"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{trained}/checkpoints/step-3 -> {tmp_path}/out: 29.3k parameters in bfloat16, 57.3 KiB")
+    assert second.startswith("logits equal those of transformers 5")
+    assert float(second.partition(" within ")[2].split()[0]) < 1e-5
+    assert run(["export", trained, str(tmp_path / "out")]) == 2
+    assert "never overwrites" in capsys.readouterr().err
+
+
+def test_the_check_without_transformers_is_one_line(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "transformers is not installed, so nothing was compared: pip install 'meshwright[hf]'"
+    )
+
+
+def test_export_import_generate_is_the_same_text(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", trained, str(tmp_path / "out")]) == 0
+    assert run(["import", str(tmp_path / "out"), str(tmp_path / "again")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("again/checkpoints/step-0: 29.3k parameters in float32")
+    texts = []
+    for source in (trained, str(tmp_path / "out"), str(tmp_path / "again")):
+        assert run(["generate", source, "--prompt", "x = ", "--max-new-tokens", "8"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_import_of_nothing_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", str(tmp_path / "nowhere"), str(tmp_path / "run")]) == 2
+    assert "config.json: name the folder of a Hugging Face model" in capsys.readouterr().err
