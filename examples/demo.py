@@ -40,7 +40,7 @@ COMMANDS = {
     "train and kill": f"{TRAIN} run.dir={KILLED.folder}",
     "resume": f"{TRAIN} run.dir={KILLED.folder} --resume",
     "export": f"export {KILLED.folder} {EXPORTED} --check",
-    "generate": f'generate {KILLED.folder} --prompt "def " --max-tokens 160 --temperature 0.7 --seed 1',
+    "generate": f'generate {KILLED.folder} --prompt "def " --max-new-tokens 160 --temperature 0.5 --seed 1',
 }
 NEXT = ("show examples/tiny.toml", "check examples/llama3-405b-16k.toml", "init llama3-8b")
 
@@ -63,9 +63,8 @@ def main() -> None:
     DEMO.mkdir()
     started_s = time.perf_counter()
     measured: dict[str, str] = {}
-    acts: Sequence[Callable[[dict[str, str]], None]] = (check, train, kill, resume, export, generate)
     try:
-        for number, act in enumerate(acts, start=1):
+        for number, act in enumerate(ACTS, start=1):
             console.print(f"\n[bold]{number}. {act.__doc__}[/bold]")
             act(measured)
     except DemoFailedError as failure:
@@ -136,15 +135,15 @@ def export(measured: dict[str, str]) -> None:
     """Export to Hugging Face format"""
     output = run("export")
     quote(output)
-    difference = re.search(r"difference\D*([0-9.]+(?:e-?[0-9]+)?)", output)
     if importlib.util.find_spec("transformers") is None:
         measured["logits"] = "not compared: transformers is not installed (make venv installs it)"
-        prove(f"{EXPORTED} written; transformers is not here to compare logits with")
+        prove(f"{EXPORTED} is written; transformers, to compare logits with, is not installed here")
         return
+    difference = re.search(r"within ([0-9.e+-]+)", output)
     if difference is None:
-        raise DemoFailedError(f"the export said nothing of logits, in {log_of('export')}")
-    measured["logits"] = f"ours and transformers' differ by {difference[1]} at most"
-    prove(f"transformers loads it: its logits and ours differ by {difference[1]} at most")
+        raise DemoFailedError(f"the export said nothing of logits: {files_of('export')}")
+    measured["logits"] = f"ours and transformers' differ by {float(difference[1]):g} at most"
+    prove(f"transformers loads it: its logits and ours differ by {float(difference[1]):g} at most")
 
 
 def generate(measured: dict[str, str]) -> None:
@@ -153,6 +152,9 @@ def generate(measured: dict[str, str]) -> None:
     quote(text)
     expect(len(text.strip()) > 20, "it wrote next to nothing", "generate")
     prove(f"{len(text.strip())} characters of a million-parameter model's idea of Python")
+
+
+ACTS: Sequence[Callable[[dict[str, str]], None]] = (check, train, kill, resume, export, generate)
 
 
 def closing_card(measured: dict[str, str]) -> None:
@@ -173,17 +175,16 @@ def run(name: str) -> str:
     with start(name) as process, Status("running", console=console):
         wait(process, COMMAND_TIMEOUT_S, name)
     expect(process.returncode == ExitCode.DONE, f"exit code {process.returncode}", name)
-    return log_of(name).read_text()
+    return output_of(name).read_text()
 
 
 @contextlib.contextmanager
 def start(name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Show a command and start it, its output going to a log; it does not outlive the act."""
+    """Show a command and start it, its output going to files; it does not outlive the act."""
     console.print(f"[bold green]$[/bold green] meshwright {COMMANDS[name]}", soft_wrap=True)
     words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', COMMANDS[name])]
-    with log_of(name).open("wb") as log:
-        environment = os.environ | {"COLUMNS": str(min(console.width, 100))}
-        process = subprocess.Popen([ROOT / program(), *words], stdout=log, stderr=subprocess.STDOUT, env=environment)
+    with output_of(name).open("wb") as output, output_of(name).with_suffix(".err").open("wb") as errors:
+        process = subprocess.Popen([ROOT / program(), *words], stdout=output, stderr=errors)
     try:
         yield process
     finally:
@@ -205,8 +206,12 @@ def program() -> str:
     return os.path.relpath(Path(sys.executable).with_name("meshwright"), ROOT)
 
 
-def log_of(name: str) -> Path:
-    return DEMO / f"{name.replace(' ', '-')}.log"
+def output_of(name: str) -> Path:
+    return DEMO / f"{name.replace(' ', '-')}.out"
+
+
+def files_of(name: str) -> str:
+    return f"what the command said is in {output_of(name)} and {output_of(name).with_suffix('.err').name}"
 
 
 def follow(process: subprocess.Popen[bytes], run: Run, until: Callable[[list[dict[str, float]]], bool]) -> None:
@@ -255,10 +260,10 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 def folder_tree(folder: Path) -> Tree:
     """Return a folder's content with sizes."""
-    tree = Tree(f"[bold]{folder}/[/bold]", guide_style="dim")
+    tree = Tree(f"{folder if folder.parent == DEMO else folder.name}/", guide_style="dim")
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            tree.add(folder_tree(path)).label = f"{path.name}/"
+            tree.children.append(folder_tree(path))
         else:
             tree.add(f"{path.name}  [dim]{format_bytes(path.stat().st_size)}[/dim]")
     return tree
@@ -266,7 +271,7 @@ def folder_tree(folder: Path) -> Tree:
 
 def expect(is_met: bool, failure: str, command: str) -> None:
     if not is_met:
-        raise DemoFailedError(f"{failure}; what the command said is in {log_of(command)}")
+        raise DemoFailedError(f"{failure}: {files_of(command)}")
 
 
 def quote(output: str) -> None:
