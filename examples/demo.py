@@ -271,7 +271,8 @@ def folder_tree(folder: Path) -> Tree:
 
 def expect(is_met: bool, failure: str, command: str) -> None:
     if not is_met:
-        raise DemoFailedError(f"{failure}: {files_of(command)}")
+        errors = output_of(command).with_suffix(".err").read_text().strip().splitlines()
+        raise DemoFailedError("\n".join([f"{failure}: {files_of(command)}", *errors[-5:]]))
 
 
 def quote(output: str) -> None:
