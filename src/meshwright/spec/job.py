@@ -8,6 +8,7 @@ from meshwright.errors import ConfigError
 from meshwright.spec.layout import Layout, LayoutRequest, nearest_multiples
 from meshwright.spec.noun import Noun
 from meshwright.spec.sections import (
+    DEFAULT_WARMUP_STEPS,
     CheckpointSection,
     ClusterSection,
     DataSection,
@@ -109,7 +110,8 @@ class Job(Noun):
                 f"train.stop_after = {train.stop_after} lies after train.steps = {train.steps}: "
                 "lower it, or leave it out to run to the end"
             )
-        if self.optimizer.warmup_steps > train.steps:
+        # A few steps for a trial are a job too: the default warmup is cut off, and check says so.
+        if self.optimizer.warmup_steps > max(train.steps, DEFAULT_WARMUP_STEPS):
             problems.append(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} is more than train.steps = {train.steps}: "
                 f"set it to {train.steps} or less"

@@ -117,24 +117,29 @@ class LayoutRequest(Layout):
         """Return the concrete Layout for `num_ranks` ranks; raises InfeasibleLayout when they do not fit."""
         fixed, rest = self.num_fixed_ranks, self.rest_axis
         if num_ranks < 1:
-            raise InfeasibleLayout(f"{num_ranks} ranks cannot run a layout: start {fixed} or more ranks")
+            raise InfeasibleLayout(f"{_ranks(num_ranks)} cannot run a layout: start {fixed} or more ranks")
         degrees = {axis: getattr(self, axis) for axis in AXES}
         if rest is not None:
             if num_ranks % fixed:
                 choices = " or ".join(str(value) for value in nearest_multiples(num_ranks, fixed))
                 raise InfeasibleLayout(
-                    f"{num_ranks} ranks do not divide by {self._product()}, so layout.{rest} = -1 has no value: "
+                    f"{_ranks(num_ranks)} do not divide by {self._product()}, so layout.{rest} = -1 has no value: "
                     f"start {choices} ranks, or change a degree in [layout]"
                 )
             degrees[rest] = num_ranks // fixed
         elif fixed != num_ranks:
             raise InfeasibleLayout(
-                f"the layout needs {self._product()} ranks but there {'is' if num_ranks == 1 else 'are'} {num_ranks}: "
-                f"start {fixed} {'rank' if fixed == 1 else 'ranks'}, "
+                f"{_ranks(num_ranks)} cannot run a layout of {self._product()}: start {_ranks(fixed)}, "
                 "or set one degree in [layout] to -1 to take what is there"
             )
         return Layout(**{name: getattr(self, name) for name in Layout.model_fields} | degrees)
 
     def _product(self) -> str:
         factors = [f"{axis}={degree}" for axis in AXES if (degree := getattr(self, axis)) not in (1, -1)]
-        return " x ".join(factors) + f" = {self.num_fixed_ranks}" if len(factors) > 1 else "".join(factors) or "1"
+        return (
+            " x ".join(factors) + f" = {self.num_fixed_ranks}" if len(factors) > 1 else "".join(factors) or "one rank"
+        )
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 
 from meshwright.spec.noun import Noun
 
+DEFAULT_WARMUP_STEPS = 10
+
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
@@ -26,8 +28,8 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if not _is_plain(value):
             raise ValueError(
-                f"options.{name} = {value!r} cannot stand in both TOML and JSON: "
-                "use strings, finite numbers, true or false, lists and tables of them"
+                f"options.{name} = {value} is neither a string, a finite number, true or false, nor a list or table "
+                "of them: write it as one of these"
             )
     return options
 
@@ -110,7 +112,7 @@ class OptimizerSection(Noun):
     """Global gradient norm above which gradients are scaled down; 0 never clips."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """Shape after the warmup; wsd stays at the top, then decays linearly over decay_fraction."""
-    warmup_steps: NonNegativeInt = 10
+    warmup_steps: NonNegativeInt = DEFAULT_WARMUP_STEPS
     """Steps of linear warmup from 0."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
     """Share of the steps over which wsd decays."""

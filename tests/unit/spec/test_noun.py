@@ -1,0 +1,68 @@
+"""Every noun is frozen, strict, described, and survives JSON."""
+
+import pytest
+from pydantic import ValidationError
+
+from meshwright.spec.estimate import Estimate, StepTime
+from meshwright.spec.layout import Layout, LayoutRequest
+from meshwright.spec.noun import Noun
+from meshwright.spec.sections import (
+    CheckpointSection,
+    ClusterSection,
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    PrecisionSection,
+    RunSection,
+    TrainSection,
+)
+
+NOUNS: list[type[Noun]] = [
+    CheckpointSection, ClusterSection, DataSection, ModelSection, OptimizerSection, PrecisionSection, RunSection,
+    TrainSection, Layout, LayoutRequest, StepTime,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_a_noun_is_frozen_strict_and_described(noun: type[Noun]) -> None:
+    record = noun()
+    name = next(iter(noun.model_fields))
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(record, name, getattr(record, name))
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        noun.from_dict({"no_such_field": 1})
+    assert all(field.description for field in noun.model_fields.values())
+    assert noun.from_json(record.to_json()) == noun.from_dict(record.to_dict()) == record
+
+
+def test_replace_validates_what_it_changes() -> None:
+    assert TrainSection().replace(steps=3).steps == 3
+    with pytest.raises(ValidationError):
+        TrainSection().replace(steps="3")
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), 0.0, -1.0, True, "1e-3"])
+def test_what_is_no_learning_rate(rate: object) -> None:
+    with pytest.raises(ValidationError):
+        OptimizerSection.from_dict({"learning_rate": rate})
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), [None], {"deep": {1: 2}}, (1,), b"bytes"])
+def test_options_hold_only_what_both_formats_hold(value: object) -> None:
+    with pytest.raises(ValidationError, match=r"options\.x = "):
+        ModelSection(options={"x": value})
+
+
+@pytest.mark.parametrize("betas", [[0.9], [0.9, 1.0], [-0.1, 0.9], [0.9, "0.95"], 0.9])
+def test_what_are_no_betas(betas: object) -> None:
+    with pytest.raises(ValidationError):
+        OptimizerSection.from_dict({"betas": betas})
+
+
+def test_an_estimate_adds_its_parts() -> None:
+    step = StepTime(compute_s=1.0, recompute_s=0.25, bubble_s=0.5, host_s=0.125)
+    assert step.total_s == 1.875
+    estimate = Estimate(step=step, peak_memory_bytes=10, mfu=None, relative_error=0.1)
+    assert Estimate.from_json(estimate.to_json()) == estimate
+    with pytest.raises(ValidationError):
+        Estimate(step=step, peak_memory_bytes=10, mfu=-0.1, relative_error=0.1)
