@@ -58,7 +58,7 @@ class _Cache:
     def __init__(self, section: DataSection, tokenizer: Tokenizer, content: Content) -> None:
         parts = [FORMAT_VERSION, content.content_hash, tokenizer.identity, tokenizer.version, tokenizer.end_of_text]
         self._key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
-        folder = Path(section.cache_dir).expanduser()
+        folder = Path(os.path.expanduser(section.cache_dir))
         self.path = folder / f"tokens-{self._key}.bin"
         self._partial = folder / f"tokens-{self._key}.partial"
         self._section, self._tokenizer, self._content = section, tokenizer, content

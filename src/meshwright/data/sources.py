@@ -40,7 +40,7 @@ def list_files(section: DataSection) -> list[Path]:
     """Return the files of a source in the order in which they are read; raises DataError if there are none."""
     if section.source == STDLIB:
         return _stdlib_files()
-    path = Path(section.source).expanduser()
+    path = Path(os.path.expanduser(section.source))
     if not os.path.exists(path):
         raise DataError(_missing(section.source, path))
     if path.is_dir():

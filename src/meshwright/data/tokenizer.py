@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -146,7 +147,7 @@ def load_tokenizer(source: str) -> Tokenizer:
     """
     if source == BYTES:
         return ByteTokenizer()
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     return JsonTokenizer(path / "tokenizer.json" if path.is_dir() else path)
 
 

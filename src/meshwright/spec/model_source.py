@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,7 +30,7 @@ def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
     if section.source in PRESETS:
         architecture = PRESETS[section.source]
     elif _looks_like_path(section.source):
-        architecture = architecture_from_hf(_read_config(Path(section.source).expanduser()), section.source)
+        architecture = architecture_from_hf(_read_config(Path(os.path.expanduser(section.source))), section.source)
     else:
         raise ConfigError(
             f"model.source = {section.source!r} is no preset, no file and no my_module:MyModel: "
