@@ -1,5 +1,6 @@
 """From a job file and overrides to a Job, with where each value came from and everything that is wrong at once."""
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,7 @@ class ResolvedJob:
     @property
     def run_dir(self) -> Path:
         """Return the run folder: run.dir, or runs/NAME for a job file NAME.toml; relative to the working directory."""
-        return Path(self.job.run.dir).expanduser() if self.job.run.dir else Path("runs") / self.path.stem
+        return Path(os.path.expanduser(self.job.run.dir)) if self.job.run.dir else Path("runs") / self.path.stem
 
     def located(self, text: str) -> str:
         """Return a message behind the place of the first key in it that somebody wrote, or else the file's name."""

@@ -26,10 +26,10 @@ def object_problems(key: str, source: str, folder: Path) -> list[str]:
 
 def _find(module: str, places: Sequence[str]) -> ModuleSpec | None:
     importlib.invalidate_caches()
-    parts = module.split(".")
     spec = None
-    for length in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:length]), places)
+    for part in module.split("."):
+        # By its last name alone: with the whole name, Python looks for the packages above among those imported.
+        spec = PathFinder.find_spec(part, places)
         if spec is None:
             return None
         places = list(spec.submodule_search_locations or [])

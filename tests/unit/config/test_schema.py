@@ -1,0 +1,49 @@
+"""The shipped schema and the reference page say what the code says; the examples name the schema."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.config.keys import SECTIONS, job_keys
+from meshwright.config.reference import REFERENCE_FILE, reference_text
+from meshwright.config.schema import SCHEMA_FILE, job_schema, schema_line, schema_text
+
+ROOT = Path(__file__).resolve().parents[3]
+HOW = "run `python -m meshwright.config.reference` in the repository's root"
+
+
+def test_the_shipped_schema_is_in_step() -> None:
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), HOW
+
+
+def test_the_reference_page_is_in_step() -> None:
+    assert (ROOT / REFERENCE_FILE).read_text(encoding="utf-8") == reference_text(), HOW
+
+
+def test_the_schema_knows_every_key_and_no_other() -> None:
+    schema = job_schema()
+    assert schema["additionalProperties"] is False
+    for section in SECTIONS:
+        noun = schema["$defs"][schema["properties"][section]["$ref"].rpartition("/")[2]]
+        assert noun["additionalProperties"] is False
+        assert list(noun["properties"]) == [key.name for key in job_keys().values() if key.section == section]
+        assert all(value["description"] for value in noun["properties"].values())
+
+
+def test_the_schema_holds_nothing_that_toml_cannot() -> None:
+    assert "null" not in schema_text()
+    tokens = job_schema()["$defs"]["TrainSection"]["properties"]["global_batch_tokens"]
+    assert [kind["type"] for kind in tokens["anyOf"]] == ["integer", "string"]
+
+
+def test_an_editor_finds_the_schema_from_any_folder(tmp_path: Path) -> None:
+    for folder in (tmp_path, ROOT / "examples", SCHEMA_FILE.parent):
+        directive, path = schema_line(folder).split(" ", 1)
+        assert directive == "#:schema"
+        assert (folder / path).resolve() == SCHEMA_FILE.resolve()
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama3-8b", "llama3-70b", "llama3-405b-16k"])
+def test_the_example_jobs_name_the_schema(name: str) -> None:
+    file = ROOT / "examples" / f"{name}.toml"
+    assert file.read_text().splitlines()[0] == schema_line(file.parent)
