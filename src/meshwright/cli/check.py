@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,12 +69,17 @@ def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]
         return ["--resume continues the run folder and --overwrite replaces it: give one of them"]
     if folder.exists() and not folder.is_dir():
         return [f"run.dir = {str(folder)!r} is a file: set run.dir to a new folder"]
-    parent = nearest_existing(folder)
-    if not os.access(parent, os.W_OK | os.X_OK):
-        return [f"run.dir = {str(folder)!r}: no permission to write in {parent}: change it, or set another run.dir"]
+    refusal = _refusal_to_write(nearest_existing(folder))
+    if refusal is not None:
+        return [f"run.dir = {str(folder)!r}: {refusal}: change that, or set another run.dir"]
     if not folder.exists() or not any(folder.iterdir()):
         return []
     if not run.manifest.exists():
+        if {path.name for path in folder.iterdir()} <= {
+            run.logs.name,
+            run.checkpoints.name,
+        } and not run.checkpoint_steps():
+            return []  # a start that failed before it became a run
         return [f"run.dir = {str(folder)!r} holds files but no run (no manifest.json): set run.dir to a new folder"]
     if resume or overwrite:
         return []
@@ -94,7 +100,7 @@ def _model_problems(resolved: ResolvedJob) -> list[str]:
     if is_object_source(section.source):
         problems += object_problems("model.source", section.source, resolved.folder)
     weights = section.initial_weights
-    if weights is not None and not (Path(weights).expanduser() / "config.json").is_file():
+    if weights is not None and not (Path(os.path.expanduser(weights), "config.json")).is_file():
         problems.append(
             f"model.initial_weights = {weights!r} is no Hugging Face folder (it holds no config.json): "
             "name one, or leave it out to start from random weights"
@@ -161,6 +167,15 @@ def _lines_raised_by(action: Callable[[], object]) -> list[str]:
     except MeshwrightError as error:
         return str(error).splitlines()
     return []
+
+
+def _refusal_to_write(folder: Path) -> str | None:
+    """Return why nothing can be written in `folder`, by writing a file that has no name and is gone at once."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"{folder} takes no new files ({error.strerror})"
 
 
 def nearest_existing(folder: Path) -> Path:

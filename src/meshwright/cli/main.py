@@ -5,6 +5,7 @@ Nothing here imports more than click, so that --help answers at once; a verb imp
 
 import importlib
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -96,23 +97,41 @@ def run(arguments: Sequence[str]) -> int:
         with group.make_context("meshwright", list(arguments)) as context:
             group.invoke(context)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout once more at exit; what is left goes nowhere instead of into a second error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _READER_GONE
-    except KeyboardInterrupt:
+    except BrokenPipeError as error:
+        return _READER_GONE if _has_lost_its_reader() else _show(error)
+    except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
     except click.exceptions.Exit as ending:
         return ending.exit_code
-    except click.Abort:
-        return ExitCode.INTERRUPTED
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _show_usage(error)
     except Exception as error:
         return _show(error)
     return ExitCode.DONE
+
+
+def _has_lost_its_reader() -> bool:
+    """Return whether stdout is the pipe that broke; it then leads nowhere, since Python flushes it again at exit."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout, 0)
+        is_broken = any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, AttributeError):
+        return False  # stdout is no pipe, or this system cannot tell
+    if is_broken:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return is_broken
+
+
+def _show_usage(error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return ExitCode.BAD_INPUT
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(f"{error.ctx.get_usage()}\n", err=True)
+    click.echo(f"error: {error.format_message()}", err=True)
+    return ExitCode.BAD_INPUT
 
 
 def _show(error: Exception) -> int:

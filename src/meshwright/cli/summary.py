@@ -58,7 +58,7 @@ def _batch_line(job: Job, layout: Layout | None) -> str:
     tokens = job.workload.global_batch_tokens
     line = f"{job.global_batch_size} sequences x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
     if layout is not None:
-        line += f", {job.num_microbatches(layout)} x {layout.microbatch_size} sequences on each data-parallel rank"
+        line += f", {job.num_microbatches(layout)} microbatches of {layout.microbatch_size} on each data-parallel rank"
     return f"{line}; {job.train.steps} steps, {format_count(tokens * job.train.steps)} tokens in all"
 
 
@@ -105,6 +105,8 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     unbuilt = (layout or job.layout).unbuilt_keys()
     if unbuilt:
         yield "note", f"described, planned for; train cannot run it yet: {', '.join(unbuilt)}"
+    if job.optimizer.warmup_steps > job.train.steps:
+        yield "note", f"the warmup of {job.optimizer.warmup_steps} steps is longer than the run's {job.train.steps}"
     # A new checkpoint is complete before the oldest is removed.
     needed_bytes = (_checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
     free_bytes = free_disk_bytes(nearest_existing(resolved.run_dir))

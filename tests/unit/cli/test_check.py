@@ -1,0 +1,232 @@
+"""`meshwright check`: all problems of a job and its surroundings at once, or a summary; never torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.check import check_job
+from meshwright.cli.main import run
+from meshwright.config.load import load_job
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text("to be or not to be " * 500)
+    monkeypatch.chdir(tmp_path)
+
+
+def job_file(text: str = "") -> str:
+    Path("job.toml").write_text(text if "[data]" in text else f'{text}\n[data]\nsource = "corpus.txt"\n')
+    return "job.toml"
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["check", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+def summary_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    assert run(["check", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return dict(line.split(maxsplit=1) for line in shown.out.splitlines())
+
+
+def test_golden_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    job_file("[layout]\ndp_shard = -1\nmicrobatch_size = 2\n")
+    assert run(["check", "job.toml", "--ranks", "2"]) == 0
+    assert capsys.readouterr().out == (
+        "job     job.toml: nothing is wrong\n"
+        "model   llama-1m, 1.06M parameters, 6.91M FLOPs a token forward and backward, float32\n"
+        "batch   8 sequences x 256 tokens = 2.05k tokens a step, 2 microbatches of 2 on each data-parallel rank; "
+        "100 steps, 205k tokens in all\n"
+        "layout  dp_shard 2 = 2 ranks; activation_checkpoint none\n"
+        "data    corpus.txt, tokenizer bytes\n"
+        "run     runs/job (new); checkpoint every 50 steps, newest 2 kept, 12.1 MiB each\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_without_ranks_a_rest_is_left_open(capsys: pytest.CaptureFixture[str]) -> None:
+    job_file("[layout]\ndp_shard = -1\ndp_replicate = 2\n")
+    assert summary_of(capsys, "job.toml")["layout"] == (
+        "dp_shard takes the ranks that are there, divided by 2: --ranks N checks the batch against N"
+    )
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama3-8b", "llama3-70b", "llama3-405b-16k"])
+def test_the_example_jobs_are_sound(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    summary = summary_of(capsys, str(ROOT / "examples" / f"{name}.toml"))
+    assert summary["job"].endswith("nothing is wrong")
+    unbuilt = "described, planned for; train cannot run it yet: layout.pp, layout.tp"
+    assert (summary.get("note") == unbuilt) == (name == "llama3-405b-16k")
+
+
+def test_problems_of_the_job_and_of_its_surroundings_come_together(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").write_text("a file")
+    text = """\
+[model]
+source = "mine:Model"
+initial_weights = "weights"
+[train]
+steps = "ten"
+global_batch_size = 6
+[layout]
+dp_shard = -1
+[cluster]
+name = "h100-roce40"
+device = "h1000-sxm"
+[data]
+source = "corpse.txt"
+[run]
+dir = "taken"
+"""
+    folder = Path.cwd()
+    shown = told(capsys, job_file(text), "--ranks", "4")
+    assert shown.splitlines()[:6] == [
+        "error: job.toml has 8 problems:",
+        '  1. job.toml:5: train.steps = "ten" must be a whole number, 1 or more: change it, or leave it out for the '
+        "default 100",
+        f"  2. job.toml:2: model.source = 'mine:Model': there is no module mine in {folder}, the working directory or "
+        "the environment: put mine.py there, or change model.source",
+        "  3. job.toml:3: model.initial_weights = 'weights' is no Hugging Face folder (it holds no config.json): name "
+        "one, or leave it out to start from random weights",
+        "  4. job.toml:6: train.global_batch_size = 6 does not divide by 4 data-parallel ranks x "
+        "layout.microbatch_size = 1: set train.global_batch_size to 4 or 8",
+        "  5. job.toml:11: cluster.device: 'h1000-sxm' is none of the 22 devices of the catalogue: did you mean "
+        f"'h100-sxm'? `meshwright list devices` shows them all; your own go to {catalogue('devices')}/NAME.toml",
+    ]
+    assert "  6. job.toml:10: cluster.name: 'h100-roce40' is none of the" in shown
+    assert "  7. job.toml:13: data.source = 'corpse.txt'" in shown
+    assert "  8. job.toml:15: run.dir = 'taken' is a file: set run.dir to a new folder\n" in shown
+
+
+def catalogue(kind: str) -> Path:
+    from meshwright.hardware.catalogue import user_folder  # noqa: PLC0415
+
+    return user_folder() / kind
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[cluster]\nname = "dgx-h100"\n[layout]\ndp_shard = 8\ndp_replicate = 2\n[train]\nglobal_batch_size = 16',
+         "job.toml:2: cluster.name = 'dgx-h100' has 8 devices but the layout needs 16: change cluster.name, or lower a "
+         "degree in [layout]"),
+        ('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 16\n[train]\nglobal_batch_size = 16',
+         "job.toml:3: cluster.num_devices = 8 has 8 devices but the layout needs 16: change cluster.num_devices, or "
+         "lower a degree in [layout]"),
+        ('[cluster]\nname = "h100-ib400"\nnum_devices = 12\n',
+         "job.toml:3: cluster.num_devices = 12 fills no whole number of h100-ib400 nodes (8 devices each): set it to 8 "
+         "or 16"),
+    ],
+)  # fmt: skip
+def test_a_layout_must_fit_its_cluster(capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    assert told(capsys, job_file(text)) == f"error: {message}\n"
+
+
+def test_ranks_that_the_layout_cannot_use(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = told(capsys, job_file("[layout]\ndp_shard = 2"), "--ranks", "3")
+    assert "3 ranks cannot run a layout of dp_shard=2: start 2 ranks" in shown
+
+
+def make_run(folder: str, *steps: int) -> None:
+    for step in steps:
+        (Path(folder) / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / "manifest.json").write_text("{}")
+
+
+def test_a_run_is_never_overwritten_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file()
+    make_run("runs/job", 10, 20)
+    assert told(capsys, file) == (
+        "error: job.toml: run.dir = 'runs/job' already holds a run with a checkpoint after step 20, which is never "
+        "overwritten unasked: go on with --resume, replace it with --overwrite, or set another run.dir\n"
+    )
+    resumed = summary_of(capsys, file, "--resume")
+    assert resumed["run"].startswith("runs/job (exists, newest checkpoint after step 20)")
+    assert summary_of(capsys, file, "--overwrite")["job"].endswith("nothing is wrong")
+    assert summary_of(capsys, file, "run.dir=elsewhere")["run"].startswith("elsewhere (new)")
+    assert "give one of them" in told(capsys, file, "--resume", "--overwrite")
+    make_run("early")
+    assert "holds a run without a checkpoint" in told(capsys, file, "run.dir=early")
+
+
+def test_a_folder_of_something_else_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    file = job_file('[run]\ndir = "photos"')
+    assert summary_of(capsys, file)["run"].startswith("photos (new)")
+    (Path("photos") / "cat.jpg").write_text("")
+    for flags in ([], ["--resume"], ["--overwrite"]):
+        assert told(capsys, file, *flags) == (
+            "error: job.toml:2: run.dir = 'photos' holds files but no run (no manifest.json): set run.dir to a new "
+            "folder\n"
+        )
+
+
+def test_a_resume_with_nothing_to_resume_is_a_first_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert summary_of(capsys, job_file(), "--resume")["run"].startswith("runs/job (new)")
+
+
+def test_a_run_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
+    # /proc takes no new folders, whoever asks.
+    if not Path("/proc/self").is_dir():
+        pytest.skip("needs a file system that takes no new folders")
+    shown = told(capsys, job_file(), "run.dir=/proc/runs/x")
+    assert shown == (
+        "error: command line: run.dir = '/proc/runs/x': /proc takes no new files (No such file or directory): change "
+        "that, or set another run.dir\n"
+    )
+
+
+def test_a_model_and_data_of_ones_own_are_looked_for_beside_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("project")
+    folder.mkdir()
+    (folder / "mine.py").write_text("import torch\nclass Model: ...\nclass Data: ...\n")
+    (folder / "job.toml").write_text('[model]\nsource = "mine:Model"\n[data]\nsource = "mine:Data"\n')
+    summary = summary_of(capsys, "project/job.toml")
+    assert summary["model"] == "mine:Model, your own: its parameters are counted when training starts"
+    assert "defines no Date: did you mean mine:Data?" in told(capsys, "project/job.toml", "data.source=mine:Date")
+
+
+def test_a_home_folder_that_nobody_has_is_a_path_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[model]\nsource = "~nobody-here/c.json"\n[data]\nsource = "~nobody-here/x"\ntokenizer = "~nobody-here/t"\n'
+    shown = told(capsys, job_file(text), "model.initial_weights=~nobody-here/w", "run.dir=~nobody-here/r")
+    for key in ("model.source", "data.source", "data.tokenizer", "model.initial_weights"):
+        assert f"{key}" in shown
+
+
+def test_a_warmup_longer_than_a_trial_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = summary_of(capsys, job_file(), "train.steps=3")
+    assert summary["note"] == "the warmup of 10 steps is longer than the run's 3"
+
+
+def test_a_full_disk_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    # 405B parameters need terabytes for three checkpoints; whoever has that much free may delete this test.
+    summary = summary_of(capsys, job_file('[model]\nsource = "llama3-405b"\n'))
+    assert summary["note"].startswith("this machine's disk has ")
+
+
+def test_what_check_job_returns_is_what_train_refuses() -> None:
+    resolved = load_job(job_file("[train]\nglobal_batch_size = 6"))
+    assert check_job(resolved, 1) == []
+    assert check_job(resolved, 4) == [
+        "4 ranks cannot run a layout of one rank: start 1 rank, or set one degree in [layout] to -1 to take what is "
+        "there"
+    ]
+
+
+def test_check_never_imports_torch() -> None:
+    code = (
+        "import sys\nfrom meshwright.cli.main import run\n"
+        f"assert run(['check', {job_file()!r}, '--ranks', '2', 'layout.dp_shard=-1']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
