@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import FinishedRun, tiny_job
 
 from meshwright.config.write import to_toml
 from meshwright.spec.job import Job
+from training_runs import FinishedRun, tiny_job
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,8 +6,12 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from meshwright.spec.job import Job
 
 
 @click.command()
@@ -38,14 +42,30 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
         is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         sys.exit(train_as_rank(resolved.job, run, resume=resume or is_restart, overwrite=overwrite))
 
-    from meshwright.trainer.launch import choose_num_ranks, train_locally
-    from meshwright.trainer.run_folder import set_aside
+    from meshwright.trainer.run_folder import require_same_run, set_aside
 
     num_ranks = choose_num_ranks(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
+    if resume:
+        require_same_run(run, resolved.job)
     if overwrite and (aside := set_aside(run)):
         click.echo(f"the earlier run is now {aside}")
+    from meshwright.trainer.launch import train_locally
+
     sys.exit(train_locally(resolved.job, run, num_ranks, ["train", job_file, *overrides], resume=resume))
+
+
+def choose_num_ranks(job: Job, asked: int | None) -> int:
+    """Return the ranks to start: as asked, else what the layout needs, else every CUDA device, else 1."""
+    if asked is not None:
+        return asked
+    if job.layout.rest_axis is None:
+        return job.layout.num_ranks
+    if job.run.device == "cpu":
+        return 1
+    from meshwright.trainer.ranks import num_devices
+
+    return num_devices(job.run)
 
 
 def _stop_before_training(number: int, frame: FrameType | None) -> None:

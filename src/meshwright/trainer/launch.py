@@ -10,7 +10,6 @@ import tempfile
 import uuid
 from collections.abc import Collection, Sequence
 
-import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -19,19 +18,9 @@ from meshwright.errors import ExitCode, Preempted
 from meshwright.log import logger
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
-from meshwright.trainer.ranks import choose_device_type
 
 # Time for ranks to finish a step and save after SIGTERM; torch's own default of 30 s is short for a large model.
 _SHUTDOWN_TIMEOUT_S = "120"
-
-
-def choose_num_ranks(job: Job, asked: int | None) -> int:
-    """Return the ranks to start: as asked, else what the layout needs, else every CUDA device, else 1."""
-    if asked is not None:
-        return asked
-    if job.layout.rest_axis is None:
-        return job.layout.num_ranks
-    return torch.cuda.device_count() if choose_device_type(job.run) == "cuda" else 1
 
 
 def train_locally(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
@@ -105,6 +94,8 @@ def _share_cores(num_ranks: int) -> None:
 
 
 def _keep_elastic_quiet() -> None:
-    # The launcher says itself which rank ended how.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # The launcher says itself which rank ended how. Elastic gives each of its modules a logger with its own level.
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN_TIMEOUT_S)

@@ -72,14 +72,14 @@ def announce(training: Training, step: int) -> None:
         f"{name} {value}" for name, value in layout.to_dict().items() if name in ("dp_replicate", "dp_shard")
     )
     logger.info(
-        "%s parameters on %d %s ranks (%s), %d microbatch(es) of %d x %d tokens a rank, from step %d",
+        "%s parameters on %d %s ranks (%s), %d microbatch(es) of %d samples%s a rank, from step %d",
         f"{training.num_parameters:,}",
         ranks.num_ranks,
         ranks.device.type,
         degrees,
         training.job.num_microbatches(layout),
         layout.microbatch_size,
-        training.job.train.seq_len,
+        f" of {training.job.train.seq_len} tokens" if training.dataset.vocab_size else "",
         step,
     )
 
@@ -100,7 +100,8 @@ def take_step(training: Training, step: int, speed: SpeedLimit, recorder: Record
             loss=result.loss,
             grad_norm=result.grad_norm,
             learning_rate=result.learning_rate,
-            tokens_per_s=training.job.workload.global_batch_tokens / step_s,
+            samples_per_s=training.job.global_batch_size / step_s,
+            tokens_per_s=training.job.workload.global_batch_tokens / step_s if training.dataset.vocab_size else None,
             step_ms=step_s * 1e3,
             data_wait_ms=data_wait_s * 1e3,
             memory_bytes=peak_memory_bytes(training.ranks.device),

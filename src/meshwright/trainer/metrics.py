@@ -16,7 +16,8 @@ class StepMetrics:
     loss: float
     grad_norm: float
     learning_rate: float
-    tokens_per_s: float
+    samples_per_s: float
+    tokens_per_s: float | None
     step_ms: float
     data_wait_ms: float
     memory_bytes: int
@@ -24,11 +25,14 @@ class StepMetrics:
     attempt: int
 
     def row(self) -> dict[str, Any]:
-        """Return the row as plain values; `mfu` is null where the device's peak is unknown."""
+        """Return the row as plain values; null is unknown: MFU without a peak, tokens of data that has none."""
         return asdict(self)
 
     def line(self, num_steps: int, peak: str | None, left_s: float) -> str:
         """Return the log line; `peak` names the FLOP/s that MFU is a share of, None leaves the column empty."""
+        speed = f"{format_count(self.samples_per_s)} samples/s"
+        if self.tokens_per_s is not None:
+            speed = f"{format_count(self.tokens_per_s)} tokens/s"
         mfu = "MFU -" if self.mfu is None else f"MFU {self.mfu:.1%} of {peak}"
         return " | ".join(
             (
@@ -36,7 +40,7 @@ class StepMetrics:
                 f"loss {self.loss:.4f}",
                 f"grad norm {self.grad_norm:.3f}",
                 f"lr {self.learning_rate:.2e}",
-                f"{format_count(self.tokens_per_s)} tokens/s",
+                speed,
                 f"{self.step_ms:.0f} ms (data {self.data_wait_ms:.1f})",
                 format_bytes(self.memory_bytes),
                 mfu,

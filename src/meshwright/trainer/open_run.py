@@ -7,6 +7,7 @@ import socket
 
 from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError
+from meshwright.log import logger
 from meshwright.spec.job import Job
 from meshwright.spec.run import Attempt, Manifest, Run
 from meshwright.trainer.provenance import git_commit, versions
@@ -27,14 +28,13 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
     """Make sure that this job may write into the run folder; raises ConfigError for another's run."""
     if overwrite:
         set_aside(run)
-    previous = read_manifest(run)
-    if previous is not None and not resume:
+    if run.manifest.exists() and not resume:
         raise ConfigError(
             f"the run folder {run.folder} already holds a run: continue it with --resume, "
             "choose another run.dir, or rename it out of the way with --overwrite"
         )
-    if previous is not None:
-        require_same_run(previous, job)
+    for change in require_same_run(run, job):
+        logger.warning("changed since the run began: %s", change)
     for folder in (run.folder, run.checkpoints, run.logs):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -30,6 +30,11 @@ def choose_device_type(section: RunSection) -> str:
     return section.device
 
 
+def num_devices(section: RunSection) -> int:
+    """Return the devices of this machine that run.device allows: its CUDA devices, or 1 for the CPU."""
+    return torch.cuda.device_count() if choose_device_type(section) == "cuda" else 1
+
+
 @dataclass(frozen=True)
 class Ranks:
     """A joined process group; use it in a `with` so that it is left on the way out."""

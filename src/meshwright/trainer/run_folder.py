@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from meshwright.errors import ConfigError
-from meshwright.log import logger
 from meshwright.spec.job import Job
 from meshwright.spec.run import Attempt, Manifest, Run
 
@@ -55,18 +54,19 @@ def set_aside(run: Run) -> Path | None:
     return aside
 
 
-def require_same_run(previous: Manifest, job: Job) -> None:
-    """Raise ConfigError when `job` differs from the run's in what makes it the same run; log other changes."""
+def require_same_run(run: Run, job: Job) -> list[str]:
+    """Return how `job` differs from the run's; raises ConfigError where that makes it another run."""
+    previous = read_manifest(run)
+    if previous is None:
+        return []
     changes = _changes(previous.job.to_dict(), job.to_dict())
-    breaking = [change for change in changes if change.startswith(_IDENTITY) and "cache_dir" not in change]
+    breaking = [change for change in changes if change.startswith(_IDENTITY) and not change.startswith(_UNREMARKABLE)]
     if breaking:
         raise ConfigError(
-            "cannot resume, the job is another one: " + "; ".join(breaking) + ": change it back, "
+            f"cannot resume {run.folder}, the job is another one: {'; '.join(breaking)}: change it back, "
             "or start a new run with another run.dir"
         )
-    for change in changes:
-        if not change.startswith(_UNREMARKABLE):
-            logger.info("changed since the run began: %s", change)
+    return [change for change in changes if not change.startswith(_UNREMARKABLE)]
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.optim import AdamW
 
+from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.checkpoint.load import load
 from meshwright.checkpoint.save import prune, save
 from meshwright.data.dataset import Dataset, build_dataset
@@ -18,12 +20,14 @@ from meshwright.errors import ConfigError
 from meshwright.models.build import build_model, import_object
 from meshwright.models.contract import loss_of
 from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.materialize import fill_from
 from meshwright.parallelism.mesh import build_mesh
 from meshwright.parallelism.torch_compat import canonical_parameters
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.run import Run
+from meshwright.spec.sections import ModelSection
 from meshwright.trainer.optimizer import build_optimizer, optimizer_state
 from meshwright.trainer.ranks import Ranks
 from meshwright.trainer.train_step import TrainStep
@@ -54,6 +58,7 @@ class Training:
         dataset = build_dataset(job.data, job.train.seq_len)
         require_vocabulary(job, dataset)
         model = parallelize(build_unsharded(job), layout, job.precision, mesh, seed=job.train.seed)
+        fill_from_hf(model, job.model)
         return cls(job, ranks, layout, dataset, model)
 
     @property
@@ -94,6 +99,20 @@ def build_unsharded(job: Job) -> nn.Module:
     # A user's constructor draws its own weights: the same seed gives every rank the same ones.
     torch.manual_seed(job.train.seed)
     return build_model(job.model)
+
+
+def fill_from_hf(model: nn.Module, section: ModelSection) -> None:
+    """Copy the weights of model.initial_weights, where it is given, into this rank's part of `model`."""
+    if section.initial_weights is None:
+        return
+    architecture = resolve_architecture(section)
+    if architecture is None:
+        raise ConfigError(
+            f"model.initial_weights = {section.initial_weights!r} needs a preset or a config.json, but "
+            f"model.source = {section.source!r} is a class: load the weights in its constructor"
+        )
+    names = [name for name, _ in canonical_parameters(model)]
+    fill_from(model, load_hf_parameters(Path(section.initial_weights).expanduser(), architecture, names).__getitem__)
 
 
 def require_vocabulary(job: Job, dataset: Dataset) -> None:

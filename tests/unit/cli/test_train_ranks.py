@@ -1,7 +1,7 @@
 import pytest
 
+from meshwright.cli.train import choose_num_ranks
 from meshwright.spec.job import Job
-from meshwright.trainer.launch import choose_num_ranks
 
 
 @pytest.mark.parametrize(
