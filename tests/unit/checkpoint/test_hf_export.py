@@ -22,6 +22,7 @@ from hf_models import (
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.load import load_parameters
+from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.job import Job
@@ -84,6 +85,22 @@ def test_auto_tokenizer_encodes_as_ours(tmp_path: Path, text: str) -> None:
     assert theirs.eos_token_id == 256
     config = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
     assert (config.eos_token_id, config.bos_token_id) == (256, 256)
+
+
+def test_the_tokenizer_of_the_job_goes_along(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    own = tmp_path / "own"
+    own.mkdir()
+    vocab = {"<end>": 0, "<unk>": 1, "a": 2, "b": 3, "ab": 4}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b")], unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(own / "tokenizer.json"))
+    (own / "tokenizer_config.json").write_text('{"eos_token": "<end>", "tokenizer_class": "PreTrainedTokenizerFast"}')
+    write_run(tmp_path / "run", architecture(), data={"tokenizer": str(own / "tokenizer.json")})
+    export(tmp_path / "run", tmp_path / "out")
+    theirs = require_transformers().AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs("abba")["input_ids"] == [4, 3, 2] == list(load_tokenizer(str(own)).encode("abba"))
+    assert theirs.eos_token_id == json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 0
 
 
 def test_a_checkpoint_folder_and_a_step_name_the_same(tmp_path: Path) -> None:

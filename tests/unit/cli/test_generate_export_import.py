@@ -49,6 +49,15 @@ def test_export_says_what_it_wrote_and_compares(
     assert "never overwrites" in capsys.readouterr().err
 
 
+def test_other_logits_fail_the_check(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_transformers()
+    monkeypatch.setattr("meshwright.inference.compare.max_logits_difference", lambda *_: 0.25)
+    assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 70
+    assert "off by up to 2.5e-01 where rounding explains 1e-03: do not use" in capsys.readouterr().err
+
+
 def test_the_check_without_transformers_is_one_line(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
