@@ -16,6 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.errors import ExitCode, Preempted
 from meshwright.log import logger
+from meshwright.parallelism.mesh import require_supported
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
 
@@ -25,6 +26,7 @@ _SHUTDOWN_TIMEOUT_S = "120"
 
 def train_locally(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
+    require_supported(job.layout.resolve(num_ranks))
     code = launch([*arguments, "--resume"] if resume else arguments, num_ranks, run)
     for restart in range(1, job.run.max_restarts + 1):
         if code is not ExitCode.RETRY or job.train.stop_after in run.checkpoint_steps():
