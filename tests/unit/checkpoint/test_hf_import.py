@@ -14,6 +14,7 @@ from hf_models import NARROW, architecture, some_tokens, write_hf
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.checkpoint.load import load, load_parameters, read_metadata
+from meshwright.config.load import load_job
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.inference.load import build_with, load_model
 from meshwright.spec.hf_config import architecture_from_hf
@@ -83,7 +84,7 @@ def test_an_imported_run_is_a_run(theirs: Path, tmp_path: Path) -> None:
     assert manifest.job.model.initial_weights == str(theirs)
     assert manifest.num_parameters == imported.num_parameters
     assert imported.num_parameters == sum(t.numel() for t in load_parameters(run.checkpoint(0)).values())
-    assert run.job.is_file()
+    assert load_job(run.job).job == manifest.job
     assert (run.folder / "config.json").read_bytes() == (theirs / "config.json").read_bytes()
     assert imported.architecture == architecture_from_hf(json.loads((theirs / "config.json").read_text()))
 

@@ -72,5 +72,7 @@ def _job(hf_folder: Path, run_folder: Path, *, has_tokenizer: bool) -> Job:
         {
             "model": {"source": str(run_folder / CONFIG), "initial_weights": str(hf_folder)},
             "data": {"tokenizer": str(run_folder / TOKENIZER)} if has_tokenizer else {},
+            # All the ranks that are started share the model, however many.
+            "layout": {"dp_shard": -1},
         }
     )
