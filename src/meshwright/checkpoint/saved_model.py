@@ -13,8 +13,9 @@ from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.job import Job
-from meshwright.spec.model_source import is_object_source, resolve_architecture
+from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.run import Manifest, Run
+from meshwright.spec.user_object import is_object_source
 
 IMPORTED_FROM = "imported_from"
 """The metadata key of a checkpoint whose weights came from a Hugging Face folder; its value is that folder's name."""

@@ -93,7 +93,8 @@ def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]
 
 def _model_problems(resolved: ResolvedJob) -> list[str]:
     from meshwright.config.python_objects import object_problems
-    from meshwright.spec.model_source import is_object_source, resolve_architecture
+    from meshwright.spec.model_source import resolve_architecture
+    from meshwright.spec.user_object import is_object_source
 
     section = resolved.job.model
     problems = _lines_raised_by(lambda: resolve_architecture(section))
@@ -145,12 +146,12 @@ def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:
 def _data_problems(resolved: ResolvedJob) -> list[str]:
     from meshwright.config.python_objects import object_problems
     from meshwright.data.check import problems
-    from meshwright.data.sources import is_user_object
     from meshwright.errors import MeshwrightError
     from meshwright.spec.model_source import resolve_architecture
+    from meshwright.spec.user_object import is_object_source
 
     job = resolved.job
-    if is_user_object(job.data.source):
+    if is_object_source(job.data.source):
         return object_problems("data.source", job.data.source, resolved.folder)
     try:
         architecture = resolve_architecture(job.model)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import click
 
 from meshwright.errors import ExitCode
+from meshwright.extras import EXTRA_OF_PACKAGE
 
 TORCH_SERIES = ((2, 11), (2, 15))
 """Oldest and newest supported series of torch; pyproject.toml says the same to pip."""
@@ -24,15 +25,6 @@ TORCH_SERIES = ((2, 11), (2, 15))
 _TORCH_REQUIREMENT = "torch>=2.11,<2.16"
 _SMALL_SHARED_MEMORY_BYTES = 2**30
 _FEW_OPEN_FILES = 1024
-_PACKAGES = {
-    "safetensors": "train",
-    "xxhash": "train",
-    "transformers": "hf",
-    "tokenizers": "hf",
-    "pyarrow": "parquet",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-}
 
 
 @dataclass(frozen=True)
@@ -166,7 +158,9 @@ def _torch_devices(torch: Any) -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for package, extra in _PACKAGES.items():
+    for package, extra in EXTRA_OF_PACKAGE.items():
+        if package == "torch":
+            continue  # has a group of its own
         installed = _installed(package)
         if installed is None:
             yield Finding("packages", package, "not installed", "missing", f"pip install 'meshwright[{extra}]'")

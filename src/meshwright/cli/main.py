@@ -15,6 +15,7 @@ import click
 
 from meshwright import __version__
 from meshwright.errors import ExitCode, MeshwrightError
+from meshwright.extras import EXTRA_OF_PACKAGE
 
 VERBS: dict[str, tuple[str, str]] = {
     "check": ("meshwright.cli.check", "Tell everything that is wrong with a job before any process starts."),
@@ -28,18 +29,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("meshwright.cli.doctor", "Tell what this machine has, what is missing and how to get it."),
 }
 """Each verb's module, whose `command` is a click command, and its line in --help; in the order of a first visit."""
-
-EXTRA_OF_PACKAGE = {
-    "torch": "train",
-    "safetensors": "train",
-    "xxhash": "train",
-    "transformers": "hf",
-    "tokenizers": "hf",
-    "pyarrow": "parquet",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-}
-"""Which extra installs a package that the base install leaves out."""
 
 # The shell's own code for a process whose reader went away: 128 + SIGPIPE.
 _READER_GONE = 141

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from meshwright.data.dataset import token_shortage
 from meshwright.data.readers import Piece, read_file
-from meshwright.data.sources import first_bytes, is_user_object, list_files, no_text
+from meshwright.data.sources import first_bytes, list_files, no_text
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.errors import MeshwrightError
 from meshwright.spec.sections import DataSection
+from meshwright.spec.user_object import is_object_source
 
 READ_BYTES = 32_000_000
 """How far into a corpus problems are looked for; training reads the rest, with the same messages."""
@@ -20,7 +21,7 @@ def problems(section: DataSection, seq_len: int, vocab_size: int | None) -> list
 
     vocab_size is the model's, None where the model does not take tokens. A user's own class is not imported here.
     """
-    if is_user_object(section.source):
+    if is_object_source(section.source):
         return []
     found: list[str] = []
     tokenizer = _tokenizer(section, found)

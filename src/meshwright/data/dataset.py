@@ -8,12 +8,13 @@ import numpy as np
 
 from meshwright.data.cache import cached_tokens
 from meshwright.data.content import Content
-from meshwright.data.sources import describe, is_user_object
+from meshwright.data.sources import describe
 from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.data.user_data import UserData, load_user_data, read_pair, sample_hash
 from meshwright.errors import DataError
 from meshwright.spec.sections import DataSection
+from meshwright.spec.user_object import is_object_source
 
 Sample = tuple[Any, Any]
 
@@ -94,7 +95,7 @@ class UserDataset(Dataset):
 
 def build_dataset(section: DataSection, seq_len: int) -> Dataset:
     """Return the dataset of a job's [data]; DataError or ConfigError say why there is none, or too short a one."""
-    if is_user_object(section.source):
+    if is_object_source(section.source):
         return UserDataset(section, load_user_data(section))
     return TokenDataset(section, seq_len, load_tokenizer(section.tokenizer))
 

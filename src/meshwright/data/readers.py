@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from meshwright.data.extras import import_extra
 from meshwright.errors import DataError
+from meshwright.extras import import_extra
 
 _PIECE_BYTES = 4 * 2**20
 _PARQUET_ROWS = 1024
@@ -109,8 +109,8 @@ def _jsonl(path: Path, file: BinaryIO, text_key: str) -> Iterator[Piece]:
 
 
 def _parquet(path: Path, text_key: str) -> Iterator[Piece]:
-    parquet = import_extra("pyarrow.parquet", "parquet", f"reading {path}")
-    arrow = import_extra("pyarrow", "parquet", f"reading {path}")
+    parquet = import_extra("pyarrow.parquet", f"reading {path}")
+    arrow = import_extra("pyarrow", f"reading {path}")
     try:
         with parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names

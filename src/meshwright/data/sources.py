@@ -24,13 +24,6 @@ _READ_SUFFIXES = TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES
 _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
-def is_user_object(source: str) -> bool:
-    """Return whether `source` has the form my_module:MyData and is no file."""
-    module, colon, name = source.partition(":")
-    is_name = bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
-    return is_name and not Path(source).exists()
-
-
 def describe(section: DataSection) -> str:
     """Return the source in words for a manifest: stdlib changes with the Python that runs."""
     return f"{STDLIB} (Python {platform.python_version()})" if section.source == STDLIB else section.source

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from meshwright.data.extras import import_extra
 from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
+from meshwright.extras import import_extra
 
 BYTES = "bytes"
 END_OF_TEXT = "<|end_of_text|>"
@@ -101,7 +101,7 @@ class JsonTokenizer:
     """A tokenizer.json, run by the tokenizers library exactly as transformers runs it."""
 
     def __init__(self, path: Path) -> None:
-        library = import_extra("tokenizers", "hf", f"data.tokenizer = {str(path)!r}")
+        library = import_extra("tokenizers", f"data.tokenizer = {str(path)!r}")
         self._json = _read(path)
         try:
             self._tokenizer = library.Tokenizer.from_str(self._json)

@@ -1,9 +1,6 @@
 """Bring your own data: data.source = "my_module:MyData", any object with __len__ and __getitem__."""
 
 import hashlib
-import importlib
-import sys
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +8,7 @@ import numpy.typing as npt
 
 from meshwright.errors import ConfigError, DataError
 from meshwright.spec.sections import DataSection
+from meshwright.spec.user_object import make_object
 
 _NUM_HASHED_SAMPLES = 3
 
@@ -32,15 +30,7 @@ class UserData(Protocol):
 
 def load_user_data(section: DataSection) -> UserData:
     """Return the object that data.source names, made with data.options; raises ConfigError saying why it cannot be."""
-    module_name, _, name = section.source.partition(":")
-    factory = _find(module_name, name, section.source)
-    try:
-        data = factory(**section.options)
-    except Exception as error:
-        raise ConfigError(
-            f"data.source = {section.source!r} with data.options = {section.options} raised "
-            f"{type(error).__name__}: {error}: correct data.options, or the constructor of {name}"
-        ) from error
+    data = make_object("data", section.source, section.options)
     missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
     if missing:
         raise ConfigError(
@@ -76,24 +66,6 @@ def sample_hash(data: UserData, source: str) -> str:
             )
         total.update(first)
     return total.hexdigest()
-
-
-def _find(module_name: str, name: str, source: str) -> Any:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        # Console scripts do not look into the working directory, where a user's module lies.
-        sys.path.insert(0, folder)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(
-            f"data.source = {source!r}: importing {module_name} raised {type(error).__name__}: {error}: "
-            f"put {module_name.partition('.')[0]}.py into {folder} or install it, or correct data.source"
-        ) from error
-    if not hasattr(module, name):
-        public = ", ".join(key for key, value in vars(module).items() if isinstance(value, type)) or "none"
-        raise ConfigError(f"data.source = {source!r}: {module_name} has no {name} (its classes: {public})")
-    return getattr(module, name)
 
 
 def _pair_digest(pair: tuple[Any, Any]) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from meshwright.data.extras import import_extra
+from meshwright.extras import import_extra
 from meshwright.models.llama import Llama
 
 _NUM_SEQUENCES, _SEQ_LEN = 2, 64
@@ -18,7 +18,7 @@ def max_logits_difference(model: Llama, hf_folder: Path, dtype: torch.dtype) -> 
     Both compute in float32 on the CPU, on random tokens. The weights of `model` are rounded to `dtype` in place, as the
     export rounded them. Raises UnsupportedError where transformers is not installed.
     """
-    transformers = import_extra("transformers", "hf", "comparing with transformers")
+    transformers = import_extra("transformers", "comparing with transformers")
     transformers.utils.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(hf_folder, dtype=torch.float32).eval()
     ours = model.cpu().to(dtype).float()

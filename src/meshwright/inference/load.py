@@ -16,9 +16,9 @@ from meshwright.checkpoint.hf.side_files import CONFIG, GENERATION_CONFIG, TOKEN
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.checkpoint.load import load_parameters
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
-from meshwright.data.extras import import_extra
 from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from meshwright.errors import ConfigError
+from meshwright.extras import import_extra
 from meshwright.models.llama import Llama
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.hf_config import architecture_from_hf
@@ -102,7 +102,7 @@ def _start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     text = tokenizer.to_tokenizer_json()
     if tokenizer.identity == BYTES or json.loads(text).get("post_processor") is None:
         return ()
-    library = import_extra("tokenizers", "hf", "the template of a tokenizer.json")
+    library = import_extra("tokenizers", "the template of a tokenizer.json")
     encoder = library.Tokenizer.from_str(text)
     marked, plain = (encoder.encode("a", add_special_tokens=add).ids for add in (True, False))
     return tuple(marked[: next(i for i in range(len(marked)) if marked[i : i + len(plain)] == plain)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.hf_config import architecture_from_hf
 from meshwright.spec.presets import PRESETS
 from meshwright.spec.sections import ModelSection
-
-_OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+from meshwright.spec.user_object import is_object_source
 
 
 def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
@@ -37,11 +35,6 @@ def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
             f"did you mean {_nearest(section.source, list(PRESETS))}? (`meshwright list models` shows the presets)"
         )
     return _with_options(architecture, section)
-
-
-def is_object_source(source: str) -> bool:
-    """Return whether `source` has the form my_module:MyModel (the user's own class) and is no file's name."""
-    return _OBJECT.fullmatch(source) is not None
 
 
 def _looks_like_path(source: str) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from types import ModuleType
 from typing import Any, Protocol
 
-from meshwright.errors import UnsupportedError
+from meshwright.extras import import_extra
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
 
@@ -42,7 +40,7 @@ class TensorBoard:
     """Event files in the run folder."""
 
     def __init__(self, run: Run) -> None:
-        module = _import_extra("torch.utils.tensorboard", "run.tensorboard", "tensorboard")
+        module = import_extra("torch.utils.tensorboard", "run.tensorboard = true")
         self._writer = module.SummaryWriter(str(run.folder / "tensorboard"))
 
     def write(self, step: int, row: dict[str, Any]) -> None:
@@ -60,7 +58,7 @@ class WeightsAndBiases:
     """One W&B run per run folder; a resumed run continues it."""
 
     def __init__(self, run: Run, job: Job) -> None:
-        module = _import_extra("wandb", "run.wandb", "wandb")
+        module = import_extra("wandb", "run.wandb = true")
         self._run = module.init(
             project="meshwright", name=run.folder.name, dir=str(run.folder), config=job.to_dict(), resume="allow"
         )
@@ -82,13 +80,3 @@ def open_sinks(run: Run, job: Job) -> list[Sink]:
     if job.run.wandb:
         sinks.append(WeightsAndBiases(run, job))
     return sinks
-
-
-def _import_extra(module: str, key: str, extra: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UnsupportedError(
-            f"{key} = true needs {extra}, which cannot be imported ({error}): "
-            f"pip install 'meshwright[{extra}]', or set {key} = false"
-        ) from error

@@ -17,7 +17,7 @@ from meshwright.data.loader import Loader
 from meshwright.data.order import Share
 from meshwright.data.resume import check_resumable
 from meshwright.errors import ConfigError
-from meshwright.models.build import build_model, import_object
+from meshwright.models.build import build_model
 from meshwright.models.contract import loss_of
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.materialize import fill_from
@@ -28,6 +28,7 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.run import Run
 from meshwright.spec.sections import ModelSection
+from meshwright.spec.user_object import import_object
 from meshwright.trainer.optimizer import build_optimizer, optimizer_state
 from meshwright.trainer.ranks import Ranks
 from meshwright.trainer.train_step import TrainStep
@@ -93,7 +94,8 @@ class Training:
 
 def build_unsharded(job: Job) -> nn.Module:
     """Return the whole model: on the meta device if its weights can be made shard by shard, else built for real."""
-    if resolve_architecture(job.model) is not None or hasattr(import_object(job.model.source), "initial"):
+    is_ours = resolve_architecture(job.model) is not None
+    if is_ours or hasattr(import_object("model.source", job.model.source), "initial"):
         with torch.device("meta"):
             return build_model(job.model)
     # A user's constructor draws its own weights: the same seed gives every rank the same ones.

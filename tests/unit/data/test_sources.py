@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from meshwright.data import readers
 from meshwright.data.content import measure
 from meshwright.data.readers import Piece
-from meshwright.data.sources import first_bytes, is_user_object, list_files, pieces
+from meshwright.data.sources import first_bytes, list_files, pieces
 from meshwright.errors import DataError, UnsupportedError
 from meshwright.spec.sections import DataSection
+from meshwright.spec.user_object import is_object_source
 
 
 def documents(source: Path | str, **options: Any) -> list[str]:
@@ -264,10 +265,10 @@ def test_a_json_file_is_not_taken_for_text(tmp_path: Path) -> None:
 
 def test_user_objects_are_told_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert is_user_object("my_module:MyData")
-    assert is_user_object("my.package.module:make_data")
-    assert not is_user_object("folder/file.txt")
-    assert not is_user_object("C:/file.txt")
-    assert not is_user_object("stdlib")
+    assert is_object_source("my_module:MyData")
+    assert is_object_source("my.package.module:make_data")
+    assert not is_object_source("folder/file.txt")
+    assert not is_object_source("C:/file.txt")
+    assert not is_object_source("stdlib")
     (tmp_path / "odd:name").write_text("text")
-    assert not is_user_object("odd:name")
+    assert not is_object_source("odd:name")

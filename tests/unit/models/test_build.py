@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from meshwright.errors import ConfigError
-from meshwright.models.build import build_model, import_object
+from meshwright.models.build import build_model
 from meshwright.models.llama import Llama
 from meshwright.spec.sections import ModelSection
+from meshwright.spec.user_object import import_object
 
 OWN = """
 from torch import nn
@@ -77,13 +78,13 @@ def test_mistakes_in_the_name_or_the_options(own: str, name: str, options: dict[
 @pytest.mark.parametrize("module", ["no_such_module", "no_such_package.module"])
 def test_module_that_is_not_there(module: str) -> None:
     with pytest.raises(ConfigError, match=r"there is no module no_such_\w+ in the working directory"):
-        import_object(f"{module}:Mine")
+        import_object("model.source", f"{module}:Mine")
 
 
 def test_module_that_imports_what_is_not_installed(here: Path) -> None:
     (here / "wants_more.py").write_text("import no_such_dependency\n")
     with pytest.raises(ConfigError, match="wants_more imports no_such_dependency, which is not installed"):
-        import_object("wants_more:Mine")
+        import_object("model.source", "wants_more:Mine")
 
 
 @pytest.mark.parametrize(

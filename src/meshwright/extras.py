@@ -1,0 +1,29 @@
+"""Packages that the base install leaves out: which extra brings each, and importing one when it is first needed."""
+
+import importlib
+from types import ModuleType
+
+from meshwright.errors import UnsupportedError
+
+EXTRA_OF_PACKAGE = {
+    "torch": "train",
+    "safetensors": "train",
+    "xxhash": "train",
+    "transformers": "hf",
+    "tokenizers": "hf",
+    "pyarrow": "parquet",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+
+
+def import_extra(module: str, purpose: str) -> ModuleType:
+    """Return `module`; raises UnsupportedError saying which extra of Meshwright brings it."""
+    package = "tensorboard" if module == "torch.utils.tensorboard" else module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{purpose} needs the package {package}, which cannot be imported ({error}): "
+            f"run pip install 'meshwright[{EXTRA_OF_PACKAGE[package]}]'"
+        ) from error

@@ -1,0 +1,74 @@
+"""What a job names as my_module:MyName: the user's own model or data, found by name and made with its options."""
+
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import ConfigError
+
+_OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_object_source(source: str) -> bool:
+    """Return whether `source` has the form my_module:MyName and is no file's name."""
+    return _OBJECT.fullmatch(source) is not None and not Path(source).exists()
+
+
+def import_object(key: str, source: str) -> Any:
+    """Return what `source`, the value of `key`, names; looks in the working directory and in sys.path."""
+    module_name, _, name = source.partition(":")
+    working_directory = str(Path.cwd())
+    if working_directory not in sys.path:
+        # Python adds it for `python -m`, but not for an installed command.
+        sys.path.append(working_directory)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.split(".")[: error.name.count(".") + 1] == error.name.split("."):
+            reason = f"there is no module {error.name} in the working directory or in sys.path: put it there"
+        else:
+            reason = f"{module_name} imports {error.name}, which is not installed: install it"
+        raise ConfigError(f"{key} = {source!r}: {reason}, or correct {key}") from None
+    except Exception as error:
+        raise ConfigError(f"{key} = {source!r}: importing it raised {_place(error)}: correct it") from error
+    if not hasattr(module, name):
+        public = [public for public in vars(module) if not public.startswith("_")]
+        nearest = get_close_matches(name, public, n=1, cutoff=0.5)
+        raise ConfigError(
+            f"{key} = {source!r}: {module_name} ({module.__file__}) has no {name}: "
+            f"{f'did you mean {nearest[0]}?' if nearest else f'define it there, or correct {key}'}"
+        )
+    return getattr(module, name)
+
+
+def make_object(section: str, source: str, options: dict[str, Any]) -> Any:
+    """Return what [section]'s source makes of its options; raises ConfigError with the place of what goes wrong."""
+    key = f"{section}.source"
+    make = import_object(key, source)
+    if not callable(make):
+        raise ConfigError(
+            f"{key} = {source!r} is {type(make).__name__}, but a class, or a function that makes an object, "
+            f"is needed: correct {key}"
+        )
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{section}.options = {options} do not fit {source}{inspect.signature(make)}: {error}"
+        ) from None
+    try:
+        return make(**options)
+    except Exception as error:
+        raise ConfigError(f"{key} = {source!r}: building it raised {_place(error)}: correct it") from error
+
+
+def _place(error: Exception) -> str:
+    # The innermost line of a traceback that lies in somebody's file; a SyntaxError names its own.
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
