@@ -10,7 +10,7 @@ from meshwright.config.keys import SECTIONS, job_keys, section_meaning
 from meshwright.config.names import advice_for_key, meant_section
 from meshwright.config.positions import KeyPath
 from meshwright.config.repairs import nearest_allowed
-from meshwright.config.toml_text import shown
+from meshwright.config.toml_text import shown, toml_path
 from meshwright.spec.job import SCHEMA_VERSION
 
 
@@ -63,11 +63,12 @@ def _unknown(path: KeyPath, value: Any) -> Iterator[Problem]:
     meant = meant_section(section)
     known = job_keys()
     if meant is None:
-        yield Problem(path, f"[{section}] is no section of a job: leave it out, or use one of {', '.join(SECTIONS)}")
+        advice = f"leave it out, or use one of {', '.join(SECTIONS)}"
+        yield Problem(path, f"[{toml_path(path)}] is no section of a job: {advice}")
         return
     strangers = [(*path, name) for name in value if f"{meant}.{name}" not in known]
     if len(strangers) < len(value) or not value:
-        text = f"[{section}] is no section of a job: did you mean [{meant}]?"
+        text = f"[{toml_path(path)}] is no section of a job: did you mean [{meant}]?"
         yield Problem(path, text, meant_section=meant)
     for stranger in strangers:
         yield Problem(stranger, _unknown_key_text(stranger, value[stranger[-1]]))
@@ -75,7 +76,7 @@ def _unknown(path: KeyPath, value: Any) -> Iterator[Problem]:
 
 def _unknown_key_text(path: KeyPath, value: Any) -> str:
     dotted = ".".join(path)
-    given = dotted if isinstance(value, dict) else f"{dotted} = {shown(value, 40)}"
+    given = toml_path(path) if isinstance(value, dict) else f"{toml_path(path)} = {shown(value, 40)}"
     return f"{given} is no key of a job: {advice_for_key(dotted)}"
 
 

@@ -8,6 +8,7 @@ from meshwright.config.keys import SECTIONS, job_keys
 from meshwright.config.messages import Problem
 from meshwright.config.names import advice_for_key
 from meshwright.config.positions import KeyPath
+from meshwright.config.toml_text import toml_path
 
 _REMOVED = object()
 
@@ -56,7 +57,7 @@ def _form_problem(override: str, path: KeyPath, equals: str) -> Problem | None:
     elif dotted in SECTIONS:
         text = f"{override!r} replaces the whole section: write {dotted}.key=value for each key"
     elif dotted not in job_keys() and not is_option:
-        text = f"{dotted} is no key of a job: {advice_for_key(dotted)}"
+        text = f"{toml_path(path)} is no key of a job: {advice_for_key(dotted)}"
     else:
         return None
     return Problem(path, text, is_override=True)

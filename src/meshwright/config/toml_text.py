@@ -28,6 +28,11 @@ def toml_key(name: str) -> str:
     return tomlkit.key(name).as_string()
 
 
+def toml_path(path: Sequence[str]) -> str:
+    """Return a dotted key: `model.options."my key"`."""
+    return ".".join(toml_key(name) for name in path)
+
+
 def shown(value: Any, width: int = 60) -> str:
     """Return a value for a message: as TOML, cut to `width` characters; none where there is none."""
     if value is None:

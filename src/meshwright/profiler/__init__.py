@@ -1,4 +1,1 @@
-"""A real step under torch.profiler -> Timeline.
-
-Empty until the dry run is built.
-"""
+"""Real steps under torch.profiler: Chrome traces now, a Timeline with the dry run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+from meshwright.checkpoint.hf.side_files import keep_side_files
 from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError
 from meshwright.log import logger
@@ -69,4 +70,5 @@ def open_recorder(training: Training, run: Run, start_step: int, speed: SpeedLim
         results=previous.results if previous else {},
     )
     write_atomically(run.job, to_toml(job))
+    keep_side_files(job, run)
     return Recorder(job, run, ManifestKeeper(run, manifest), speed.peak_name)

@@ -12,6 +12,10 @@ from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.data.tokenizer import BYTES, Tokenizer
 from meshwright.errors import ConfigError
 from meshwright.spec.hf_config import architecture_to_hf
+from meshwright.spec.job import Job
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.run import Run
+from meshwright.spec.user_object import is_object_source
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -45,6 +49,21 @@ def write_side_files(model: SavedModel, folder: Path, dtype: str) -> None:
         _write(folder / GENERATION_CONFIG, ids)
     if tokenizer is not None:
         _write_tokenizer(model, tokenizer, folder)
+
+
+def keep_side_files(job: Job, run: Run) -> None:
+    """Copy into the run folder what the job only points to, so that the folder can be moved and exported anywhere."""
+    architecture = resolve_architecture(job.model)
+    if architecture is not None and not (run.folder / CONFIG).exists():
+        _write(run.folder / CONFIG, architecture_to_hf(architecture))
+    if is_object_source(job.data.source) or job.data.tokenizer == BYTES or (run.folder / TOKENIZER).exists():
+        return
+    tokenizer = Path(job.data.tokenizer).expanduser()
+    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
+    for name in TOKENIZER_FILES:
+        source = tokenizer if name == TOKENIZER and tokenizer.is_file() else folder / name
+        if source.is_file():
+            shutil.copyfile(source, run.folder / name)
 
 
 def copy_side_files(source: Path, target: Path) -> None:
