@@ -1,8 +1,14 @@
 """Job files to jobs: origins, and what one is told about a file that is wrong."""
 
+import tempfile
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomlkit
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.config.load import inspect_job, load_job
 from meshwright.errors import ConfigError
@@ -224,6 +230,30 @@ def test_the_inspection_keeps_what_is_right(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_one_mistake_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, message: str) -> None:
     assert told(monkeypatch, tmp_path, text) == message
+
+
+_names = st.sampled_from(
+    ["train", "model", "layout", "options", "source", "steps", "tp", "betas", "x", "", "a.b", "é", "schema_version"]
+)
+_values = st.recursive(
+    st.sampled_from([0, -1, 1.5, float("nan"), float("inf"), True, "", "4M", "\0", "~x/y", "a\nb", date(2026, 1, 2)]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_names, inner, max_size=3),
+    max_leaves=6,
+)
+_overrides = st.lists(st.text("=.[]{}\"'trainsteps.options#\n ", max_size=20) | _names, max_size=2)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(_names, _values, max_size=4), _overrides)
+def test_whatever_toml_says_is_read_or_explained(values: dict[str, Any], overrides: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "job.toml"
+        file.write_text(tomlkit.dumps(values), encoding="utf-8")
+        inspection = inspect_job(file, overrides)
+    for problem in inspection.problems:
+        assert "\n" not in problem
+        assert problem.startswith((f"{file}:", "command line: "))
+    assert Job.from_json(inspection.resolved.job.to_json()) == inspection.resolved.job
 
 
 def test_a_file_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

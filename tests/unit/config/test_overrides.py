@@ -63,8 +63,8 @@ def test_the_last_one_counts(file: Path) -> None:
          "the default 100"),
         ("train.steps=1\ntrain.seed=2", 'train.steps = "1\\ntrain.seed=2" must be a whole number, 1 or more: change '
          "it, or leave it out for the default 100"),
-        ("model.options.=1", "model.options. is no key of a job: leave it out, or use one of [model]'s keys: source, "
-         "options, initial_weights"),
+        ("model.options.=1", 'model.options."" is no key of a job: leave it out, or use one of [model]\'s keys: '
+         "source, options, initial_weights"),
     ],
 )  # fmt: skip
 def test_what_is_no_override(file: Path, override: str, message: str) -> None:
