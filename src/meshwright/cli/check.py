@@ -32,7 +32,8 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
 
     inspection = inspect_job(job_file, overrides)
     resolved = inspection.resolved
-    found = check_job(resolved, ranks, resume=resume, overwrite=overwrite)
+    num_ranks = ranks if inspection.knows_layout() else None
+    found = check_job(resolved, num_ranks, resume=resume, overwrite=overwrite)
     problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
     raise_problems(resolved.path, list(dict.fromkeys(problems)))
     for label, text in summary(resolved, ranks):

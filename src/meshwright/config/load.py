@@ -68,6 +68,10 @@ class Inspection:
         """Return whether a message speaks of a key that is wrong."""
         return any(self.wrong.intersection((path[0], ".".join(path))) for path in keys_in(text))
 
+    def knows_layout(self) -> bool:
+        """Return whether [layout] is what was meant, so that numbers of ranks can be compared with it."""
+        return not any(name.partition(".")[0] == "layout" for name in self.wrong)
+
 
 def load_job(path: Path | str, overrides: Sequence[str] = ()) -> ResolvedJob:
     """Return the job of a file with `section.key=value` overrides; raises one ConfigError with all that is wrong."""
@@ -194,6 +198,8 @@ def _names_in(problem: Problem) -> Iterator[str]:
     yield ".".join(problem.path[:2])
     yield from map(".".join, keys_in(problem.text))
     yield problem.meant_section
+    if problem.path == ("train", "global_batch_tokens"):
+        yield "train.global_batch_size"  # its default counts where the tokens are not known
 
 
 def _raised(action: Callable[[], object]) -> Iterator[str]:

@@ -136,6 +136,13 @@ def test_ranks_that_the_layout_cannot_use(capsys: pytest.CaptureFixture[str]) ->
     assert "3 ranks cannot run a layout of dp_shard=2: start 2 ranks" in shown
 
 
+@pytest.mark.parametrize(
+    "text", ["[layout]\ntp = -1\ndp_shard = -1\n", '[layout]\ndp_shard = "2"\n', '[train]\nglobal_batch_tokens = "?"\n']
+)
+def test_ranks_are_not_compared_with_a_layout_that_was_not_meant(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert len(told(capsys, job_file(text), "--ranks", "3", "layout.dp_replicate=-1").splitlines()) == 1
+
+
 def make_run(folder: str, *steps: int) -> None:
     for step in steps:
         (Path(folder) / "checkpoints" / f"step-{step}").mkdir(parents=True)
