@@ -77,7 +77,14 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line (sys.argv without `arguments`) and exit with the code that says how it went."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    if code == ExitCode.INTERRUPTED:
+        # An interrupt inside exec(), which dataclasses use, makes CPython die of SIGINT after an orderly exit (3.11),
+        # and the code would be lost.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
