@@ -34,6 +34,7 @@ CUDA_REQUIREMENT = re.compile(r"^(nvidia|cuda|triton)\b")
 
 
 def main() -> None:
+    """Install what is missing, and leave a stamp that says what is there."""
     arguments = parse_arguments()
     folder: Path = arguments.venv
     extras = set(arguments.extras.split(","))
@@ -55,6 +56,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("venv", type=Path, help="folder of the virtual environment")
     parser.add_argument("extras", help="extras of pyproject.toml, comma-separated")
@@ -117,6 +119,7 @@ def install_torch(python: Path, pin: str, index: str) -> None:
 
 
 def install_cpu_torch(python: Path, pin: str) -> None:
+    """Install torch's CPU build, wherever pip finds it; never another build in its place."""
     say(f"no NVIDIA driver is here: looking for the CPU build of torch {pin}, about {TORCH_CPU_MB} MB")
     # PyTorch's index may be out of reach; pip's own configuration may know the wheel anyway.
     source = ["--extra-index-url", CPU_INDEX, "--retries", "0", "--timeout", "15"]
@@ -155,6 +158,7 @@ def resolve(python: Path, requirement: str, source: list[str]) -> tuple[str, str
 
 
 def is_reachable(url: str) -> bool:
+    """Return whether the index answers at all."""
     try:
         urllib.request.urlopen(urllib.request.Request(url + "/torch/", method="HEAD"), timeout=5).close()
     except urllib.error.HTTPError:
@@ -165,6 +169,7 @@ def is_reachable(url: str) -> bool:
 
 
 def has_nvidia_driver() -> bool:
+    """Return whether an NVIDIA driver is there and works."""
     program = shutil.which("nvidia-smi")
     return program is not None and subprocess.run([program], capture_output=True).returncode == 0
 
@@ -178,10 +183,12 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def say(message: str) -> None:
+    """Print a line that tells where it comes from."""
     print(f"venv: {message}", flush=True)
 
 
 def fail(message: str) -> None:
+    """End with a message and exit code 1."""
     sys.exit(f"venv: {message}")
 
 

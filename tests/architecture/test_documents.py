@@ -15,7 +15,9 @@ DOCUMENTS = [file for file in repository_files() if file.suffix == ".md"]
 GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/STATUS.md")]
 PATH = re.compile(r"[\w.-]*/[\w./-]*|[\w-]+\.(py|md|toml|txt|svg|lock)|Makefile")
 # What a run writes, what a user would write, and what git ignores.
-MADE_LATER = re.compile(r"^(runs|my_|path/|checkpoints|timelines|logs|\.demo|\.venv|job\.toml|/)|(^|/)(step|rank)-|NAME")
+MADE_LATER = re.compile(
+    r"^(runs|my_|path/|checkpoints|timelines|logs|\.demo|\.venv|job\.toml|/)|(^|/)(step|rank)-|NAME"
+)
 TREE_LINE = re.compile(r"^( *)(\S+)(?: {2,}(.+))?$")
 
 

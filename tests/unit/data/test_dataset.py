@@ -177,7 +177,12 @@ def test_a_function_may_make_the_data(section: DataSection) -> None:
         ("user_wavs:Waves", {}, ConfigError, r"data.source = .*there is no module user_wavs in the working directory"),
         ("user_broken:Waves", {}, ConfigError, r"user_broken imports surely_not_installed, which is not installed"),
         ("user_waves:Wave", {}, ConfigError, r"user_waves .* has no Wave: did you mean Waves"),
-        ("user_waves:Waves", {"size": 1}, ConfigError, r"data.options = \{'size': 1\} do not fit user_waves:Waves.*'size'"),
+        (
+            "user_waves:Waves",
+            {"size": 1},
+            ConfigError,
+            r"data.options = \{'size': 1\} do not fit user_waves:Waves.*'size'",
+        ),
         ("user_waves:NoLength", {}, ConfigError, r"is a NoLength without __len__"),
         ("user_waves:Waves", {"num_samples": 1}, DataError, r"has 1 samples but needs 2, one of them for validation"),
         ("user_waves:Alone", {}, DataError, r"sample 0 of .* is a ndarray: return two values, \(inputs, targets\)"),
