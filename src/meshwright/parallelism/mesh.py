@@ -3,15 +3,12 @@
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from meshwright.errors import UnsupportedError
-from meshwright.spec.layout import Layout
-
-UNBUILT_AXES = ("pp", "cp", "tp", "ep")
-"""Axes that a Layout can describe and the runtime cannot apply yet."""
+from meshwright.spec.layout import UNBUILT_AXES, Layout
 
 
 def require_supported(layout: Layout) -> None:
     """Raise UnsupportedError naming every degree that training cannot apply yet."""
-    asked = [f"layout.{axis} = {getattr(layout, axis)}" for axis in UNBUILT_AXES if getattr(layout, axis) > 1]
+    asked = [f"{key} = {getattr(layout, key.removeprefix('layout.'))}" for key in layout.unbuilt_keys()]
     if asked:
         raise UnsupportedError(
             f"{', '.join(asked)}: training applies dp_replicate and dp_shard so far, not "

@@ -6,20 +6,11 @@ torch 2.11 to 2.15 are supported. Where torch has no public way, the function sa
 import warnings
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-SUPPORTED_TORCH = ((2, 11), (2, 15))
-
 _WRAPPER_PREFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
-
-
-def torch_version() -> tuple[int, int]:
-    """Return torch's (major, minor)."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def local_box(tensor: Tensor) -> tuple[Tensor, Sequence[int]]:
