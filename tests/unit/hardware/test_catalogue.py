@@ -16,7 +16,6 @@ from meshwright.hardware.catalogue import (
     load_device,
     recognise_device,
 )
-from meshwright.log import logger
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.device import Device
 
@@ -177,11 +176,7 @@ def test_the_users_own_entries_are_found(mine: Path) -> None:
     assert recognised.name == "x1"
 
 
-def test_the_users_entry_replaces_ours_and_says_so(
-    mine: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # import-linter, when a test runs it in this process, disables every logger that exists.
-    monkeypatch.setattr(logger, "disabled", False)
+def test_the_users_entry_replaces_ours_and_says_so(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
     (mine / "devices" / "h100-sxm.toml").write_text(MY_DEVICE)
     with caplog.at_level(logging.WARNING, logger="meshwright"):
         assert load_device("h100-sxm").title == "My X1"
