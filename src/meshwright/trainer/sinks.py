@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any, Protocol
 
 from meshwright.extras import import_extra
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
+
+_LONGEST_ROW_BYTES = 2**16
 
 
 class Sink(Protocol):
@@ -24,6 +28,7 @@ class JsonLines:
     """metrics.jsonl: one row a line, flushed at once; a resumed run appends, its rows count `attempt` up."""
 
     def __init__(self, run: Run) -> None:
+        _mend_last_row(run.metrics)
         self._file = run.metrics.open("a")
 
     def write(self, step: int, row: dict[str, Any]) -> None:
@@ -70,6 +75,20 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Tell W&B that the run is over."""
         self._run.finish()
+
+
+def _mend_last_row(path: Path) -> None:
+    """Remove what a kill or a full disk left of a last row: the next row would be appended to it, and both be lost."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _LONGEST_ROW_BYTES)
+        file.seek(start)
+        complete, newline, last = file.read().rpartition(b"\n")
+        if last.endswith(b"}"):
+            file.write(b"\n")
+        else:
+            file.truncate(start + len(complete) + len(newline))
 
 
 def open_sinks(run: Run, job: Job) -> list[Sink]:
