@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,12 +34,20 @@ class Command:
         self.job_file = folder / "job.toml"
         self.job_file.write_text(to_toml(Job.from_dict(job)))
 
-    def start(self, *arguments: str, prefix: tuple[str, ...] = MESHWRIGHT) -> subprocess.Popen[str]:
-        """Start training without waiting for it."""
+    def start(self, *arguments: str, prefix: tuple[str, ...] = MESHWRIGHT, **variables: str) -> subprocess.Popen[str]:
+        """Start training, with these environment variables, without waiting for it."""
         command = [*prefix, "train", str(self.job_file), *arguments]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+        out: dict[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, **out, text=True, start_new_session=True, env=os.environ | variables)
+
+    def train_as_rank(self, rank: int, num_ranks: int, *arguments: str, **variables: str) -> tuple[int, str]:
+        """Return the exit code and output of one rank, as torchrun starts it."""
+        with socket.create_server(("localhost", 0)) as unused:
+            port = unused.getsockname()[1]
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+        process = self.start(*arguments, **place, MASTER_ADDR="localhost", MASTER_PORT=str(port), **variables)
+        output, _ = process.communicate(timeout=150)
+        return process.returncode, output
 
     def train(self, *arguments: str, prefix: tuple[str, ...] = MESHWRIGHT) -> tuple[int, str]:
         """Return the exit code and everything printed."""
@@ -169,6 +178,28 @@ def test_an_existing_run_is_kept_unless_asked(tmp_path: Path) -> None:
     assert command.train("--overwrite")[0] == 0
     [aside] = tmp_path.glob("run.replaced-*")
     assert (aside / "manifest.json").read_text() == before
+
+
+def test_a_restart_by_torchrun_goes_on_even_if_its_first_start_was_to_overwrite(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    assert command.train("train.stop_after=3")[0] == ExitCode.RETRY
+    code, output = command.train_as_rank(0, 1, "--overwrite", TORCHELASTIC_RESTART_COUNT="1")
+    assert code == ExitCode.DONE, output
+    assert command.manifest.attempts[-1].start_step == 3
+
+
+def test_a_rank_that_cannot_reach_the_others_may_be_tried_again(tmp_path: Path) -> None:
+    code, output = Command(tmp_path, run={"timeout_s": 1.0}).train_as_rank(1, 2)
+    assert code == ExitCode.RETRY, output
+    assert "rank 1 of 2 could not reach the others" in output
+
+
+def test_a_run_that_is_past_the_step_to_stop_after_stays_stopped(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    assert command.train("train.stop_after=3")[0] == ExitCode.RETRY
+    code, output = command.train("--resume", "train.stop_after=2")
+    assert code == ExitCode.RETRY, output
+    assert command.run.checkpoint_steps() == [3]
 
 
 def test_another_job_cannot_be_resumed_into_a_run(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
         from meshwright.trainer.worker import train_as_rank
 
         is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        # The folder that a restart finds is the run's own.
+        overwrite = overwrite and not is_restart
         sys.exit(train_as_rank(resolved.job, run, resume=resume or is_restart, overwrite=overwrite))
 
     from meshwright.trainer.run_folder import require_same_run, set_aside

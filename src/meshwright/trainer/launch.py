@@ -29,11 +29,16 @@ def train_locally(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], 
     require_supported(job.layout.resolve(num_ranks))
     code = launch([*arguments, "--resume"] if resume else arguments, num_ranks, run)
     for restart in range(1, job.run.max_restarts + 1):
-        if code is not ExitCode.RETRY or job.train.stop_after in run.checkpoint_steps():
+        if code is not ExitCode.RETRY or _is_stopped(job, run):
             break
         logger.error("restart %d of %d from the newest checkpoint", restart, job.run.max_restarts)
         code = launch([*arguments, "--resume"], num_ranks, run)
     return code
+
+
+def _is_stopped(job: Job, run: Run) -> bool:
+    """Return whether the run is where train.stop_after wants it."""
+    return job.train.stop_after is not None and job.train.stop_after <= max(run.checkpoint_steps(), default=0)
 
 
 def launch(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:

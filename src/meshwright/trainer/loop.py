@@ -36,7 +36,8 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool) -> ExitCode:
         with recorder or nullcontext(), profiler:
             announce(training, step)
             asked = None
-            while step < job.train.steps and asked is None and step != job.train.stop_after:
+            last_step = min(job.train.steps, job.train.stop_after or job.train.steps)
+            while step < last_step and asked is None:
                 step += 1
                 profiler.before_step(step)
                 take_step(training, step, speed, recorder)
@@ -44,8 +45,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool) -> ExitCode:
                 if is_due(step, job.train.validation_interval):
                     validate(training, step, recorder)
                 asked = ranks.agree_on(stop.signal)
-                is_last = asked is not None or step in (job.train.steps, job.train.stop_after)
-                if is_last or is_due(step, job.checkpoint.interval):
+                if asked is not None or step == last_step or is_due(step, job.checkpoint.interval):
                     save(training, run, step)
             code = exit_code(job, step, asked)
             # Asked to stop by a signal, there may be little time left.

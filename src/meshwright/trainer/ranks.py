@@ -50,17 +50,17 @@ class Ranks:
         local_rank = int(os.environ["LOCAL_RANK"])
         device = cls._own_device(choose_device_type(section), local_rank)
         timeout = timedelta(seconds=section.timeout_s)
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            num_ranks,
-            is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-            timeout=timeout,
-        )
         # torchrun hands every restart the same store, and gloo would find the dead ranks' addresses in it
         # (torch 2.13; 11 of 13 restarts failed without this prefix).
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         try:
+            store = TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                num_ranks,
+                is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+                timeout=timeout,
+            )
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=PrefixStore(f"restart-{restart}", store),
