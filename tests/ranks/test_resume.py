@@ -2,11 +2,14 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import distributed as dist
 
 from meshwright.errors import ExitCode
-from training_runs import tiny_job, train_on_ranks
+from run_ranks import run_ranks
+from training_runs import tiny_job, train_on_ranks, train_on_this_rank
 
 
 def test_resume_on_the_same_layout_is_bit_equal(tmp_path: Path) -> None:
@@ -34,6 +37,18 @@ def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_
     assert len(compared) == 20
     for step in compared:
         assert resumed.losses[step] == pytest.approx(straight.losses[step], rel=1e-5)
+
+
+def train_where_the_last_rank_sees_no_checkpoint(job: dict[str, Any], folder: str) -> None:
+    """Resume as on a host whose file system does not show the others' files (yet)."""
+    is_blind = dist.get_rank() == dist.get_world_size() - 1
+    train_on_this_rank(job, folder + "-elsewhere" if is_blind else folder, True)
+
+
+def test_ranks_that_see_other_checkpoints_do_not_train_from_different_steps(tmp_path: Path) -> None:
+    train_on_ranks(tiny_job(tmp_path, train={"stop_after": 3}), tmp_path / "run", 2)
+    with pytest.raises(AssertionError, match="run-elsewhere/checkpoints/step-3 does not exist"):
+        run_ranks(train_where_the_last_rank_sees_no_checkpoint, 2, tiny_job(tmp_path), str(tmp_path / "run"))
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
