@@ -4,12 +4,15 @@ import platform
 import subprocess
 from importlib import metadata
 
-PACKAGES = ("meshwright", "torch", "numpy", "pydantic", "safetensors", "transformers")
+import torch
+
+PACKAGES = ("meshwright", "numpy", "pydantic", "safetensors", "transformers")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, the platform and each package that is installed."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    # torch says more of itself than its package does: +cpu or +cu130 is part of what ran.
+    found = {"python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
