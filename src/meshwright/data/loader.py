@@ -3,16 +3,17 @@
 import atexit
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.data.dataset import Dataset
+from meshwright.data.dataset import Dataset, Sample
 from meshwright.data.order import Indices, SampleOrder, Share
 from meshwright.errors import DataError
 
@@ -26,6 +27,9 @@ class Microbatch:
     inputs: Tensor
     targets: Tensor
     first_slot: int
+
+
+_Request = tuple[Callable[[], list[Microbatch]], Future[list[Microbatch]]]
 
 
 class Loader:
@@ -43,7 +47,7 @@ class Loader:
         self._pin_memory = pin_memory
         self._is_closed = False
         self._ahead: tuple[int, Future[list[Microbatch]]] | None = None
-        self._requests: queue.SimpleQueue[tuple[int, Future[list[Microbatch]]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         # A daemon: a sample that never comes must not keep an interrupted process alive.
         self._thread = threading.Thread(target=self._serve, name="meshwright-loader", daemon=True)
         self._thread.start()
@@ -75,9 +79,9 @@ class Loader:
         else:
             if ahead is not None:
                 ahead[1].cancel()
-            future = self._submit(step)
+            future = self._submit(partial(self._make, step))
         batches = future.result()
-        self._ahead = (step + 1, self._submit(step + 1))
+        self._ahead = (step + 1, self._submit(partial(self._make, step + 1)))
         return batches
 
     def validation_microbatches(self, batch_index: int) -> list[Microbatch]:
@@ -86,7 +90,8 @@ class Loader:
         assert self._dataset.num_validation_samples, "validation without validation samples"
         order = SampleOrder(self._dataset.num_validation_samples, seed=0, shuffle=False)
         samples = order.samples_at(self._share.positions(batch_index))
-        return self._stack(samples, is_validation=True)
+        # By the thread: a class in data.source need not bear being read by two at once.
+        return self._submit(partial(self._stack, samples, self._dataset.validation_sample)).result()
 
     def close(self) -> None:
         """Stop the thread after the sample that it is reading, which is waited for a few seconds at most."""
@@ -99,24 +104,26 @@ class Loader:
         self._thread.join(_CLOSE_TIMEOUT_S)
         atexit.unregister(self.close)
 
-    def _submit(self, step: int) -> Future[list[Microbatch]]:
+    def _submit(self, make: Callable[[], list[Microbatch]]) -> Future[list[Microbatch]]:
         future: Future[list[Microbatch]] = Future()
-        self._requests.put((step, future))
+        self._requests.put((make, future))
         return future
 
     def _serve(self) -> None:
         while (request := self._requests.get()) is not None:
-            step, future = request
+            make, future = request
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(self._stack(self._order.samples_at(self._share.positions(step))))
+                future.set_result(make())
             except BaseException as error:
-                # Raised again by whoever asks for this step, in the thread that can act on it.
+                # Raised again by whoever asks for this batch, in the thread that can act on it.
                 future.set_exception(error)
 
-    def _stack(self, samples: Indices, is_validation: bool = False) -> list[Microbatch]:
-        read = self._dataset.validation_sample if is_validation else self._dataset.sample
+    def _make(self, step: int) -> list[Microbatch]:
+        return self._stack(self._order.samples_at(self._share.positions(step)), self._dataset.sample)
+
+    def _stack(self, samples: Indices, read: Callable[[int], Sample]) -> list[Microbatch]:
         batches = []
         for row, first_slot in zip(samples, self._share.slots[:, 0], strict=True):
             pairs = [read(int(index)) for index in row if not self._is_closed]

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,27 @@ def test_validation_batches_without_repeats(num_samples: int, global_batch_size:
     loader = Loader(Numbers(num_samples, 0.1), Share(global_batch_size), seed=0)
     assert loader.num_validation_batches == expected
     loader.close()
+
+
+def test_one_thread_at_a_time_reads_samples() -> None:
+    busy = threading.Lock()
+    overlaps: list[int] = []
+
+    class Slow(Numbers):
+        def read(self, index: int) -> Sample:
+            if not busy.acquire(blocking=False):
+                overlaps.append(index)
+                return super().read(index)
+            time.sleep(0.01)
+            busy.release()
+            return super().read(index)
+
+    loader = Loader(Slow(20, 0.2), Share(4), seed=0)
+    loader.microbatches(0)
+    loader.validation_microbatches(0)
+    loader.microbatches(1)
+    loader.close()
+    assert not overlaps
 
 
 def test_no_validation_samples_make_no_validation_batches() -> None:
