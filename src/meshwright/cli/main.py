@@ -78,9 +78,10 @@ def group() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line (sys.argv without `arguments`) and exit with the code that says how it went."""
     code = run(sys.argv[1:] if arguments is None else arguments)
-    if code == ExitCode.INTERRUPTED:
-        # An interrupt inside exec(), which dataclasses use, makes CPython die of SIGINT after an orderly exit (3.11),
-        # and the code would be lost.
+    if code == ExitCode.INTERRUPTED or (code and "RANK" in os.environ):
+        # An interrupt inside exec(), which dataclasses use, makes CPython die of SIGINT after an orderly exit (3.11).
+        # A rank that failed cannot leave its process group in good order, and about one in four then dies of SIGABRT
+        # in the group's threads (torch 2.13). Either way the code would be lost.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -3,7 +3,7 @@
     forward(inputs) -> output           `inputs` is a batch from the data: the tokens of a text source, or what your own
                                         data class returns first
     loss(output, targets) -> scalar     optional: the mean over the batch, differentiable; default: cross-entropy of the
-                                        next token in float32
+                                        next token in float32. It must not change `output` in place
     blocks: nn.ModuleList               optional: the repeated part, in order. Each block is a unit of sharding (FSDP2),
                                         of recomputation and of torch.compile. Without it the model is one unit
     initial(fqn) -> Normal | Constant   optional: how each parameter starts. With it the model is built on the meta
@@ -28,8 +28,22 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def next_token_loss(output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats, computed in float32; targets of -100 do not count."""
+    if not isinstance(output_BSV, Tensor) or output_BSV.shape[:-1] != targets_BS.shape:
+        given = tuple(output_BSV.shape) if isinstance(output_BSV, Tensor) else type(output_BSV).__name__
+        raise ConfigError(
+            f"the model's forward returned {given} for targets of {tuple(targets_BS.shape)}, but the next-token loss "
+            "needs a tensor of logits with one more dim, the vocabulary: correct forward, or give the model a "
+            "loss(output, targets) of its own"
+        )
     # Log-sum-exp over a large vocabulary loses too much in bfloat16.
-    return F.cross_entropy(output_BSV.flatten(0, -2).float(), targets_BS.flatten(), ignore_index=-100)
+    try:
+        return F.cross_entropy(output_BSV.flatten(0, -2).float(), targets_BS.flatten(), ignore_index=-100)
+    except IndexError:
+        # Looking for it beforehand would make the CPU wait for a GPU at every step.
+        raise ConfigError(
+            f"the targets hold token {int(targets_BS.max())} but the model's forward returned {output_BSV.shape[-1]} "
+            "logits: widen the last layer, or take a tokenizer with fewer tokens"
+        ) from None
 
 
 def loss_of(model: nn.Module) -> Loss:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from meshwright.errors import ConfigError
 from meshwright.parallelism.torch_compat import canonical_parameters
 from meshwright.spec.sections import OptimizerSection
 
@@ -11,6 +12,11 @@ from meshwright.spec.sections import OptimizerSection
 def build_optimizer(model: nn.Module, section: OptimizerSection) -> AdamW:
     """Return fused AdamW that decays matrices only: decaying norms and biases pulls scales to zero for no gain."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ConfigError(
+            "the model has no trainable parameters, and the optimizer needs one: make them nn.Parameter "
+            "or modules that hold some, assigned to the model in its constructor"
+        )
     matrices = [parameter for parameter in trainable if parameter.dim() >= 2]
     vectors = [parameter for parameter in trainable if parameter.dim() < 2]
     groups = [

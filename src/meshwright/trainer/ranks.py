@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import distributed as dist
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from meshwright.errors import ConfigError, LostPeer
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
@@ -42,6 +42,7 @@ class Ranks:
     rank: int
     num_ranks: int
     device: torch.device
+    store: Store | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def join(cls, section: RunSection) -> Self:
@@ -61,9 +62,10 @@ class Ranks:
                 is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
                 timeout=timeout,
             )
+            own_store = PrefixStore(f"restart-{restart}", store)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore(f"restart-{restart}", store),
+                store=own_store,
                 rank=rank,
                 world_size=num_ranks,
                 timeout=timeout,
@@ -72,7 +74,7 @@ class Ranks:
             if is_lost_peer(error):
                 raise LostPeer(f"rank {rank} of {num_ranks} could not reach the others: {error}") from error
             raise
-        return cls(rank, num_ranks, device)
+        return cls(rank, num_ranks, device, own_store)
 
     @staticmethod
     def _own_device(device_type: str, local_rank: int) -> torch.device:
@@ -110,6 +112,15 @@ class Ranks:
         number = torch.tensor(wish or 0, device=self.device)
         dist.all_reduce(number, op=dist.ReduceOp.MAX)
         return signal.Signals(int(number)) if number else None
+
+    def fails_first(self) -> bool:
+        """Return whether no rank has called this before; False, too, where the store went with its rank."""
+        if self.store is None:
+            return self.is_first
+        try:
+            return self.store.add("failures", 1) == 1
+        except RuntimeError:
+            return False
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's picklable `value`, by rank; a collective for the start of a run, not for steps."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
-from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
+from meshwright.fault_tolerance.guards import require_all_gradients, require_finite, require_scalar
+from meshwright.parallelism.buffers import share_buffers
 from meshwright.parallelism.fully_sharded import reshard_model
 from meshwright.parallelism.gradients import clip_gradients
 from meshwright.parallelism.torch_compat import canonical_parameters
@@ -56,6 +57,7 @@ class TrainStep:
         require_finite(step, result.loss, result.grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        share_buffers(self.model)
         return result
 
     def _accumulate_gradients(self, step: int, microbatches: Sequence[Microbatch]) -> Tensor:
@@ -73,7 +75,9 @@ class TrainStep:
         device = self.ranks.device
         inputs = microbatch.inputs.to(device, non_blocking=True)
         targets = microbatch.targets.to(device, non_blocking=True)
-        return self.loss(self.model(inputs), targets)
+        loss = self.loss(self.model(inputs), targets)
+        require_scalar(loss)
+        return loss
 
     @torch.no_grad()
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
