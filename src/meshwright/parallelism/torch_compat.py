@@ -37,6 +37,19 @@ def canonical_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(canonical_fqn(fqn), parameter) for fqn, parameter in model.named_parameters()]
 
 
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that the model's author calls state, by their names in the plain model.
+
+    Which ones those are torch tells in private only, but for a whole state_dict (checked in 2.13).
+    """
+    return {
+        canonical_fqn(f"{module_name}.{name}" if module_name else name): buffer
+        for module_name, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
 def silence_known_warnings() -> None:
     """Hide torch's warnings that a user can do nothing about; every other warning stays."""
     # FSDP2 warns when the root module returns a view of a tensor (2.13), as one whose last layer is a Linear does;

@@ -59,7 +59,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool) -> ExitCode:
 def restore(training: Training, run: Run) -> int:
     """Put back the newest checkpoint and return its step, 0 where there is none yet; a collective."""
     # The first rank's view counts: on another host a shared folder may not show the newest one yet.
-    steps = training.ranks.gather(run.checkpoint_steps())[0]
+    steps: list[int] = training.ranks.gather(run.checkpoint_steps())[0]
     if not steps:
         return 0
     training.load(run, steps[-1])

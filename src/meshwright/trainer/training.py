@@ -22,7 +22,7 @@ from meshwright.models.contract import loss_of
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.materialize import fill_from
 from meshwright.parallelism.mesh import build_mesh
-from meshwright.parallelism.torch_compat import canonical_parameters
+from meshwright.parallelism.torch_compat import canonical_parameters, persistent_buffers
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout
 from meshwright.spec.model_source import resolve_architecture
@@ -85,7 +85,7 @@ class Training:
         check_resumable(metadata["position"], self.loader.position)
 
     def _state(self) -> dict[str, Any]:
-        buffers = {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
+        buffers = {f"buffer.{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
         return {
             "model": {**dict(canonical_parameters(self.model)), **buffers},
             "optimizer": optimizer_state(self.model, self.optimizer),

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwright.cli.doctor import TORCH_SERIES
-from meshwright.parallelism.torch_compat import canonical_parameters, local_box
+from meshwright.parallelism.torch_compat import canonical_parameters, local_box, persistent_buffers
 
 
 @pytest.fixture
@@ -53,3 +53,12 @@ def test_wrappers_do_not_show_in_names() -> None:
     model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.Linear(2, 2))
     names = [name for name, _ in canonical_parameters(model)]
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_only_buffers_that_are_state_are_persistent() -> None:
+    block = nn.BatchNorm1d(2)
+    block.register_buffer("table", torch.zeros(2), persistent=False)
+    model = nn.ModuleDict({"block": checkpoint_wrapper(block)})
+    names = {name for name in model.state_dict() if "running" in name or "tracked" in name}
+    assert len(names) == 3
+    assert persistent_buffers(model).keys() == names

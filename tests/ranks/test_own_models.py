@@ -1,0 +1,60 @@
+"""Models of the user's own, with what Llama does not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from training_runs import tiny_job, train_on_ranks
+
+
+class Block(nn.Module):
+    """Keeps running statistics, and an odd byte before other buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("flag", torch.tensor([True]))
+        self.register_buffer("none", torch.zeros(0))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(self.linear(x_BSD).transpose(1, 2)).transpose(1, 2))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(257, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(8, 257)
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x_BSD = self.embedding(tokens_BS)
+        for block in self.blocks:
+            x_BSD = block(x_BSD)
+        return self.head(x_BSD)
+
+
+def test_running_statistics_resume_exactly_under_any_recompute_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    job = tiny_job(tmp_path, train={"validation_interval": 2})
+    job["model"] = {"source": "test_own_models:Normed"}
+    straight = train_on_ranks(job, tmp_path / "straight", 2)
+    stopped = {**job, "train": {**job["train"], "stop_after": 3}}
+    train_on_ranks(stopped, tmp_path / "stopped", 2)
+    resumed = train_on_ranks(job, tmp_path / "stopped", 2, resume=True)
+    assert resumed.parameter_hash == straight.parameter_hash
+    assert [row["validation_loss"] for row in resumed.validation] == [
+        row["validation_loss"] for row in straight.validation
+    ]
+
+    train_on_ranks(stopped, tmp_path / "changed", 2)
+    recomputed = {**job, "layout": {**job["layout"], "activation_checkpoint": "full"}}
+    changed = train_on_ranks(recomputed, tmp_path / "changed", 2, resume=True)
+    assert changed.losses[6] == pytest.approx(straight.losses[6], rel=1e-6)
