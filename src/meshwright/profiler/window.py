@@ -28,8 +28,10 @@ class ProfilerWindow:
         """Start recording if the window opens with `step`."""
         if step == self._start:
             activities = supported_activities() & {ProfilerActivity.CPU, ProfilerActivity.CUDA}
-            self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
-            self._profile.__enter__()
+            # One cycle only, so keeping events changes nothing but torch 2.11's warning that they are cleared.
+            window = profile(activities=activities, record_shapes=True, profile_memory=True, acc_events=True)
+            window.__enter__()
+            self._profile = window
 
     def after_step(self, step: int) -> None:
         """Write the trace if the window closes with `step`."""
