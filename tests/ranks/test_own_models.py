@@ -39,6 +39,31 @@ class Normed(nn.Module):
         return self.head(x_BSD)
 
 
+class Positioned(nn.Module):
+    """Adds a float32 table to activations, so that its blocks get float32 whatever is computed in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(257, 8)
+        self.register_buffer("table", torch.randn(32, 8), persistent=False)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        self.head = nn.Linear(8, 257)
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x_BSD = self.embedding(tokens_BS) + self.table
+        for block in self.blocks:
+            x_BSD = block(x_BSD)
+        return self.head(x_BSD).tanh()
+
+
+def test_blocks_take_float32_inputs_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    job = tiny_job(tmp_path, precision={"compute": "bfloat16"}, train={"validation_interval": 6})
+    job["model"] = {"source": "test_own_models:Positioned"}
+    finished = train_on_ranks(job, tmp_path / "run", 2)
+    assert finished.losses[6] < finished.losses[1]
+
+
 def test_running_statistics_resume_exactly_under_any_recompute_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,13 @@
                                         device, and each rank fills its own part. Without it the model is built whole on
                                         the CPU of every rank under torch.manual_seed(train.seed): keep the constructor
                                         deterministic
+    casts_block_inputs = False          optional: a block gets its inputs as the model passes them. Without it those in
+                                        floating point are cast to precision.compute
 
 A mean loss is what makes the result independent of the number of ranks: the trainer averages it over microbatches and
 data-parallel ranks, which all hold equally many samples. Parameters and floating-point buffers are float32 as built.
+A parameter has one dim at least; one that two modules share lies within a block, or outside of all (shardable.py).
+Persistent buffers are, after each step, rank 0's on every rank.
 A model that has `initial` keeps no buffers: the filler knows parameters only.
 """
 

@@ -20,6 +20,9 @@ from meshwright.spec.architecture import LlamaArchitecture
 class Llama(nn.Module):
     """A decoder-only transformer; its weights mean nothing until `initialize` or the meta device's filler sets them."""
 
+    casts_block_inputs = False
+    """Blocks get rotary angles, in float32 on purpose: rounding them would cost positions their precision."""
+
     def __init__(self, architecture: LlamaArchitecture) -> None:
         super().__init__()
         self.architecture = architecture

@@ -16,9 +16,8 @@ def shard_model(
 ) -> None:
     """Shard each block, then what is left, over `mesh`; masters stay float32 whatever `precision` says."""
     compute, reduce = TORCH_DTYPES[precision.compute], TORCH_DTYPES[precision.reduce]
-    # A block's inputs already are in the compute format, or are float32 on purpose (rotary angles):
-    # casting them would cost positions their precision.
-    block_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+    casts = getattr(model, "casts_block_inputs", True)
+    block_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=casts)
     root_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     reshard = layout.reshard_after_forward == "always"
     for block in blocks:

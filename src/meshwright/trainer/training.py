@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import AdamW
@@ -19,6 +21,7 @@ from meshwright.data.resume import check_resumable
 from meshwright.errors import ConfigError
 from meshwright.models.build import build_model
 from meshwright.models.contract import loss_of
+from meshwright.models.shardable import require_shardable
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.materialize import fill_from
 from meshwright.parallelism.mesh import build_mesh
@@ -97,10 +100,15 @@ def build_unsharded(job: Job) -> nn.Module:
     is_ours = resolve_architecture(job.model) is not None
     if is_ours or hasattr(import_object("model.source", job.model.source), "initial"):
         with torch.device("meta"):
-            return build_model(job.model)
-    # A user's constructor draws its own weights: the same seed gives every rank the same ones.
-    torch.manual_seed(job.train.seed)
-    return build_model(job.model)
+            model = build_model(job.model)
+    else:
+        # A user's constructor draws its own weights, wherever from: the same seed gives every rank the same ones.
+        torch.manual_seed(job.train.seed)
+        np.random.seed(job.train.seed % 2**32)
+        random.seed(job.train.seed)
+        model = build_model(job.model)
+    require_shardable(model)
+    return model
 
 
 def fill_from_hf(model: nn.Module, section: ModelSection) -> None:

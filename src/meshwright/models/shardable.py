@@ -1,0 +1,56 @@
+"""Whether a user's model can be split over ranks: said before training in the model's own terms, not by torch later."""
+
+import torch
+from torch import nn
+
+from meshwright.errors import ConfigError
+from meshwright.models.contract import blocks_of
+
+_NUM_NAMED = 5
+
+
+def require_shardable(model: nn.Module) -> None:
+    """Raise ConfigError naming what in `model`, just built, breaks the contract of models/contract.py."""
+    parameters = dict(model.named_parameters())
+    others = [name for name, parameter in parameters.items() if parameter.dtype != torch.float32]
+    if others:
+        raise ConfigError(
+            f"{type(model).__name__} holds {_some(others)} in {parameters[others[0]].dtype}, but parameters are "
+            "float32 as built, and precision.compute says in what they are computed: build the model in float32"
+        )
+    if scalars := [name for name, parameter in parameters.items() if parameter.dim() == 0]:
+        raise ConfigError(
+            f"{type(model).__name__} holds {_some(scalars)} without a dim, but ranks share a parameter along its first "
+            "dim: give it one, such as nn.Parameter(torch.ones(1))"
+        )
+    if across := _shared_across_units(model):
+        raise ConfigError(
+            f"{type(model).__name__} uses one parameter as {' and '.join(across)}, but each block is gathered on its "
+            "own: share within a block or outside of all, or rename `blocks`, which makes the model one unit"
+        )
+    buffers = [name for name, _ in model.named_buffers()]
+    if buffers and any(parameter.is_meta for parameter in parameters.values()):
+        raise ConfigError(
+            f"{type(model).__name__} has initial(fqn), and so is built without memory, but keeps {_some(buffers)} as "
+            "buffers, which nothing would fill: compute them in forward, or leave initial out"
+        )
+
+
+def _shared_across_units(model: nn.Module) -> list[str]:
+    """Return the names of one parameter in all units of sharding that hold it; empty where each is in one unit."""
+    names: dict[nn.Parameter, dict[int, str]] = {}
+    in_blocks: set[nn.Module] = set()
+    for index, block in enumerate(blocks_of(model)):
+        in_blocks.update(block.modules())
+        for name, parameter in block.named_parameters():
+            names.setdefault(parameter, {})[index] = f"blocks.{index}.{name}"
+    for module_name, module in model.named_modules():
+        if module not in in_blocks:
+            for name, parameter in module.named_parameters(recurse=False):
+                names.setdefault(parameter, {})[-1] = f"{module_name}.{name}".lstrip(".")
+    return next((list(by_unit.values()) for by_unit in names.values() if len(by_unit) > 1), [])
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_NUM_NAMED])
+    return shown if len(names) <= _NUM_NAMED else f"{shown} and {len(names) - _NUM_NAMED} more"
