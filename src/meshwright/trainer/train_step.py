@@ -14,7 +14,6 @@ from torch.optim import AdamW
 from meshwright.data.loader import Microbatch
 from meshwright.fault_tolerance.guards import require_all_gradients, require_finite, require_scalar
 from meshwright.parallelism.buffers import share_buffers
-from meshwright.parallelism.buffers import share_buffers
 from meshwright.parallelism.fully_sharded import reshard_model
 from meshwright.parallelism.gradients import clip_gradients
 from meshwright.parallelism.torch_compat import canonical_parameters
@@ -58,7 +57,6 @@ class TrainStep:
         require_finite(step, result.loss, result.grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        share_buffers(self.model)
         share_buffers(self.model)
         return result
 
