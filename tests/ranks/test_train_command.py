@@ -123,7 +123,9 @@ def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, ExitCode.RETRY), (signal.SIGINT, ExitCode.INTERRUPTED)], ids=str
+    ("number", "code"),
+    [(signal.SIGTERM, ExitCode.RETRY), (signal.SIGHUP, ExitCode.RETRY), (signal.SIGINT, ExitCode.INTERRUPTED)],
+    ids=str,
 )
 def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: ExitCode) -> None:
     command = Command(tmp_path, **LONG)
@@ -135,6 +137,15 @@ def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal
     assert command.manifest.exit == code
     assert_all_gone(command.manifest.attempts[-1].pids)
     assert command.run.checkpoint_steps() == [command.manifest.results["last_step"]]
+
+
+def test_nohup_protects_from_a_closed_terminal(tmp_path: Path) -> None:
+    command = Command(tmp_path, train={"steps": 60})
+    process = command.start("--ranks", "2", prefix=("nohup", *MESHWRIGHT))
+    command.wait_for_step(5)
+    process.send_signal(signal.SIGHUP)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.DONE, output
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:

@@ -12,15 +12,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 class StopRequest:
-    """Remembers the first SIGTERM or SIGINT while it is entered; a second SIGINT interrupts at once."""
+    """Remembers the first SIGTERM, SIGHUP or SIGINT while it is entered; a second SIGINT interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._remember)
+        # SIGHUP: the terminal was closed, and the launcher passes it on.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or not ignores_hangup():
+                self._previous[number] = signal.signal(number, self._remember)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -33,6 +35,11 @@ class StopRequest:
         if self.signal is None:
             self.signal = signal.Signals(number)
             logger.info("%s: stopping after this step, with a checkpoint", self.signal.name)
+
+
+def ignores_hangup() -> bool:
+    """Return whether this process was started to outlive its terminal, as by nohup."""
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def die_with_parent() -> None:

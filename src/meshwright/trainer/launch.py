@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.errors import ExitCode, Preempted
+from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.log import logger
 from meshwright.parallelism.mesh import require_supported
 from meshwright.spec.job import Job
@@ -44,7 +45,7 @@ def _is_stopped(job: Job, run: Run) -> bool:
 def launch(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
     """Run `meshwright ARGUMENTS` on `num_ranks` local ranks and return the exit code for all of them.
 
-    A SIGTERM or SIGINT that reaches this process is passed on to the ranks, which stop after their step.
+    A SIGTERM, SIGHUP or SIGINT that reaches this process is passed on to the ranks, which stop after their step.
     """
     _keep_elastic_quiet()
     _share_cores(num_ranks)
@@ -62,6 +63,9 @@ def launch(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=log_dir),
         )
+        if ignores_hangup():
+            # Elastic would handle the signal all the same, and end what nohup was to protect.
+            config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
         try:
             elastic_launch(config, sys.executable)("-m", "meshwright", *arguments)
         except ChildFailedError as error:
@@ -70,7 +74,8 @@ def launch(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
         except SignalException as stopped:
             if stopped.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from stopped
-            raise Preempted("SIGTERM: the ranks were asked to save and stop; continue with --resume") from stopped
+            name = stopped.sigval.name
+            raise Preempted(f"{name}: the ranks were asked to save and stop; continue with --resume") from stopped
     return ExitCode.DONE
 
 

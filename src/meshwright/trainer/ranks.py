@@ -108,7 +108,7 @@ class Ranks:
         return value / self.num_ranks
 
     def agree_on(self, wish: signal.Signals | None) -> signal.Signals | None:
-        """Return the strongest stop signal that any rank got (SIGTERM over SIGINT), or None; a collective."""
+        """Return the strongest stop signal that any rank got (SIGTERM, SIGINT, SIGHUP), or None; a collective."""
         number = torch.tensor(wish or 0, device=self.device)
         dist.all_reduce(number, op=dist.ReduceOp.MAX)
         return signal.Signals(int(number)) if number else None
