@@ -139,6 +139,20 @@ def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal
     assert command.run.checkpoint_steps() == [command.manifest.results["last_step"]]
 
 
+def test_a_run_that_is_still_written_is_left_alone(tmp_path: Path) -> None:
+    command = Command(tmp_path, **LONG)
+    process = command.start()
+    command.wait_for_step(1)
+    for option in ("--resume", "--overwrite"):
+        code, output = command.train(option)
+        assert code == ExitCode.RETRY, output
+        assert f"another process is training into {command.run.folder}" in output
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert command.manifest.exit == ExitCode.RETRY
+    assert len(command.manifest.attempts) == 1
+
+
 def test_nohup_protects_from_a_closed_terminal(tmp_path: Path) -> None:
     command = Command(tmp_path, train={"steps": 60})
     process = command.start("--ranks", "2", prefix=("nohup", *MESHWRIGHT))

@@ -15,6 +15,7 @@ from meshwright.trainer.provenance import git_commit, versions
 from meshwright.trainer.recorder import Recorder
 from meshwright.trainer.run_folder import (
     ManifestKeeper,
+    hold,
     now,
     read_manifest,
     require_same_run,
@@ -26,7 +27,10 @@ from meshwright.trainer.training import Training
 
 
 def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
-    """Make sure that this job may write into the run folder; raises ConfigError for another's run."""
+    """Make sure that this job may write into the run folder, and that until this process ends no other does.
+
+    Raises ConfigError for another's run, Retryable for one that is still being written.
+    """
     if overwrite:
         set_aside(run)
     if run.manifest.exists() and not resume:
@@ -43,6 +47,7 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
             raise ConfigError(
                 f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write"
             ) from error
+    hold(run)
 
 
 def open_recorder(training: Training, run: Run, start_step: int, speed: SpeedLimit) -> Recorder | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.errors import ConfigError
+from meshwright.errors import ConfigError, Retryable
+from meshwright.log import logger
 from meshwright.spec.job import Job
 from meshwright.spec.run import Attempt, Manifest, Run
 
@@ -44,10 +46,29 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+def hold(run: Run) -> int:
+    """Return a descriptor that locks the run folder until it is closed or this process ends.
+
+    Raises Retryable while another process holds it: two runs in one folder would remove each other's checkpoints.
+    """
+    descriptor = os.open(run.folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Retryable(
+            f"another process is training into {run.folder}: wait until it has ended, or choose another run.dir"
+        ) from None
+    except OSError as error:
+        logger.warning("%s cannot be locked (%s): let no other process train into it", run.folder, error.strerror)
+    return descriptor
+
+
 def set_aside(run: Run) -> Path | None:
     """Rename an existing run folder out of the way and return its new name; nothing in it is lost."""
     if not run.folder.exists():
         return None
+    os.close(hold(run))
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     aside = run.folder.with_name(f"{run.folder.name}.replaced-{stamp}")
     run.folder.rename(aside)
