@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,7 +66,12 @@ class WeightsAndBiases:
     def __init__(self, run: Run, job: Job) -> None:
         module = import_extra("wandb", "run.wandb = true")
         self._run = module.init(
-            project="meshwright", name=run.folder.name, dir=str(run.folder), config=job.to_dict(), resume="allow"
+            project="meshwright",
+            name=run.folder.name,
+            dir=str(run.folder),
+            config=job.to_dict(),
+            id=_lasting_id(run),
+            resume="allow",
         )
 
     def write(self, step: int, row: dict[str, Any]) -> None:
@@ -75,6 +81,14 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Tell W&B that the run is over."""
         self._run.finish()
+
+
+def _lasting_id(run: Run) -> str:
+    """Return the run folder's W&B id, drawn at its first attempt: without one, W&B begins a new run at every start."""
+    path = run.folder / "wandb_id"
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex)
+    return path.read_text()
 
 
 def _mend_last_row(path: Path) -> None:

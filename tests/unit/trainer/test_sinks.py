@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
 from meshwright.trainer.sinks import open_sinks
+
+
+def test_a_resumed_run_continues_its_own_weights_and_biases_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, ids = ModuleType("wandb"), []
+    module.init = lambda **options: ids.append(options["id"]) or SimpleNamespace(finish=lambda: None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for name in ("one", "one", "other"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for sink in open_sinks(Run(tmp_path / name), Job.from_dict({"run": {"wandb": True}})):
+            sink.close()
+    assert ids[0] == ids[1] != ids[2]
 
 
 @pytest.mark.parametrize(
