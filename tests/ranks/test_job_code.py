@@ -118,3 +118,9 @@ def test_a_model_that_ends_in_a_linear_layer_trains_without_a_warning(tmp_path: 
     code, output = train(tmp_path, 2, model=model("Works"))
     assert code == ExitCode.DONE, output
     assert "Warning" not in output
+
+
+def test_a_run_that_was_told_to_stop_says_how_to_go_on(tmp_path: Path) -> None:
+    code, output = train(tmp_path, 1, train={"stop_after": 2})
+    assert code == ExitCode.RETRY, output
+    assert "stopped with 4 steps to go: --resume goes on" in output

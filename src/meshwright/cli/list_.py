@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _Listing = tuple[list[dict[str, Any]], Callable[[], None]]
 """What --json prints, and what prints the table."""
 
+_NO_LIMIT = 10_000
 _UNKNOWN = "-"
 _REFERENCE_SEQ_LEN = 4096
 
@@ -166,6 +167,9 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str
     for row in rows:
         table.add_row(*(row[index] for index in keep))
     console = Console(highlight=False)
+    # A name cut short cannot be copied into a job: on a narrow terminal the table is wider than that.
+    needed = console.measure(table, options=console.options.update(max_width=_NO_LIMIT)).maximum
+    console.width = max(console.width, needed)
     console.print(table)
     console.print()
     console.print(note, style="dim", soft_wrap=True)

@@ -39,6 +39,10 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
     if "RANK" in os.environ:
         from meshwright.trainer.worker import train_as_rank
 
+        started = os.environ.get("WORLD_SIZE")
+        if ranks is not None and str(ranks) != started:
+            raise ConfigError(f"--ranks {ranks}, but torchrun started {started} ranks already: leave --ranks out")
+
         is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         # The folder that a restart finds is the run's own.
         overwrite = overwrite and not is_restart

@@ -105,6 +105,8 @@ class Recorder:
         loss = f" | loss {self._losses['last_loss']:.4f}" if self._losses else ""
         hashed = f" | parameters {results['parameter_hash']}" if results.get("parameter_hash") else ""
         logger.info("step %d/%d%s%s | %s in steps%s", last_step, self._job.train.steps, loss, speed, total, hashed)
+        if last_step < self._job.train.steps:
+            logger.info("stopped with %d steps to go: --resume goes on", self._job.train.steps - last_step)
         self._manifest.close(exit_code)
 
     def _speed(self) -> dict[str, float]:

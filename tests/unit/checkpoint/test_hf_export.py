@@ -115,6 +115,13 @@ def test_a_checkpoint_folder_and_a_step_name_the_same(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_all_files_are_as_readable_as_each_other(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", architecture())
+    export(tmp_path / "run", tmp_path / "out")
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()}
+    assert set(modes.values()) == {modes["config.json"]}, modes
+
+
 def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
     write_run(tmp_path / "run", architecture())
     (tmp_path / "out").mkdir()

@@ -140,7 +140,7 @@ def test_keys_that_carry_nothing_are_dropped_by_name(theirs: Path) -> None:
 
 
 def test_other_sizes_are_listed(theirs: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"q_proj\.weight is \[32, 32\], the architecture has \[40, 24\].* more:"):
+    with pytest.raises(ConfigError, match=r"q_proj\.weight is \[32, 32\], the architecture has \[40, 24\].* more:"):
         load_hf_parameters(theirs, architecture(**NARROW))
 
 
@@ -165,7 +165,7 @@ def test_folders_without_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no .*config\.json: name the folder of a Hugging Face model"):
         import_folder(tmp_path, tmp_path / "run")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor .*pytorch_model\.bin is a pickle"):
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor .*pytorch_model\.bin is a pickle"):
         load_hf_parameters(tmp_path, architecture())
 
 

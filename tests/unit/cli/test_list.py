@@ -37,6 +37,13 @@ def test_tables_fit_80_columns_when_piped(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["models", "devices", "clusters"])
+def test_a_narrow_terminal_cuts_no_name_short(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = run(kind).stdout
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run(kind).stdout.split() == wide.split()
+
+
+@pytest.mark.parametrize("kind", ["models", "devices", "clusters"])
 def test_json_names_what_the_table_names(kind: str) -> None:
     names = [record["name"] for record in json.loads(run(kind, "--json").stdout)]
     table = run(kind).stdout

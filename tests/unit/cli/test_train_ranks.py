@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 
+from meshwright.cli.main import run
 from meshwright.cli.train import choose_num_ranks
 from meshwright.spec.job import Job
 
@@ -13,3 +16,13 @@ def test_ranks_come_from_the_command_then_the_layout_then_the_machine(
 ) -> None:
     job = Job.from_dict({"layout": layout, "run": {"device": "cpu"}})
     assert choose_num_ranks(job, asked) == expected
+
+
+def test_a_rank_of_torchrun_cannot_start_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text("")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(["train", str(tmp_path / "job.toml"), "--ranks", "3"]) == 2
+    assert capsys.readouterr().err == "error: --ranks 3, but torchrun started 2 ranks already: leave --ranks out\n"

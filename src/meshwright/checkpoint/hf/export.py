@@ -96,6 +96,7 @@ def _write_weights(model: SavedModel, shards: list[list[str]], dtype: torch.dtyp
         tensors = {names.theirs(name): tensor.to(dtype).contiguous() for name, tensor in parameters.items()}
         # Without this entry transformers refuses the file.
         save_file(tensors, folder / file, metadata={"format": "pt"})
+        _make_readable(folder / file)
         _fsync(folder / file)
         weight_map |= dict.fromkeys(tensors, file)
         num_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -103,6 +104,13 @@ def _write_weights(model: SavedModel, shards: list[list[str]], dtype: torch.dtyp
         index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
         write_durably(folder / INDEX, json.dumps(index, indent=2) + "\n")
     return num_bytes
+
+
+def _make_readable(path: Path) -> None:
+    # safetensors 0.8 writes files that only their owner may read; the others of the folder follow the umask.
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def _fsync(path: Path) -> None:

@@ -72,7 +72,7 @@ class HfFolder:
                 return {SINGLE: None}
             others = sorted(path.name for path in self.path.glob("*.bin"))
             hint = f" ({others[0]} is a pickle, which is not read: convert it to safetensors)" if others else ""
-            raise CheckpointError(
+            raise ConfigError(
                 f"{self.path} holds neither {SINGLE} nor {INDEX}{hint}: name the folder of a Hugging Face model"
             )
         index = read_json(self.path / INDEX)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meshwright.checkpoint.hf.folder import HfFolder, read_json
 from meshwright.checkpoint.hf.llama import HEAD, name_map, parameter_shapes
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, ConfigError
 from meshwright.log import logger
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.hf_config import architecture_from_hf
@@ -46,7 +46,8 @@ def load_hf_parameters(
     """Return the whole parameters of `hf_folder` by our names, all or only `names`, in `dtype` (None: as stored).
 
     Every tensor of the folder is accounted for now; each is read when it is looked up, so memory holds one at a time.
-    Raises CheckpointError for unknown, missing, misshapen or damaged tensors, UnsupportedError for quantised ones.
+    Raises CheckpointError for unknown, missing or damaged tensors, ConfigError for another architecture's,
+    UnsupportedError for quantised ones.
     """
     path = Path(hf_folder).expanduser()
     folder = HfFolder(path)
@@ -68,7 +69,7 @@ def _require_shapes(folder: HfFolder, theirs: dict[str, str], shapes: dict[str, 
     ]
     if wrong:
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
-        raise CheckpointError(
+        raise ConfigError(
             f"the weights of {folder.path} have other sizes: {'; '.join(wrong[:_NUM_NAMED])}{more}: "
             "make the architecture (config.json, or [model] of the job) match the weights"
         )
