@@ -119,7 +119,7 @@ def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
     assert process.returncode == ExitCode.DONE, output
     assert "restart 1 of 1" in output
     assert command.manifest.exit == ExitCode.DONE
-    assert len(command.manifest.attempts) == 2
+    assert [attempt.exit for attempt in command.manifest.attempts] == [ExitCode.RETRY, ExitCode.DONE]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from meshwright.log import logger
 from meshwright.parallelism.mesh import require_supported
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
+from meshwright.trainer.run_folder import ManifestKeeper, read_manifest
 
 # Time for ranks to finish a step and save after SIGTERM; torch's own default of 30 s is short for a large model.
 _SHUTDOWN_TIMEOUT_S = "120"
@@ -28,12 +29,23 @@ _SHUTDOWN_TIMEOUT_S = "120"
 def train_locally(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
     require_supported(job.layout.resolve(num_ranks))
-    code = launch([*arguments, "--resume"] if resume else arguments, num_ranks, run)
+    code = _attempt([*arguments, "--resume"] if resume else arguments, num_ranks, run)
     for restart in range(1, job.run.max_restarts + 1):
         if code is not ExitCode.RETRY or _is_stopped(job, run):
             break
         logger.error("restart %d of %d from the newest checkpoint", restart, job.run.max_restarts)
-        code = launch([*arguments, "--resume"], num_ranks, run)
+        code = _attempt([*arguments, "--resume"], num_ranks, run)
+    return code
+
+
+def _attempt(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
+    """Launch once, and let the manifest say how it ended where rank 0 was killed or knew less than another."""
+    before = read_manifest(run)
+    code = launch(arguments, num_ranks, run)
+    after = read_manifest(run)
+    # The ranks may have ended before they began an attempt of their own.
+    if after is not None and len(after.attempts) > (len(before.attempts) if before else 0) and after.exit != code:
+        ManifestKeeper(run, after).close(code)
     return code
 
 
