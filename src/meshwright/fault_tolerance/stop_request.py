@@ -6,8 +6,6 @@ import sys
 from types import FrameType, TracebackType
 from typing import Self
 
-from meshwright.log import logger
-
 _PR_SET_PDEATHSIG = 1
 
 
@@ -32,9 +30,9 @@ class StopRequest:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal is signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
+        # No word here: a handler may run inside a write to the same stream, and only all ranks together decide.
         if self.signal is None:
             self.signal = signal.Signals(number)
-            logger.info("%s: stopping after this step, with a checkpoint", self.signal.name)
 
 
 def ignores_hangup() -> bool:

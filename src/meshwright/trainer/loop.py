@@ -45,6 +45,8 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool) -> ExitCode:
                 if is_due(step, job.train.validation_interval):
                     validate(training, step, recorder)
                 asked = ranks.agree_on(stop.signal)
+                if asked is not None:
+                    logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
                 if asked is not None or step == last_step or is_due(step, job.checkpoint.interval):
                     save(training, run, step)
             code = exit_code(job, step, asked)

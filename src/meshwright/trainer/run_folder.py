@@ -29,7 +29,7 @@ def now() -> str:
 def read_manifest(run: Run) -> Manifest | None:
     """Return the run's manifest, None where there is none; raises ConfigError for one that cannot be read."""
     try:
-        return Manifest.from_json(run.manifest.read_text())
+        return Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
@@ -39,7 +39,7 @@ def read_manifest(run: Run) -> Manifest | None:
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader, or a crash, sees the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -30,7 +30,7 @@ class JsonLines:
 
     def __init__(self, run: Run) -> None:
         _mend_last_row(run.metrics)
-        self._file = run.metrics.open("a")
+        self._file = run.metrics.open("a", encoding="utf-8")
 
     def write(self, step: int, row: dict[str, Any]) -> None:
         """Append `row`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +14,7 @@ from meshwright.spec.job import Job
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.trainer.ranks import Ranks
-from meshwright.units import format_count
+from meshwright.units import KiB, format_count
 
 
 @dataclass(frozen=True)
@@ -53,5 +54,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the highest bytes this rank has used: allocated on a CUDA device, resident in the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Linux counts in KiB.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Linux counts in KiB, macOS in bytes.
+    unit_bytes = 1 if sys.platform == "darwin" else KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes

@@ -55,15 +55,20 @@ def keep_side_files(job: Job, run: Run) -> None:
     """Copy into the run folder what the job only points to, so that the folder can be moved and exported anywhere."""
     architecture = resolve_architecture(job.model)
     if architecture is not None and not (run.folder / CONFIG).exists():
-        _write(run.folder / CONFIG, architecture_to_hf(architecture))
+        temporary = run.folder / f".{CONFIG}.tmp"
+        _write(temporary, architecture_to_hf(architecture))
+        temporary.replace(run.folder / CONFIG)
     if is_object_source(job.data.source) or job.data.tokenizer == BYTES or (run.folder / TOKENIZER).exists():
         return
     tokenizer = Path(job.data.tokenizer).expanduser()
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
-    for name in TOKENIZER_FILES:
+    # TOKENIZER comes last: where it is, all of them are.
+    for name in reversed(TOKENIZER_FILES):
         source = tokenizer if name == TOKENIZER and tokenizer.is_file() else folder / name
         if source.is_file():
-            shutil.copyfile(source, run.folder / name)
+            temporary = run.folder / f".{name}.tmp"
+            shutil.copyfile(source, temporary)
+            temporary.replace(run.folder / name)
 
 
 def copy_side_files(source: Path, target: Path) -> None:
