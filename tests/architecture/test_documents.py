@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import VERBS, group
+from meshwright.config.load import load_job
 from repository import ROOT, SOURCE, repository_files, text_of
 
 DOCUMENTS = [file for file in repository_files() if file.suffix == ".md"]
@@ -82,6 +83,12 @@ def test_every_make_target_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
     asked = {word for words in commands_of(document, "make") for word in words if word.replace("-", "").isalpha()}
     assert asked <= targets
+
+
+def test_the_job_in_the_readme_is_one(tmp_path: Path) -> None:
+    [text] = re.findall(r"^```toml\n(.*?)^```", text_of(ROOT / "README.md"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "job.toml").write_text(text)
+    assert load_job(tmp_path / "job.toml", []).job.problems() == []
 
 
 def test_the_tree_in_the_readme_is_the_tree() -> None:
