@@ -24,3 +24,4 @@ def command(hf_folder: Path, run_folder: Path) -> None:
         f"{hf_folder} -> {done.run.checkpoint(0)}: {format_count(done.num_parameters)} parameters "
         f"in {' and '.join(done.dtypes)}"
     )
+    click.echo(f"next: meshwright generate {run_folder}, or train from it: meshwright train {done.run.job} run.dir=NEW")

@@ -11,6 +11,7 @@ from meshwright.spec.layout import AXES
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.run import Run
+from meshwright.spec.user_object import is_object_source
 from meshwright.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -30,7 +31,11 @@ def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str,
     yield "model", _model_line(job)
     yield "batch", _batch_line(job, layout)
     yield "layout", _layout_line(job, layout)
-    yield "data", f"{job.data.source}, tokenizer {job.data.tokenizer}"
+    own = is_object_source(job.data.source)
+    yield (
+        "data",
+        f"{job.data.source}, samples of its own" if own else f"{job.data.source}, tokenizer {job.data.tokenizer}",
+    )
     yield "run", _run_line(resolved)
     yield from _notes(resolved, layout)
 
@@ -56,10 +61,16 @@ def _model_line(job: Job) -> str:
 
 def _batch_line(job: Job, layout: Layout | None) -> str:
     tokens = job.workload.global_batch_tokens
-    line = f"{job.global_batch_size} sequences x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
+    is_text = not is_object_source(job.data.source)
+    line = f"{job.global_batch_size} samples a step"
+    if is_text:
+        line = f"{job.global_batch_size} sequences x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
     if layout is not None:
         line += f", {job.num_microbatches(layout)} microbatches of {layout.microbatch_size} on each data-parallel rank"
-    return f"{line}; {job.train.steps} steps, {format_count(tokens * job.train.steps)} tokens in all"
+    in_all = f"{format_count(tokens * job.train.steps)} tokens"
+    if not is_text:
+        in_all = f"{format_count(job.global_batch_size * job.train.steps)} samples"
+    return f"{line}; {job.train.steps} steps, {in_all} in all"
 
 
 def _layout_line(job: Job, layout: Layout | None) -> str:

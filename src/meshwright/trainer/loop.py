@@ -71,18 +71,21 @@ def restore(training: Training, run: Run) -> int:
 def announce(training: Training, step: int) -> None:
     """Log what is about to run."""
     ranks, layout = training.ranks, training.layout
-    degrees = " x ".join(
-        f"{name} {value}" for name, value in layout.to_dict().items() if name in ("dp_replicate", "dp_shard")
-    )
+    num_microbatches = training.job.num_microbatches(layout)
+    tokens = f" of {training.job.train.seq_len} tokens" if training.dataset.vocab_size else ""
     logger.info(
-        "%s parameters on %d %s ranks (%s), %d microbatch(es) of %d samples%s a rank, from step %d",
+        "%s parameters on %d %s rank%s (dp_replicate %d x dp_shard %d), "
+        "%d microbatch%s of %d samples%s each, from step %d",
         f"{training.num_parameters:,}",
         ranks.num_ranks,
         ranks.device.type,
-        degrees,
-        training.job.num_microbatches(layout),
+        "" if ranks.num_ranks == 1 else "s",
+        layout.dp_replicate,
+        layout.dp_shard,
+        num_microbatches,
+        "" if num_microbatches == 1 else "es",
         layout.microbatch_size,
-        f" of {training.job.train.seq_len} tokens" if training.dataset.vocab_size else "",
+        tokens,
         step,
     )
 

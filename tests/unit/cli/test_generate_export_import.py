@@ -73,7 +73,9 @@ def test_export_import_generate_is_the_same_text(
 ) -> None:
     assert run(["export", trained, str(tmp_path / "out")]) == 0
     assert run(["import", str(tmp_path / "out"), str(tmp_path / "again")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("again/checkpoints/step-0: 29.3k parameters in float32")
+    said, then = capsys.readouterr().out.splitlines()[-2:]
+    assert said.endswith("again/checkpoints/step-0: 29.3k parameters in float32")
+    assert then.startswith("next: meshwright generate ")
     texts = []
     for source in (trained, str(tmp_path / "out"), str(tmp_path / "again")):
         assert run(["generate", source, "--prompt", "x = ", "--max-new-tokens", "8"]) == 0
