@@ -96,6 +96,11 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError as error:
         return _READER_GONE if _has_lost_its_reader() else _show(error)
+    except SystemExit as ending:
+        # rich, which draws the tables, ends with 1 when its reader goes away.
+        if isinstance(ending.__context__, BrokenPipeError):
+            return _READER_GONE
+        raise
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED

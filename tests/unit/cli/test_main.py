@@ -139,12 +139,13 @@ def test_help_imports_nothing_heavy() -> None:
     assert printed.splitlines()[-1] == "0 []"
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+@pytest.mark.parametrize("write", ["click.echo", "rich.console.Console(file=sys.stdout).print"])
+def test_a_reader_that_goes_away_is_no_error(write: str) -> None:
     writer = (
         "import sys\nfrom meshwright.cli.main import main\n"
-        "import meshwright.cli.main as m, types, click\n"
+        "import meshwright.cli.main as m, types, click, rich.console\n"
         "verb = types.ModuleType('verb')\n"
-        "verb.command = click.Command('check', callback=lambda: [click.echo('x' * 100) for _ in range(10_000)])\n"
+        f"verb.command = click.Command('check', callback=lambda: [{write}('x' * 100) for _ in range(10_000)])\n"
         "sys.modules['verb'] = verb\nm.VERBS['check'] = ('verb', '')\nmain(['check'])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", writer], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
