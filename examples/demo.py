@@ -143,7 +143,7 @@ def export(measured: dict[str, str]) -> None:
     if difference is None:
         raise DemoFailedError(f"the export said nothing of logits: {files_of('export')}")
     largest = float(difference[1])
-    measured["logits"] = "ours and transformers' " + (f"differ by {largest:g} at most" if largest else "are equal")
+    measured["logits"] = f"at most {largest:g} away from transformers'" if largest else "equal to transformers'"
     prove(f"transformers loads it: logits {measured['logits']}")
 
 
