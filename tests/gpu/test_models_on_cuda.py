@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from meshwright.models.attention import KVCache
 from meshwright.models.initial import fill_normal, initialize
-from meshwright.models.kv_cache import KVCache
 from meshwright.models.llama import Llama
 from meshwright.spec.presets import PRESETS
 

@@ -113,9 +113,6 @@ def _checkpoint_bytes(job: Job) -> int | None:
 
 def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, str]]:
     job = resolved.job
-    unbuilt = (layout or job.layout).unbuilt_keys()
-    if unbuilt:
-        yield "note", f"described, planned for; train cannot run it yet: {', '.join(unbuilt)}"
     if job.optimizer.warmup_steps > job.train.steps:
         yield "note", f"the warmup of {job.optimizer.warmup_steps} steps is longer than the run's {job.train.steps}"
     # A new checkpoint is complete before the oldest is removed.

@@ -74,13 +74,14 @@ def section_meaning(section: str) -> str:
 
 def _key(section: str, name: str, field: FieldInfo, noun: type[BaseModel]) -> Key:
     schema = _schema(noun)["properties"][name]
-    value_schema = next((kind for kind in schema.get("anyOf", []) if kind["type"] != "null"), schema)
+    kinds = [kind for kind in schema.get("anyOf", []) if kind["type"] != "null"] or [schema]
+    value_schema = kinds[0]
     examples = field.examples or [None]
     return Key(
         section=section,
         name=name,
         meaning=field.description or "",
-        rule=_rule(value_schema) + (_COUNT_RULE if name.endswith(_COUNT_SUFFIX) else ""),
+        rule=", or ".join(_rule(kind) for kind in kinds) + (_COUNT_RULE if name.endswith(_COUNT_SUFFIX) else ""),
         default=field.get_default(call_default_factory=True),
         is_optional=_allows_none(field.annotation),
         kind=value_schema["type"],
@@ -114,7 +115,9 @@ def _rule(schema: dict[str, Any]) -> str:
         case "number":
             return "a number" + _bounds(schema, step=0)
         case "array":
-            items = schema["prefixItems"]
+            items = schema.get("prefixItems")
+            if items is None:
+                return "a list of numbers, each " + _rule(schema["items"])
             return f"a list of {len(items)} numbers, each{_bounds(items[0], step=0).removeprefix(',')}"
         case "object":
             return "a table such as { name = value }"

@@ -8,7 +8,7 @@ import torch
 
 from meshwright.errors import ConfigError
 from meshwright.inference.sampling import Sampling
-from meshwright.models.kv_cache import KVCache
+from meshwright.models.attention import KVCache
 from meshwright.models.llama import Llama
 
 

@@ -10,6 +10,9 @@
                                         device, and each rank fills its own part. Without it the model is built whole on
                                         the CPU of every rank under torch.manual_seed(train.seed): keep the constructor
                                         deterministic
+    takes_positions = True              optional: forward(inputs, positions, documents): where in the sequence the inputs
+                                        stand (1-D), and of which document each token is, or None. It is needed to
+                                        share a sequence over ranks (cp), and for data.mask_documents
     casts_block_inputs = False          optional: a block gets its inputs as the model passes them. Without it those in
                                         floating point are cast to precision.compute
 
@@ -26,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.rope import at_least_float32
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -41,7 +45,7 @@ def next_token_loss(output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         )
     # Log-sum-exp over a large vocabulary loses too much in bfloat16.
     try:
-        return F.cross_entropy(output_BSV.flatten(0, -2).float(), targets_BS.flatten(), ignore_index=-100)
+        return F.cross_entropy(at_least_float32(output_BSV.flatten(0, -2)), targets_BS.flatten(), ignore_index=-100)
     except IndexError:
         # Looking for it beforehand would make the CPU wait for a GPU at every step.
         raise ConfigError(

@@ -2,7 +2,8 @@
 
 Shapes: B batch, S positions in, T positions attended to (S, plus those in the cache), D dim, N query heads,
 K key/value heads, H head_dim, F ffn_dim, V vocabulary. Sizes of heads are read off the tensors and not off the
-architecture, so that a rank that holds a share of the heads runs the same code.
+architecture, so that a rank that holds a share of the heads runs the same code. A part that is None is skipped, so
+that a stage of a pipeline is the same model without the other stages' parts.
 """
 
 import math
@@ -11,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshwright.models.attention import CausalAttention, KVCache, LayerCache
 from meshwright.models.initial import Constant, Normal
-from meshwright.models.kv_cache import KVCache, LayerCache
 from meshwright.models.rope import rope_tables, rotate
 from meshwright.spec.architecture import LlamaArchitecture
 
@@ -22,6 +23,8 @@ class Llama(nn.Module):
 
     casts_block_inputs = False
     """Blocks get rotary angles, in float32 on purpose: rounding them would cost positions their precision."""
+    takes_positions = True
+    """`forward` wants to know where in the sequence its inputs stand, and of which document they are."""
 
     def __init__(self, architecture: LlamaArchitecture) -> None:
         super().__init__()
@@ -33,15 +36,27 @@ class Llama(nn.Module):
         # moving a model to another device would silently part the two.
         self.head = None if architecture.tie_embeddings else _linear(architecture.dim, architecture.vocab_size)
 
-    def forward(self, tokens_BS: Tensor, positions_S: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """Return logits_BSV: what follows each token. `positions_S` are 0, 1, ... or go on where `cache` ends."""
+    def forward(
+        self,
+        inputs: Tensor,
+        positions_S: Tensor | None = None,
+        documents_BS: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Return logits_BSV: what follows each token of `inputs`.
+
+        `positions_S` are 0, 1, ... or go on where `cache` ends; tokens attend within one of `documents_BS` only.
+        """
         if positions_S is None:
             start = 0 if cache is None else cache.length
-            positions_S = torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
+            positions_S = torch.arange(start, start + inputs.shape[1], device=inputs.device)
         cos_SH, sin_SH = rope_tables(self.architecture, positions_S)
-        x_BSD = self.embedding(tokens_BS)
+        x_BSD = inputs if self.embedding is None else self.embedding(inputs)
         for index, block in enumerate(self.blocks):
-            x_BSD = block(x_BSD, cos_SH, sin_SH, None if cache is None else cache.layers[index])
+            if block is not None:
+                x_BSD = block(x_BSD, cos_SH, sin_SH, documents_BS, None if cache is None else cache.layers[index])
+        if self.norm is None:
+            return x_BSD
         x_BSD = self.norm(x_BSD)
         return F.linear(x_BSD, self.embedding.weight) if self.head is None else self.head(x_BSD)
 
@@ -71,9 +86,16 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
         self.ffn = FeedForward(architecture)
 
-    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cos_SH: Tensor,
+        sin_SH: Tensor,
+        documents_BS: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
         """Return x_BSD after the block."""
-        attended_BSD: Tensor = self.attention(self.attention_norm(x_BSD), cos_SH, sin_SH, cache)
+        attended_BSD: Tensor = self.attention(self.attention_norm(x_BSD), cos_SH, sin_SH, documents_BS, cache)
         x_BSD = x_BSD + attended_BSD
         fed_BSD: Tensor = self.ffn(self.ffn_norm(x_BSD))
         return x_BSD + fed_BSD
@@ -92,8 +114,16 @@ class Attention(nn.Module):
         # One scale of width H, shared by all heads.
         self.query_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
         self.key_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
+        self.core = CausalAttention()
 
-    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, cache: LayerCache | None) -> Tensor:
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cos_SH: Tensor,
+        sin_SH: Tensor,
+        documents_BS: Tensor | None,
+        cache: LayerCache | None,
+    ) -> Tensor:
         """Return what attention adds to the residual stream, x_BSD."""
         query_BSNH = self.query(x_BSD).unflatten(-1, (-1, self.head_dim))
         key_BSKH = self.key(x_BSD).unflatten(-1, (-1, self.head_dim))
@@ -103,7 +133,7 @@ class Attention(nn.Module):
         query_BSNH, key_BTKH = rotate(query_BSNH, cos_SH, sin_SH), rotate(key_BSKH, cos_SH, sin_SH)
         if cache is not None:
             key_BTKH, value_BTKH = cache.append(key_BTKH, value_BTKH)
-        attended_BSNH = _attend(query_BSNH, key_BTKH, value_BTKH)
+        attended_BSNH = self.core(query_BSNH, key_BTKH, value_BTKH, documents_BS)
         output_BSD: Tensor = self.output(attended_BSNH.flatten(-2))
         return output_BSD
 
@@ -122,23 +152,6 @@ class FeedForward(nn.Module):
         gated_BSF = F.silu(self.gate(x_BSD)) * self.up(x_BSD)
         down_BSD: Tensor = self.down(gated_BSF)
         return down_BSD
-
-
-def _attend(query_BSNH: Tensor, key_BTKH: Tensor, value_BTKH: Tensor) -> Tensor:
-    # The S queries are the last S of the T positions, and each sees what is not after it.
-    num_new, num_all = query_BSNH.shape[1], key_BTKH.shape[1]
-    mask_ST = None
-    if 1 < num_new < num_all:
-        mask_ST = torch.ones(num_new, num_all, dtype=torch.bool, device=query_BSNH.device).tril(num_all - num_new)
-    attended_BNSH = F.scaled_dot_product_attention(
-        query_BSNH.transpose(1, 2),
-        key_BTKH.transpose(1, 2),
-        value_BTKH.transpose(1, 2),
-        attn_mask=mask_ST,
-        is_causal=num_new == num_all,
-        enable_gqa=query_BSNH.shape[2] != key_BTKH.shape[2],
-    )
-    return attended_BNSH.transpose(1, 2)
 
 
 def _linear(in_features: int, out_features: int) -> nn.Linear:

@@ -16,7 +16,7 @@ from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
 def rope_tables(architecture: LlamaArchitecture, positions_S: Tensor) -> tuple[Tensor, Tensor]:
     """Return (cos_SH, sin_SH) in float32: how far each pair of dimensions turns at each of `positions_S`."""
     # float32 throughout, although float64 would be truer far out: published weights were trained with these angles.
-    exponents = torch.arange(0, architecture.head_dim, 2, device=positions_S.device).float() / architecture.head_dim
+    exponents = torch.arange(0, architecture.rope_dim, 2, device=positions_S.device).float() / architecture.rope_dim
     frequencies = 1.0 / architecture.rope_theta**exponents
     if architecture.rope_scaling is not None:
         frequencies = _stretched(frequencies, architecture.rope_scaling)
@@ -25,11 +25,17 @@ def rope_tables(architecture: LlamaArchitecture, positions_S: Tensor) -> tuple[T
 
 
 def rotate(x_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-    """Return x_BSNH turned by its positions, in its own dtype; the arithmetic is float32."""
+    """Return x_BSNH turned by its positions, in its own dtype; the arithmetic is float32 at least."""
     cos_S1H, sin_S1H = cos_SH[:, None], sin_SH[:, None]
-    first, second = x_BSNH.float().chunk(2, dim=-1)
+    wide_BSNH = at_least_float32(x_BSNH)
+    first, second = wide_BSNH.chunk(2, dim=-1)
     turned_BSNH = torch.cat((-second, first), dim=-1)
-    return (x_BSNH.float() * cos_S1H + turned_BSNH * sin_S1H).type_as(x_BSNH)
+    return (wide_BSNH * cos_S1H + turned_BSNH * sin_S1H).type_as(x_BSNH)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return `x` in float32, or as it is where it is wider: a proof in float64 must not be narrowed on the way."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

@@ -1,25 +1,76 @@
-"""The device mesh of a Layout: its axes by name, outermost first."""
+"""Meshes: three views of the same ranks, each axis by its name, outermost first.
 
+    dense      pp, dp_replicate, fsdp, tp                fsdp = dp_shard x cp: they share one copy of the parameters
+    batch      pp, dp_replicate, dp_shard, cp, tp        who sees which samples, and which part of a sequence
+    experts    pp, dp_replicate, efsdp, ep, etp          efsdp x ep x etp = dp_shard x cp x tp
+
+FSDP2 wants the mesh that it shards over and that of tensor or expert parallelism to be parts of one, so all three are
+made from one mesh of all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from meshwright.errors import UnsupportedError
-from meshwright.spec.layout import UNBUILT_AXES, Layout
+from meshwright.spec.layout import AXES, Layout
+
+_VIEWS = {
+    "dense": ("pp", "dp_replicate", "fsdp", "tp"),
+    "batch": AXES,
+    "experts": ("pp", "dp_replicate", "efsdp", "ep", "etp"),
+}
+_VIEW_OF_AXIS = {axis: view for view, axes in reversed(_VIEWS.items()) for axis in axes}
 
 
-def require_supported(layout: Layout) -> None:
-    """Raise UnsupportedError naming every degree that training cannot apply yet."""
-    asked = [f"{key} = {getattr(layout, key.removeprefix('layout.'))}" for key in layout.unbuilt_keys()]
-    if asked:
-        raise UnsupportedError(
-            f"{', '.join(asked)}: training applies dp_replicate and dp_shard so far, not "
-            f"{', '.join(UNBUILT_AXES)}: set these degrees to 1 (`meshwright check` accepts them as a description)"
-        )
+@dataclass(frozen=True)
+class Meshes:
+    """The ranks of a layout as meshes; `layout` has the degrees."""
+
+    layout: Layout
+    dense: DeviceMesh
+    batch: DeviceMesh
+    experts: DeviceMesh
+
+    @property
+    def device_type(self) -> str:
+        """Return "cpu" or "cuda"."""
+        return self.dense.device_type
+
+    def axis(self, name: str) -> DeviceMesh:
+        """Return the one-dimensional mesh of this rank along an axis of any view, such as "tp", "cp" or "ep"."""
+        mesh: DeviceMesh = getattr(self, _VIEW_OF_AXIS[name])[name]
+        return mesh
+
+    def degree(self, name: str) -> int:
+        """Return the number of ranks along an axis."""
+        return self.axis(name).size()
+
+    def rank(self, name: str) -> int:
+        """Return this rank's place along an axis, from 0."""
+        return self.axis(name).get_local_rank()
+
+    def group(self, name: str) -> dist.ProcessGroup:
+        """Return the process group of this rank along an axis."""
+        return self.axis(name).get_group()
+
+    @property
+    def dp_rank(self) -> int:
+        """Return which share of the samples this rank sees, of layout.dp."""
+        return self.rank("dp_replicate") * self.layout.dp_shard + self.rank("dp_shard")
+
+    def sharding(self, shard_axis: str) -> DeviceMesh:
+        """Return the mesh that FSDP2 shards over: (fsdp) or (efsdp), with dp_replicate before it for HSDP."""
+        view: DeviceMesh = getattr(self, _VIEW_OF_AXIS[shard_axis])
+        return view[shard_axis] if self.layout.dp_replicate == 1 else view["dp_replicate", shard_axis]
 
 
-def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """Return the data-parallel mesh: (dp_shard,), or (dp_replicate, dp_shard) for HSDP."""
-    require_supported(layout)
-    if layout.dp_replicate == 1:
-        return init_device_mesh(device_type, (layout.dp_shard,), mesh_dim_names=("dp_shard",))
-    shape = (layout.dp_replicate, layout.dp_shard)
-    return init_device_mesh(device_type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+def build_meshes(layout: Layout, device_type: str) -> Meshes:
+    """Return the meshes of `layout` over all ranks of the process group; a collective."""
+    world = init_device_mesh(device_type, (layout.num_ranks,), mesh_dim_names=("world",))
+    views = {
+        name: world._unflatten(0, tuple(getattr(layout, axis) for axis in axes), axes) for name, axes in _VIEWS.items()
+    }
+    return Meshes(layout, **views)

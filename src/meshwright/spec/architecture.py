@@ -80,6 +80,11 @@ class LlamaArchitecture(Noun):
         return self.num_heads * self.head_dim
 
     @property
+    def rope_dim(self) -> int:
+        """Return the width of the part of a head that RoPE turns."""
+        return self.head_dim
+
+    @property
     def kv_dim(self) -> int:
         """Return the width of all key heads together, which is also that of all value heads."""
         return self.num_kv_heads * self.head_dim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.noun import Noun
@@ -13,12 +13,20 @@ from meshwright.spec.noun import Noun
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes whose degrees multiply to the number of ranks, outermost first; ep is carved out of them."""
 
-UNBUILT_AXES = ("pp", "cp", "tp", "ep")
-"""Axes that a job may describe and the runtime cannot split yet: a degree above 1 is refused by train."""
-
 ActivationCheckpoint = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager", "eager"]
-ReshardAfterForward = Literal["always", "never"]
+ContextMethod = Literal["all-gather", "ring", "ulysses"]
+ReshardAfterForward = Literal["auto", "always", "never"] | PositiveInt
+
+SINGLE_STAGE_SCHEDULES = ("GPipe", "1F1B")
+"""Pipeline schedules that give each pipeline rank one stage."""
+LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
+"""Pipeline schedules in which rank r holds stages r, r + pp, r + 2 pp, ..."""
+V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
+"""Pipeline schedules in which rank r holds stages r and 2 pp - 1 - r."""
+SPLIT_BACKWARD_SCHEDULES = ("InterleavedZeroBubble", *V_SCHEDULES)
+"""Pipeline schedules that run the backward to the inputs and the backward to the weights apart."""
+SCHEDULES = (*SINGLE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, *V_SCHEDULES)
 
 
 class Layout(Noun):
@@ -33,28 +41,64 @@ class Layout(Noun):
     cp: PositiveInt = 1
     """Context-parallel degree: ranks that share one sequence."""
     tp: PositiveInt = 1
-    """Tensor-parallel degree: ranks that share each matmul."""
+    """Tensor-parallel degree: ranks that share each matmul, and the sequence between matmuls (sequence parallel)."""
     ep: PositiveInt = 1
-    """Expert-parallel degree, carved out of dp_shard x cp x tp; multiplies nothing."""
+    """Expert-parallel degree, carved out of dp_shard x cp x tp (dp_shard x cp if etp = tp); multiplies nothing."""
+    etp: PositiveInt = 1
+    """Expert-tensor degree, 1 or tp: ranks that share each expert's matmuls; with 1 the tp ranks split the tokens."""
     microbatch_size: PositiveInt = 1
     """Sequences that one data-parallel rank runs forward and backward at once."""
+    schedule: str = Field("1F1B", examples=["Interleaved1F1B", "my_schedule.csv"])
+    """Pipeline schedule: one of torch's (GPipe, Interleaved1F1B, DualPipeV, ...) or a CSV file of actions."""
+    virtual_stages: PositiveInt | None = Field(None, examples=[2])
+    """Pipeline stages on each pipeline rank; default: 1, or 2 where the schedule needs several."""
+    stage_boundaries: tuple[NonNegativeInt, ...] | None = Field(None, strict=False, examples=[[8, 16, 24]])
+    """First block of every pipeline stage but the first; default: split by each block's FLOPs and bytes."""
+    cp_method: ContextMethod = "all-gather"
+    """How context-parallel ranks share keys: gather all, pass them round a ring, or swap heads for sequence."""
+    async_tp: bool = False
+    """Whether tensor-parallel matmuls overlap their own communication (symmetric memory); needs CUDA and compile."""
     activation_checkpoint: ActivationCheckpoint = "none"
     """What each block saves for backward: everything (none), matmul outputs (selective), its input (full)."""
-    reshard_after_forward: ReshardAfterForward = "always"
-    """Whether FSDP2 frees a block's gathered parameters after forward (always) or keeps them (never)."""
+    activation_checkpoint_every: PositiveInt = 1
+    """Apply activation_checkpoint to every n-th block only."""
+    reshard_after_forward: ReshardAfterForward = "auto"
+    """Whether gathered parameters are freed after forward, or kept on groups of n ranks; auto: unless pp > 1."""
+    prefetch: NonNegativeInt = 1
+    """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
+    cpu_offload: bool = False
+    """Whether parameters, gradients and optimizer state wait in the host's memory between uses (FSDP2)."""
     compile: bool = False
     """Whether every block is compiled by torch.compile."""
     compile_backend: CompileBackend = "inductor"
     """The torch.compile backend; used with compile = true only."""
 
     @property
+    def stages_per_rank(self) -> int:
+        """Return the pipeline stages that each pipeline rank holds."""
+        if self.virtual_stages is not None:
+            return self.virtual_stages
+        return 1 if self.pp == 1 or self.schedule not in (*LOOPED_SCHEDULES, *V_SCHEDULES) else 2
+
+    @property
+    def num_stages(self) -> int:
+        """Return the pipeline stages over all pipeline ranks."""
+        return self.pp * self.stages_per_rank
+
+    @property
+    def fsdp(self) -> int:
+        """Return the ranks that share one copy of the dense parameters: dp_shard x cp."""
+        return self.dp_shard * self.cp
+
+    @property
+    def efsdp(self) -> int:
+        """Return the ranks that share one copy of a rank's experts: what ep and etp leave of dp_shard x cp x tp."""
+        return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
     def num_ranks(self) -> int:
         """Return the number of ranks: the product of all degrees but ep."""
         return math.prod(getattr(self, axis) for axis in AXES)
-
-    def unbuilt_keys(self) -> list[str]:
-        """Return the keys that ask for an axis of UNBUILT_AXES: ["layout.pp", "layout.tp"]."""
-        return [f"layout.{axis}" for axis in UNBUILT_AXES if getattr(self, axis) != 1]
 
     @property
     def dp(self) -> int:

@@ -64,6 +64,8 @@ class DataSection(Noun):
     """Bytes of text to read at most; the rest of the source is left out."""
     validation_fraction: float = Field(0.02, ge=0, lt=1)
     """Share of the samples, the last ones, kept out of training for validation."""
+    mask_documents: bool = False
+    """Whether a token attends to its own document only, where a sequence holds several."""
     shuffle: bool = True
     """Whether each epoch visits the samples in a new random order drawn from train.seed."""
     cache_dir: str = "~/.cache/meshwright"
@@ -120,12 +122,12 @@ class OptimizerSection(Noun):
     """Last learning rate as a share of the highest."""
 
 
-DType = Literal["float32", "bfloat16"]
+DType = Literal["float32", "bfloat16", "float64"]
 """Formats that the runtime computes and communicates in."""
 
 
 class PrecisionSection(Noun):
-    """Number formats; master weights and optimizer state are always float32."""
+    """Number formats; master weights and optimizer state are float32 (float64 where compute is float64)."""
 
     compute: DType = "float32"
     """Format of parameters and activations in forward and backward."""

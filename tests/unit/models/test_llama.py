@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from meshwright.models.attention import KVCache
 from meshwright.models.contract import next_token_loss
 from meshwright.models.initial import Constant, initialize
-from meshwright.models.kv_cache import KVCache
 from meshwright.models.llama import Llama
 from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
 from meshwright.spec.hf_config import architecture_to_hf

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.errors import InfeasibleLayout
-from meshwright.spec.layout import AXES, UNBUILT_AXES, Layout, LayoutRequest, nearest_multiples
+from meshwright.spec.layout import AXES, Layout, LayoutRequest, nearest_multiples
 
 degrees = st.fixed_dictionaries({axis: st.integers(1, 6) for axis in AXES})
 
@@ -103,14 +103,6 @@ def test_a_concrete_layout_has_no_rest() -> None:
         Layout(tp=-1)
 
 
-def test_unbuilt_axes_are_named() -> None:
-    assert Layout().unbuilt_keys() == []
-    assert Layout(dp_shard=8, dp_replicate=2).unbuilt_keys() == []
-    assert Layout(pp=2, tp=2, ep=2, cp=2).unbuilt_keys() == [f"layout.{axis}" for axis in UNBUILT_AXES]
-    assert LayoutRequest(tp=-1).unbuilt_keys() == ["layout.tp"]
-
-
-@given(st.integers(1, 10**6), st.integers(1, 1000))
 def test_nearest_multiples_enclose_the_value(value: int, divisor: int) -> None:
     assume(value % divisor)
     nearest = nearest_multiples(value, divisor)

@@ -1,0 +1,78 @@
+"""Collectives on plain tensors that autograd and torch.compile see through.
+
+Each forward has the backward that makes the pair a linear map and its transpose: gathering is undone by summing and
+scattering, and the other way round. They are functional (no buffer is written in place) and wait at once, so that
+nothing still under way leaves them: a compiled block fails on such a tensor in its backward, and waiting by hand
+outside of autograd loses the gradient (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+_ops = torch.ops._c10d_functional
+
+
+def all_gather_dim(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the ranks' parts joined along `dim`; no gradient."""
+    if group.size() == 1:
+        return x
+    gathered = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
+    return gathered if dim == 0 else torch.cat(gathered.chunk(group.size()), dim=dim)
+
+
+def reduce_scatter_dim(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Return this rank's part along `dim` of the sum over ranks; no gradient."""
+    if group.size() == 1:
+        return x
+    stacked = x if dim == 0 else torch.cat(x.chunk(group.size(), dim=dim))
+    scattered: Tensor = _ops.wait_tensor(
+        _ops.reduce_scatter_tensor(stacked.contiguous(), "sum", group.size(), group.group_name)
+    )
+    return scattered
+
+
+def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum over ranks as a new tensor; no gradient."""
+    if group.size() == 1:
+        return x
+    total: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
+    return total
+
+
+def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the ranks' parts joined along `dim`; backward sums the gradient over ranks and keeps this rank's part."""
+    gathered: Tensor = _Gather.apply(x, dim, group)
+    return gathered
+
+
+def sum_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Return this rank's part along `dim` of the sum over ranks; backward joins the ranks' gradients."""
+    scattered: Tensor = _SumScatter.apply(x, dim, group)
+    return scattered
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return all_gather_dim(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return reduce_scatter_dim(gradient, ctx.dim, ctx.group), None, None
+
+
+class _SumScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return reduce_scatter_dim(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return all_gather_dim(gradient, ctx.dim, ctx.group), None, None
