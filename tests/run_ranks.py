@@ -1,45 +1,21 @@
-"""Runs one function on several ranks, each a process of its own: what every multi-rank test stands on.
+"""run_ranks for tests: the trainer's own, for functions of test files, with failures that pytest shows as failures.
 
-Importing torch takes seconds, so a fork server imports it once per test session and each rank is a fork of that:
-eight ranks start, meet and end in about a second. A rank has the caller's environment, working directory and warning
-filters, so that a warning which fails a test fails it on any rank.
+A rank has the caller's warning filters, so that a warning which fails a test fails it on any rank.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import importlib
 import importlib.util
-import multiprocessing
-import os
 import pickle
-import pkgutil
-import signal
 import sys
-import tempfile
 import time
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from pathlib import Path
+import types
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from typing import Any
 
-from rank_process import Order, rank_main
-
-_RUN_HALF = ("models", "data", "parallelism", "checkpoint", "fault_tolerance", "trainer")
-_PRELOAD = (
-    "pytest",
-    "torch",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-)
-# Ranks that wait for a failed one learn it from their closed connections; this is how long they get to say so.
-_GRACE_S = 2.0
-_NUM_OUTPUT_LINES = 40
+from meshwright.trainer import local_ranks
 
 
 def run_ranks(
@@ -47,43 +23,31 @@ def run_ranks(
 ) -> list[Any]:
     """Return what `fn(*args)` returned on each rank, by rank; AssertionError with all ranks' tracebacks if one failed.
 
-    `fn` is a function at the top level of a module; `args` and its result are pickled. The process group exists when it
-    is called (gloo, and NCCL with device "cuda") and is destroyed afterwards. After `timeout_s` without an answer, the
-    stacks of the ranks that are still busy are shown. No process is left behind, whatever happens.
+    `fn` is a function at the top level of a test file; everything else as in meshwright.trainer.local_ranks.
     """
     started_s = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        order = Order(*_address(fn), num_ranks, timeout_s, device, folder, pickle.dumps((args, warnings.filters)))
-        ranks: list[_Rank] = []
-        try:
-            for rank in range(num_ranks):
-                ranks.append(_start(order, rank))
-            is_complete = _collect(ranks, timeout_s)
-            took_s = time.perf_counter() - started_s
-            print(f"run_ranks: {fn.__qualname__} on {num_ranks} ranks took {took_s:.2f} s")
-            if not is_complete:
-                _dump_stacks(ranks)
-                raise AssertionError(_explain(fn.__qualname__, ranks, took_s))
-            return [pickle.loads(rank.result) for rank in ranks if rank.result is not None]
-        finally:
-            _kill(ranks)
+    file, module, name = _address(fn)
+    try:
+        return local_ranks.run_ranks(
+            call_from_file,
+            num_ranks,
+            (file, module, name),
+            pickle.dumps(args),
+            timeout_s=timeout_s,
+            device=device,
+            preload=("pytest", "run_ranks"),
+        )
+    except local_ranks.RanksFailed as failure:
+        raise AssertionError(f"{name} on {failure}") from None
+    finally:
+        print(f"run_ranks: {name} on {num_ranks} ranks took {time.perf_counter() - started_s:.2f} s")
 
 
-@dataclass
-class _Rank:
-    """The caller's side of one rank."""
-
-    number: int
-    process: BaseProcess
-    connection: Connection
-    output: Path
-    result: bytes | None = None
-    failure: str | None = None
-    failed_at_s: float = float("inf")
-
-    @property
-    def is_done(self) -> bool:
-        return self.result is not None or self.failure is not None
+def call_from_file(address: tuple[str, str, str], pickled: bytes) -> Any:
+    """Return what the function at `address` returns; its arguments' types may be defined beside it."""
+    file, module, name = address
+    fn = getattr(_load(file, module), name)
+    return fn(*pickle.loads(pickled))
 
 
 def _address(fn: Callable[..., Any]) -> tuple[str, str, str]:
@@ -91,114 +55,28 @@ def _address(fn: Callable[..., Any]) -> tuple[str, str, str]:
     module = sys.modules.get(getattr(fn, "__module__", ""))
     name = getattr(fn, "__qualname__", "")
     if module is None or not module.__file__ or getattr(module, name, None) is not fn:
-        raise TypeError(
-            f"run_ranks got {name or fn!r}, which another process cannot find by its name: "
-            "pass a function from the top level of a module, and what it needs as arguments"
-        )
+        raise TypeError(f"run_ranks got {name or fn!r}: pass a function from the top level of a module")
     return module.__file__, module.__name__, name
 
 
-@functools.cache
-def _fork_server() -> multiprocessing.context.ForkServerContext:
-    """Return the context whose server has torch and the package's run half imported."""
-    package = importlib.util.find_spec("meshwright")
-    assert package is not None, "meshwright is not installed: make venv"
-    assert package.submodule_search_locations is not None
-    folders = [str(Path(package.submodule_search_locations[0]) / half) for half in _RUN_HALF]
-    ours = [
-        found.name
-        for half, folder in zip(_RUN_HALF, folders, strict=True)
-        for found in pkgutil.iter_modules([folder], f"meshwright.{half}.")
-    ]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOAD, *ours])
-    # Threads do not survive a fork, and ranks that each start one thread per core slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return context
+def _load(file: str, name: str) -> types.ModuleType:
+    """Return the module, under the name it has in the caller: pytest gives test files names that no path leads to."""
+    spec = _find(name)
+    if spec is not None and spec.origin == file:
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    parts = name.split(".")
+    for end in range(1, len(parts)):
+        sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def _start(order: Order, number: int) -> _Rank:
-    context = _fork_server()
-    ours, theirs = context.Pipe(duplex=False)
-    output = Path(order.folder) / f"rank-{number}.log"
-    process = context.Process(target=rank_main, args=(order, number, theirs, output), name=f"rank-{number}")
-    process.start()
-    theirs.close()
-    return _Rank(number, process, ours, output)
-
-
-def _collect(ranks: Sequence[_Rank], timeout_s: float) -> bool:
-    """Return whether all ranks answered well; on a failure the others get a moment to fail too."""
-    deadline_s = time.monotonic() + timeout_s
-    while busy := [rank for rank in ranks if not rank.is_done]:
-        failed_at_s = min(rank.failed_at_s for rank in ranks)
-        left_s = min(deadline_s, failed_at_s + _GRACE_S) - time.monotonic()
-        if left_s <= 0:
-            return False
-        ready = wait([end for rank in busy for end in (rank.connection, rank.process.sentinel)], left_s)
-        for rank in busy:
-            if rank.connection in ready or rank.process.sentinel in ready:
-                _receive(rank)
-    return all(rank.failure is None for rank in ranks)
-
-
-def _receive(rank: _Rank) -> None:
+def _find(name: str) -> ModuleSpec | None:
     try:
-        answer = rank.connection.recv() if rank.connection.poll() else None
-    except EOFError:
-        answer = None
-    if isinstance(answer, bytes):
-        rank.result = answer
-        return
-    rank.failed_at_s = time.monotonic()
-    rank.failure = answer or _death(rank.process)
-
-
-def _death(process: BaseProcess) -> str:
-    process.join(_GRACE_S)
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name} before it returned\n"
-    return f"ended with exit code {code} before it returned\n"
-
-
-def _dump_stacks(ranks: Sequence[_Rank]) -> None:
-    """Ask the ranks that are still busy where they are; the answer is in their output."""
-    for rank in ranks:
-        if not rank.is_done and rank.process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.process.pid, signal.SIGUSR1)
-    time.sleep(0.5)
-
-
-def _explain(name: str, ranks: Sequence[_Rank], took_s: float) -> str:
-    failed = sorted((rank for rank in ranks if rank.failure is not None), key=lambda rank: rank.failed_at_s)
-    stuck = [rank for rank in ranks if not rank.is_done]
-    lines = [f"{name} on {len(ranks)} ranks, after {took_s:.1f} s: {len(failed)} failed, {len(stuck)} still busy"]
-    if not failed:
-        lines[0] += " at the timeout"
-    for place, rank in enumerate(failed):
-        lines.append(f"\n--- rank {rank.number} failed{' first' if place == 0 else ''} ---\n{rank.failure}")
-        lines.append(_output_tail(rank))
-    for rank in stuck:
-        lines.append(f"\n--- rank {rank.number} was still busy, here ---\n{_output_tail(rank)}")
-    return "\n".join(lines)
-
-
-def _output_tail(rank: _Rank) -> str:
-    text = rank.output.read_text(errors="replace") if rank.output.exists() else ""
-    return "\n".join(text.splitlines()[-_NUM_OUTPUT_LINES:])
-
-
-def _kill(ranks: Sequence[_Rank]) -> None:
-    """End every rank, and whatever it started: a rank leads a process group of its own."""
-    for rank in ranks:
-        if rank.result is not None:
-            rank.process.join(_GRACE_S)
-        rank.process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(rank.process.pid or 0, signal.SIGKILL)
-    for rank in ranks:
-        rank.process.join()
-        rank.process.close()
-        rank.connection.close()
+        return importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):
+        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -11,11 +10,9 @@ import signal
 import sys
 import threading
 import traceback
-import types
 import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,21 +25,20 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank is told. The arguments stay pickled until the module that defines their types is loaded."""
+    """What a rank is told: a function and its arguments, pickled, and the surroundings of whoever calls it."""
 
-    file: str
-    module: str
-    function: str
+    pickled_call: bytes
     num_ranks: int
     timeout_s: float
     device: str
     folder: str
-    pickled: bytes
+    warning_filters: Any = field(default_factory=lambda: list(warnings.filters))
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     working_directory: str = field(default_factory=os.getcwd)
 
 
 def rank_main(order: Order, rank: int, connection: Connection, output: Path) -> None:
+    """Run the order as `rank` and send back its pickled result, or the traceback as text."""
     os.setpgrp()
     _redirect_output(output)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -61,10 +57,9 @@ def _call(order: Order, rank: int) -> Any:
     os.environ.update(order.environment | {name: str(value) for name, value in local.items()})
     os.chdir(order.working_directory)
     torch.set_num_threads(1)
-    fn = getattr(_load(order.file, order.module), order.function)
-    args, filters = pickle.loads(order.pickled)
+    fn, args = pickle.loads(order.pickled_call)
     with warnings.catch_warnings():
-        warnings.filters = filters
+        warnings.filters = order.warning_filters
         if order.device == "cuda":
             torch.cuda.set_device(rank)
         dist.init_process_group(
@@ -80,29 +75,6 @@ def _call(order: Order, rank: int) -> Any:
     return result
 
 
-def _load(file: str, name: str) -> types.ModuleType:
-    """Return the module, under the name it has in the caller: pytest gives test files names that no path leads to."""
-    spec = _find(name)
-    if spec is not None and spec.origin == file:
-        return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    parts = name.split(".")
-    for end in range(1, len(parts)):
-        sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _find(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)
-    except (ModuleNotFoundError, ValueError):
-        return None
-
-
 def _redirect_output(output: Path) -> None:
     target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
@@ -111,7 +83,7 @@ def _redirect_output(output: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave no rank behind when the test session itself is killed: then nobody is there to kill the ranks."""
+    """Leave no rank behind when the caller itself is killed: then nobody is there to kill the ranks."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
