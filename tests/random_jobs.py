@@ -18,7 +18,7 @@ _kinds: dict[str, st.SearchStrategy[Any]] = {
     "integer": st.integers(min_value=-1, max_value=2**70),
     "number": st.floats(min_value=0, allow_infinity=False) | st.floats(min_value=0, max_value=1),
     "string": _texts,
-    "array": st.lists(st.floats(0, 1), min_size=2, max_size=2),
+    "array": st.lists(st.floats(0, 1), min_size=2, max_size=2) | st.lists(st.integers(0, 2**70), max_size=3),
     "object": st.dictionaries(_texts, _plain, max_size=3),
 }
 
@@ -26,6 +26,8 @@ _kinds: dict[str, st.SearchStrategy[Any]] = {
 def values_of(key: Key) -> st.SearchStrategy[Any]:
     """Return a strategy for the values of one key, None included where it may be left out."""
     values = st.sampled_from(key.choices) if key.choices else _kinds[key.kind].filter(key.accepts)
+    if key.dotted == "layout.reshard_after_forward":
+        values |= st.integers(1, 64)
     return st.none() | values if key.is_optional else values
 
 

@@ -28,6 +28,11 @@ class Problem:
 
 def problems_of(error: ValidationError, values: dict[str, Any]) -> Iterator[Problem]:
     """Yield one problem, or more for an unknown section, for each thing that pydantic found in `values`."""
+    # A value that may be of two kinds is refused twice, and a list once for each item.
+    yield from dict.fromkeys(_problems(error, values))
+
+
+def _problems(error: ValidationError, values: dict[str, Any]) -> Iterator[Problem]:
     for detail in error.errors(include_url=False):
         path = tuple(str(part) for part in detail["loc"])
         value = detail["input"]

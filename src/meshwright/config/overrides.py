@@ -37,8 +37,9 @@ def override_value(dotted: str, text: str) -> Any:
     if key is not None and key.is_optional and text == "none":
         return _REMOVED
     value = _toml_or_text(text)
-    is_string_key = key is not None and key.kind == "string"
-    return text if is_string_key and not isinstance(value, str) else value
+    # A key that takes words may take numbers too: layout.reshard_after_forward = 4.
+    is_meant_as_text = key is not None and key.kind == "string" and not key.accepts(value)
+    return text if is_meant_as_text and not isinstance(value, str) else value
 
 
 def _toml_or_text(text: str) -> Any:

@@ -43,6 +43,8 @@ def _for_toml(value: dict[str, Any]) -> dict[str, Any]:
     rest = {name: part for name, part in value.items() if name not in ("title", "anyOf")}
     if "$ref" in rest or (kinds and rest.get("default") is None):
         rest.pop("default", None)
+    if len(kinds) > 1:
+        return {**rest, "anyOf": kinds}
     return {**rest, **(kinds[0] if kinds else {})}
 
 

@@ -144,9 +144,10 @@ data.validation_fraction = 0.02
 table of them: write it as one of these
   16. job.toml:30: layout.tp = 0 must be a whole number, 1 or more, or -1 for the rest of the ranks: write layout.tp = 1
   17. job.toml:31: layout.dp = 3 is no key of a job: did you mean layout.dp_shard?
-  18. job.toml:32: layout.reshard_after_forward = true must be "always" or "never": write \
-layout.reshard_after_forward = "always"
-  19. job.toml:35: precision.compute = "fp16" must be "float32" or "bfloat16": write precision.compute = "bfloat16"
+  18. job.toml:32: layout.reshard_after_forward = true must be "auto" or "always" or "never", or a whole number, 1 or \
+more: write layout.reshard_after_forward = "always"
+  19. job.toml:35: precision.compute = "fp16" must be "float32" or "bfloat16" or "float64": write \
+precision.compute = "bfloat16"
   20. job.toml:38: parallelism.tensor_parallel_degree = 8 is no key of a job: did you mean layout.tp?
   21. job.toml:40: [notes] is no section of a job: leave it out, or use one of model, data, train, optimizer, \
 precision, layout, cluster, checkpoint, run"""
@@ -215,6 +216,8 @@ def test_the_inspection_keeps_what_is_right(tmp_path: Path) -> None:
         ("schema_version = 7\n", "job.toml:1: schema_version = 7 is a newer job format than this Meshwright knows (up "
          "to 1): install a newer Meshwright, or write the job for version 1"),
         ("schema_version = 0\n", "job.toml:1: schema_version = 0 must be a whole number, 1: write schema_version = 1"),
+        ("[optimizer]\nbetas = [2, 2]\n", "job.toml:2: optimizer.betas = [2, 2] must be a list of 2 numbers, each 0 or "
+         "more and below 1: change it, or leave it out for the default [0.9, 0.95]"),
         ("[layout]\nsearch = true\n", "job.toml:2: layout.search = true needs the planner, which does not exist yet: "
          "set the degrees in [layout] and leave search out"),
         ("[train]\nsteps 5\n", "job.toml:2:7: 'steps 5' is not TOML: expected '=' after a key in a key/value pair: "

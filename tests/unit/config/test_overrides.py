@@ -27,6 +27,8 @@ def file(tmp_path: Path) -> Path:
         ("run.dir=2024", "run", "dir", "2024"),
         ("run.dir=true", "run", "dir", "true"),
         ("data.source=[1]", "data", "source", "[1]"),
+        ("layout.reshard_after_forward=4", "layout", "reshard_after_forward", 4),
+        ("layout.stage_boundaries=[1, 3]", "layout", "stage_boundaries", (1, 3)),
         ("layout.activation_checkpoint=none", "layout", "activation_checkpoint", "none"),
         ("optimizer.betas=[0.8, 0.9]", "optimizer", "betas", (0.8, 0.9)),
         ("optimizer.learning_rate=1e-4", "optimizer", "learning_rate", 1e-4),

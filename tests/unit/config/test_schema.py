@@ -32,8 +32,11 @@ def test_the_schema_knows_every_key_and_no_other() -> None:
 
 def test_the_schema_holds_nothing_that_toml_cannot() -> None:
     assert "null" not in schema_text()
-    tokens = job_schema()["$defs"]["TrainSection"]["properties"]["global_batch_tokens"]
+    sections = job_schema()["$defs"]
+    tokens = sections["TrainSection"]["properties"]["global_batch_tokens"]
+    reshard = sections["LayoutRequest"]["properties"]["reshard_after_forward"]
     assert [kind["type"] for kind in tokens["anyOf"]] == ["integer", "string"]
+    assert [kind["type"] for kind in reshard["anyOf"]] == ["string", "integer"]
 
 
 def test_an_editor_finds_the_schema_from_any_folder(tmp_path: Path) -> None:

@@ -87,5 +87,5 @@ def test_a_trial_run_may_be_shorter_than_the_default_warmup() -> None:
     assert job(train={"steps": 3}).problems() == []
 
 
-def test_axes_that_cannot_run_yet_are_no_contradiction() -> None:
+def test_axes_beyond_data_parallelism_do_not_split_the_batch() -> None:
     assert job(train={"global_batch_size": 16}, layout={"pp": 2, "tp": 8, "cp": 2, "dp_shard": 4}).problems() == []
