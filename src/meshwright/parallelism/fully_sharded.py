@@ -1,33 +1,139 @@
-"""FSDP2 and HSDP: parameters, gradients and optimizer state sharded over the data-parallel ranks."""
+"""FSDP2, HSDP and DDP: parameters, gradients and optimizer state shared by the ranks that see different tokens.
+
+DDP is HSDP whose shards are whole: each rank keeps all parameters, and gradients are summed over dp_replicate only.
+Every reduction sums. One division at the end of the step, by what all parallelisms together come to, is the mean; a
+division here would divide twice what other axes have summed already.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from meshwright.models.contract import blocks_of
+from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.torch_fsdp import run_gradient_reduction
 from meshwright.spec.layout import Layout
 from meshwright.spec.sections import DType, PrecisionSection
 
-TORCH_DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
 
 
-def shard_model(
-    model: nn.Module, blocks: nn.ModuleList, layout: Layout, precision: PrecisionSection, mesh: DeviceMesh
-) -> None:
-    """Shard each block, then what is left, over `mesh`; masters stay float32 whatever `precision` says."""
-    compute, reduce = TORCH_DTYPES[precision.compute], TORCH_DTYPES[precision.reduce]
+def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, meshes: Meshes) -> None:
+    """Shard one stage in place: each block, then what is left. Also on one rank, since it does the mixed precision.
+
+    Masters are float32, float64 where that is computed in.
+    """
+    if precision.compute == "float64":
+        model.to(torch.float64)
     casts = getattr(model, "casts_block_inputs", True)
-    block_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=casts)
-    root_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
-    reshard = layout.reshard_after_forward == "always"
+    options: dict[str, Any] = {
+        "mesh": meshes.sharding("fsdp"),
+        "offload_policy": _offload_policy(layout, meshes.device_type),
+    }
+    blocks = [block for block in blocks_of(model) if block is not None]
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=block_policy, reshard_after_forward=reshard)
+        fully_shard(
+            block,
+            mp_policy=_mixed_precision(precision, casts_inputs=casts),
+            reshard_after_forward=_reshard_after_forward(layout, layout.fsdp),
+            **options,
+        )
     # The root's own parameters (embedding, head) are needed again at once in backward.
-    fully_shard(model, mesh=mesh, mp_policy=root_policy, reshard_after_forward=False)
+    fully_shard(model, mp_policy=_mixed_precision(precision, casts_inputs=True), reshard_after_forward=False, **options)
+    for module in _units(model):
+        module.set_gradient_divide_factor(1.0)
+        # Without it a factor is a reduction of its own kind, which gloo does not have (PREMUL_SUM).
+        module.set_force_sum_reduction_for_comms(True)
+    _prefetch(model, [_units(block) for block in blocks], layout.prefetch)
+
+
+def keeps_gathered(layout: Layout) -> bool:
+    """Return whether parameters stay gathered from a step's first forward to its last backward."""
+    return not _reshard_after_forward(layout, layout.fsdp)
+
+
+def set_gradient_sync(model: nn.Module, is_on: bool) -> None:
+    """Let the next backward of a stage reduce its gradients over ranks, or only add them up on this rank."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(is_on)
+    model.set_is_last_backward(is_on)
+
+
+def reduce_gradients(model: nn.Module) -> None:
+    """Reduce the gradients that a stage's backward passes without gradient sync have added up; a collective.
+
+    Parameters hold their shards again afterwards, as the optimizer wants them.
+    """
+    assert isinstance(model, FSDPModule)
+    set_gradient_sync(model, True)
+    model.set_reshard_after_backward(True)
+    run_gradient_reduction(model)
 
 
 def reshard_model(model: nn.Module) -> None:
     """Free gathered parameters, so that the model holds its shards again: a forward without a backward keeps some."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in _units(model):
+        module.reshard()
+
+
+def _units(module: nn.Module) -> list[FSDPModule]:
+    """Return what FSDP2 gathers and reduces as one, outermost first."""
+    return [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
+
+
+def _mixed_precision(precision: PrecisionSection, *, casts_inputs: bool) -> MixedPrecisionPolicy:
+    compute, reduce = TORCH_DTYPES[precision.compute], TORCH_DTYPES[precision.reduce]
+    if compute is torch.float64:
+        reduce = compute
+    return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=casts_inputs)
+
+
+def _offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
+    if not layout.cpu_offload:
+        return OffloadPolicy()
+    # Pinned memory is a service of CUDA, and asking for it without is an error.
+    return CPUOffloadPolicy(pin_memory=device_type == "cuda")
+
+
+def _reshard_after_forward(layout: Layout, degree: int) -> bool | int:
+    """Return whether to free what was gathered over `degree` ranks, or on how many of them to keep a copy."""
+    match layout.reshard_after_forward:
+        case "never":
+            return False
+        case "always":
+            return degree > 1
+        case "auto":
+            # A pipeline has several microbatches under way: freed after each, parameters would travel for each.
+            return degree > 1 and layout.pp == 1
+        case group:
+            group = math.gcd(group, degree)
+            return group if group > 1 else False
+
+
+def _prefetch(model: nn.Module, blocks: list[list[FSDPModule]], depth: int) -> None:
+    """Have each block gather, when it is reached, the `depth` blocks after it (in backward: before it).
+
+    `blocks` are lists of a block and the units within it.
+    """
+    assert isinstance(model, FSDPModule)
+    model.set_modules_to_forward_prefetch(list(chain(*blocks[:depth])))
+    model.set_modules_to_backward_prefetch(list(chain(*reversed(blocks[-depth:]))) if depth else [model])
+    for index, (block, *inner) in enumerate(blocks):
+        following = blocks[index + 1 : index + 1 + depth]
+        preceding = blocks[max(index - depth, 0) : index][::-1]
+        ahead, behind = (list(chain(inner if depth else (), *units)) for units in (following, preceding))
+        block.set_modules_to_forward_prefetch(ahead)
+        # With none given, FSDP2 guesses one; a unit that prefetches itself, which is there already, gets none.
+        block.set_modules_to_backward_prefetch(behind or [block])
+        for unit in inner:
+            unit.set_modules_to_backward_prefetch([unit])
