@@ -6,13 +6,18 @@
                                         next token in float32. It must not change `output` in place
     blocks: nn.ModuleList               optional: the repeated part, in order. Each block is a unit of sharding (FSDP2),
                                         of recomputation and of torch.compile. Without it the model is one unit
+    first_parts, last_parts             optional: names of the modules before and after the blocks, such as
+    stage_width                         ("embedding",) and ("norm", "head"), and the width of what passes between
+                                        blocks. With them a pipeline (pp) can cut the model between blocks: a stage is
+                                        the same model in which other parts are None, blocks among them. forward skips
+                                        those, and takes an earlier stage's output in place of the inputs
     initial(fqn) -> Normal | Constant   optional: how each parameter starts. With it the model is built on the meta
                                         device, and each rank fills its own part. Without it the model is built whole on
                                         the CPU of every rank under torch.manual_seed(train.seed): keep the constructor
                                         deterministic
-    takes_positions = True              optional: forward(inputs, positions, documents): where in the sequence the inputs
-                                        stand (1-D), and of which document each token is, or None. It is needed to
-                                        share a sequence over ranks (cp), and for data.mask_documents
+    takes_positions = True              optional: forward(inputs, positions, documents): where in the sequence the
+                                        inputs stand (1-D), and of which document each token is, or None. It is needed
+                                        to share a sequence over ranks (cp), and for data.mask_documents
     casts_block_inputs = False          optional: a block gets its inputs as the model passes them. Without it those in
                                         floating point are cast to precision.compute
 

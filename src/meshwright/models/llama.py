@@ -7,6 +7,7 @@ that a stage of a pipeline is the same model without the other stages' parts.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,12 @@ from torch import Tensor, nn
 
 from meshwright.models.attention import CausalAttention, KVCache, LayerCache
 from meshwright.models.initial import Constant, Normal
-from meshwright.models.rope import rope_tables, rotate
+from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.architecture import LlamaArchitecture
+
+
+_ADDED_TO_THE_STREAM = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")
+_BUFFERS = ("router.bias", "load_E", "padded_rows", "balance_loss", "z_loss", "num_forwards")
 
 
 class Llama(nn.Module):
@@ -25,16 +30,32 @@ class Llama(nn.Module):
     """Blocks get rotary angles, in float32 on purpose: rounding them would cost positions their precision."""
     takes_positions = True
     """`forward` wants to know where in the sequence its inputs stand, and of which document they are."""
+    first_parts = ("embedding",)
+    """What the first stage of a pipeline holds besides blocks."""
 
-    def __init__(self, architecture: LlamaArchitecture) -> None:
+    def __init__(
+        self, architecture: LlamaArchitecture, blocks: Iterable[nn.Module] | None = None, rope: Rope = rope_tables
+    ) -> None:
+        """Build from plain blocks, or from `blocks` of another kind and the `rope` that they want (models/build.py)."""
         super().__init__()
         self.architecture = architecture
+        self.rope = rope
         self.embedding = nn.Embedding(architecture.vocab_size, architecture.dim)
-        self.blocks = nn.ModuleList(Block(architecture) for _ in range(architecture.num_layers))
+        self.blocks = nn.ModuleList(blocks or [Block(architecture) for _ in range(architecture.num_layers)])
         self.norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
         # A tied head is the embedding's weight used twice, not a second parameter that shares its storage:
         # moving a model to another device would silently part the two.
         self.head = None if architecture.tie_embeddings else _linear(architecture.dim, architecture.vocab_size)
+
+    @property
+    def last_parts(self) -> tuple[str, ...]:
+        """Return what the last stage of a pipeline holds besides blocks."""
+        return ("norm", "head") if not self.architecture.tie_embeddings else ("norm", "embedding")
+
+    @property
+    def stage_width(self) -> int:
+        """Return the width of what one stage passes on to the next: a vector for each token."""
+        return self.architecture.dim
 
     def forward(
         self,
@@ -43,15 +64,15 @@ class Llama(nn.Module):
         documents_BS: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return logits_BSV: what follows each token of `inputs`.
+        """Return logits_BSV: what follows each token of `inputs`, which may be an earlier stage's x_BSD instead.
 
         `positions_S` are 0, 1, ... or go on where `cache` ends; tokens attend within one of `documents_BS` only.
         """
         if positions_S is None:
             start = 0 if cache is None else cache.length
             positions_S = torch.arange(start, start + inputs.shape[1], device=inputs.device)
-        cos_SH, sin_SH = rope_tables(self.architecture, positions_S)
-        x_BSD = inputs if self.embedding is None else self.embedding(inputs)
+        cos_SH, sin_SH = self.rope(self.architecture, positions_S)
+        x_BSD = inputs if inputs.is_floating_point() else self.embedding(inputs)
         for index, block in enumerate(self.blocks):
             if block is not None:
                 x_BSD = block(x_BSD, cos_SH, sin_SH, documents_BS, None if cache is None else cache.layers[index])
@@ -61,7 +82,7 @@ class Llama(nn.Module):
         return F.linear(x_BSD, self.embedding.weight) if self.head is None else self.head(x_BSD)
 
     def initial(self, fqn: str) -> Normal | Constant:
-        """Return how the parameter `fqn` starts.
+        """Return how the parameter or buffer `fqn` starts.
 
         Matrices have std sqrt(2 / (5 dim)), which is 0.02 at dim 1000 and keeps the first logits' spread (0.6) and
         each layer's gain the same at any width (SmallInit of Nguyen & Salazar 2019, arXiv:1910.05895). Those that add
@@ -70,8 +91,10 @@ class Llama(nn.Module):
         """
         if fqn.endswith("norm.weight"):
             return Constant(1.0)
+        if fqn.endswith(_BUFFERS):
+            return Constant(0.0)
         std = math.sqrt(2 / (5 * self.architecture.dim))
-        if fqn.endswith(("attention.output.weight", "ffn.down.weight")):
+        if fqn.endswith(_ADDED_TO_THE_STREAM):
             std /= math.sqrt(2 * self.architecture.num_layers)
         return Normal(std)
 
@@ -79,12 +102,14 @@ class Llama(nn.Module):
 class Block(nn.Module):
     """Attention, then the feed-forward network, each on a normalised input and added to the residual stream."""
 
-    def __init__(self, architecture: LlamaArchitecture) -> None:
+    def __init__(
+        self, architecture: LlamaArchitecture, attention: nn.Module | None = None, ffn: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
-        self.attention = Attention(architecture)
+        self.attention = Attention(architecture) if attention is None else attention
         self.ffn_norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
-        self.ffn = FeedForward(architecture)
+        self.ffn = FeedForward(architecture.dim, architecture.ffn_dim) if ffn is None else ffn
 
     def forward(
         self,
@@ -141,11 +166,11 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, architecture: LlamaArchitecture) -> None:
+    def __init__(self, dim: int, ffn_dim: int) -> None:
         super().__init__()
-        self.gate = _linear(architecture.dim, architecture.ffn_dim)
-        self.up = _linear(architecture.dim, architecture.ffn_dim)
-        self.down = _linear(architecture.ffn_dim, architecture.dim)
+        self.gate = _linear(dim, ffn_dim)
+        self.up = _linear(dim, ffn_dim)
+        self.down = _linear(ffn_dim, dim)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Return what the network adds to the residual stream, x_BSD."""

@@ -1,36 +1,50 @@
 """The order in which a Layout is applied to a model, on one page.
 
-    1. activation checkpoint   the block is wrapped while it is still a plain module, so that what is recomputed
-                               is exactly what the model's author wrote
-    2. compile                 after 1: the compiler must see the recompute region to keep it
-    3. FSDP2 / HSDP            after 2: its gather and reduce hooks stay outside the compiled graph, and
-                               parameters are sharded by the names they have by then
-    4. materialise             last: only now does a rank know which part of each tensor is its own, so no rank
-                               ever holds the whole model
-
-Pipeline split, tensor, expert and context parallelism will take their places before 1.
+    1. pipeline split          first: what belongs to other stages need not be touched by anything below
+    2. float8                  (not built yet) a linear layer changes what it multiplies with while it is still whole,
+                               so that tensor parallelism splits the layer that will run
+    3. tensor and sequence     a parameter becomes a DTensor, which says what part of the whole a rank holds; all that
+                               follows may cut it further, and could not find the whole again if it came first
+    4. experts                 after 3, which decides whether the tokens that reach a router are split over tp
+    5. context                 replaces the core of attention, which has no parameters: after 3, since the heads that
+                               it shares out are those that tensor parallelism left to this rank
+    6. activation checkpoint   what is recomputed is the block with its collectives, so after everything that adds some
+    7. compile                 after 6: the compiler must see the recompute region to keep it
+    8. FSDP2 / HSDP            after 7: its gather and reduce hooks stay outside the compiled graph, and it shards what
+                               3 and 4 left of each parameter
+    9. materialise             last: only now does a rank know which part of each tensor is its own, so no rank ever
+                               holds the whole model
 """
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
 from meshwright.parallelism.compile_blocks import compile_blocks
+from meshwright.parallelism.context import apply_context_parallel
+from meshwright.parallelism.experts import apply_expert_parallel
 from meshwright.parallelism.fully_sharded import shard_model
+from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.materialize import materialize
-from meshwright.spec.layout import Layout
+from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.stages import Stages, split
+from meshwright.parallelism.tensor import apply_tensor_parallel
 from meshwright.spec.sections import PrecisionSection
 
 
-def parallelize(
-    model: nn.Module, layout: Layout, precision: PrecisionSection, mesh: DeviceMesh, *, seed: int
-) -> nn.Module:
-    """Return `model`, changed in place: split over `mesh` as `layout` says, with its initial weights."""
-    blocks = blocks_of(model)
-    checkpoint_blocks(blocks, layout.activation_checkpoint)
-    if layout.compile:
-        compile_blocks(blocks, layout.compile_backend)
-    shard_model(model, blocks, layout, precision, mesh)
-    materialize(model, mesh.device_type, seed)
-    return model
+def parallelize(model: nn.Module, meshes: Meshes, precision: PrecisionSection, *, seq_len: int, seed: int) -> Stages:
+    """Return this rank's part of `model`, which is used up: split as meshes.layout says, with its initial weights."""
+    layout = meshes.layout
+    stages = split(model, layout, meshes.rank("pp"))
+    for stage in stages:
+        apply_tensor_parallel(stage, meshes)
+        apply_expert_parallel(stage, meshes)
+        apply_context_parallel(stage, meshes, seq_len)
+        blocks = blocks_of(stage)
+        checkpoint_blocks(blocks, layout)
+        if layout.compile:
+            compile_blocks(blocks, layout)
+        shard_model(stage, layout, precision, meshes)
+        materialize(stage, meshes.device_type, seed)
+    share_tied(stages, meshes)
+    return stages

@@ -1,22 +1,164 @@
-"""The global gradient norm, and clipping by it, over sharded parameters."""
+"""From the sums that backward leaves to the gradients of the mean loss, their norm, and clipping by it.
 
-from collections.abc import Iterable
+Every collective on the way sums; here, once a step:
+
+    1. parameters replicated over tp   each tp rank has the part of its share of the sequence, heads or experts: summed
+    2. parameters of two stages        a tied embedding has a part from the first stage and one from the last: summed
+    3. all                             divided by num_microbatches x dp x cp, the number of mean losses in the sum
+
+The norm counts every element once, however many ranks hold a copy of it, with one all-reduce for all meshes: torch's
+own clip_grad_norm_ refuses parameters on different meshes, and sums over each axis of one in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.stages import Stages, shared_parts
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Return the global 2-norm of the gradients before clipping; scale them in place if it exceeds `max_norm`.
 
-    `max_norm` = 0 measures only. A collective when parameters are sharded.
-    """
-    parameters = list(parameters)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    if max_norm > 0:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm
+class Gradients:
+    """The gradients of this rank's stages."""
+
+    def __init__(self, model: Stages, meshes: Meshes) -> None:
+        self._model, self._meshes = model, meshes
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.summed_over_tp = [parameter for parameter in self._parameters if _is_replicated_over_tp(parameter)]
+        self._tied = tied_parameters(model)
+        copies_of_tied = {parameter for parameter in self._tied.get(model.num_stages - 1, ())}
+        num_ranks = meshes.layout.num_ranks // meshes.layout.pp
+        self._weights = [
+            0.0 if parameter in copies_of_tied else _num_shards(parameter) / num_ranks for parameter in self._parameters
+        ]
+
+    def finish(self, num_microbatches: int) -> None:
+        """Turn the gradients in place from sums over microbatches into those of the mean loss; a collective."""
+        _sum_over(self._meshes.group("tp"), _local_gradients(self.summed_over_tp))
+        self._sum_tied()
+        layout = self._meshes.layout
+        scale = 1 / (num_microbatches * layout.dp * layout.cp)
+        if scale != 1 and (gradients := _local_gradients(self._parameters)):
+            torch._foreach_mul_(gradients, scale)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Return the global 2-norm before clipping; scale the gradients in place if it exceeds `max_norm`.
+
+        `max_norm` = 0 measures only. A collective.
+        """
+        norm = self.norm()
+        if max_norm > 0 and (gradients := _local_gradients(self._parameters)):
+            torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(gradients[0].dtype))
+        return norm
+
+    def norm(self) -> Tensor:
+        """Return the 2-norm of all gradients of the model, in float64; a collective."""
+        device = torch.device(self._meshes.device_type)
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        weighted = [
+            (_local(parameter.grad), weight)
+            for parameter, weight in zip(self._parameters, self._weights, strict=True)
+            if parameter.grad is not None
+        ]
+        if weighted:
+            norms = torch._foreach_norm([gradient for gradient, _ in weighted])
+            weights = torch.tensor([weight for _, weight in weighted], dtype=torch.float64, device=device)
+            total = (torch.stack([norm.to(device, torch.float64) for norm in norms]).square() * weights).sum()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(total)
+        return total.sqrt()
+
+    def _sum_tied(self) -> None:
+        first, last = self._tied.get(0, []), self._tied.get(self._model.num_stages - 1, [])
+        if first and last and first[0] is not last[0]:
+            for one, other in zip(_local_gradients(first), _local_gradients(last), strict=True):
+                one.add_(other)
+                other.copy_(one)
+        elif self._model.num_stages > 1:
+            for gradient in _local_gradients(first or last):
+                # Both ranks add the same two numbers, so their copies stay equal to the bit.
+                gradient.add_(_exchange(gradient, self._meshes, self._model.num_stages))
+
+
+def tied_parameters(model: Stages) -> dict[int, list[nn.Parameter]]:
+    """Return this rank's parameters that the first and the last stage both hold, by the number of the stage."""
+    ends = {0, model.num_stages - 1} if model.num_stages > 1 else set()
+    return {
+        number: parameters
+        for number in model.numbers
+        if number in ends and (parameters := _parameters_of(model[number], shared_parts(model[number])))
+    }
+
+
+def share_tied(model: Stages, meshes: Meshes) -> None:
+    """Copy tied parameters from the first stage to the last, after they were filled or loaded; a collective."""
+    tied = tied_parameters(model)
+    first, last = tied.get(0, []), tied.get(model.num_stages - 1, [])
+    with torch.no_grad():
+        if first and last:
+            for source, target in zip(first, last, strict=True):
+                _local(target).copy_(_local(source))
+            return
+        for parameter in first or last:
+            received = _exchange(_local(parameter), meshes, model.num_stages)
+            if last:
+                _local(parameter).copy_(received)
+
+
+def _exchange(tensor: Tensor, meshes: Meshes, num_stages: int) -> Tensor:
+    """Return the same tensor of the rank that holds the other end of the pipeline."""
+    layout, group = meshes.layout, meshes.group("pp")
+    last_rank = 0 if num_stages == 1 else (num_stages - 1) % layout.pp
+    peer = last_rank if meshes.rank("pp") == 0 else 0
+    received = torch.empty_like(tensor)
+    sending = dist.isend(tensor.contiguous(), group=group, group_dst=peer)
+    dist.recv(received, group=group, group_src=peer)
+    assert sending is not None
+    sending.wait()
+    return received
+
+
+def _parameters_of(model: nn.Module, parts: Sequence[str]) -> list[nn.Parameter]:
+    modules = [getattr(model, part) for part in parts]
+    return [parameter for module in modules if module is not None for parameter in module.parameters()]
+
+
+def _sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
+    """Add up each gradient over the ranks of `group`, all of one dtype in one all-reduce."""
+    if group.size() == 1:
+        return
+    for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
+        same = [gradient for gradient in gradients if gradient.dtype == dtype]
+        flat = torch.cat([gradient.reshape(-1) for gradient in same])
+        dist.all_reduce(flat, group=group)
+        for gradient, total in zip(same, flat.split([gradient.numel() for gradient in same]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+
+def _is_replicated_over_tp(parameter: nn.Parameter) -> bool:
+    if not isinstance(parameter, DTensor):
+        return False
+    axes = parameter.device_mesh.mesh_dim_names or ()
+    return "tp" in axes and parameter.placements[axes.index("tp")].is_replicate()
+
+
+def _num_shards(parameter: nn.Parameter) -> int:
+    """Return the parts that a parameter is cut into."""
+    num_shards = 1
+    if isinstance(parameter, DTensor):
+        for dim, placement in enumerate(parameter.placements):
+            num_shards *= 1 if placement.is_replicate() else parameter.device_mesh.size(dim)
+    return num_shards
+
+
+def _local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

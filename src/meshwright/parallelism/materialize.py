@@ -6,22 +6,23 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.models.initial import Constant, fill_normal
-from meshwright.parallelism.torch_compat import canonical_parameters, local_box
+from meshwright.parallelism.torch_compat import canonical_fqn, canonical_parameters, local_box
 
 
 def materialize(model: nn.Module, device_type: str, seed: int) -> None:
-    """Fill the meta parameters of `model` in place from (seed, name, element index); others are left as built."""
-    if not any(parameter.is_meta for parameter in model.parameters()):
+    """Fill the meta parameters and buffers of `model` in place from (seed, name, element index); others stay as built."""
+    if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return
     model.to_empty(device=device_type)
+    buffers = [(canonical_fqn(fqn), buffer) for fqn, buffer in model.named_buffers()]
     with torch.no_grad():
-        for name, parameter in canonical_parameters(model):
-            local, offsets = local_box(parameter)
+        for name, tensor in (*canonical_parameters(model), *buffers):
+            local, offsets = local_box(tensor)
             initial = model.initial(name)  # type: ignore[operator]
             if isinstance(initial, Constant):
                 local.fill_(initial.value)
             else:
-                fill_normal(local, seed=seed, name=name, global_shape=parameter.shape, offsets=offsets, std=initial.std)
+                fill_normal(local, seed=seed, name=name, global_shape=tensor.shape, offsets=offsets, std=initial.std)
 
 
 def fill_from(model: nn.Module, read: Callable[[str], Tensor]) -> None:

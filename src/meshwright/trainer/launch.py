@@ -17,7 +17,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from meshwright.errors import ExitCode, Preempted
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.log import logger
-from meshwright.parallelism.mesh import require_supported
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
 from meshwright.trainer.run_folder import ManifestKeeper, read_manifest
@@ -28,7 +27,6 @@ _SHUTDOWN_TIMEOUT_S = "120"
 
 def train_locally(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
-    require_supported(job.layout.resolve(num_ranks))
     code = _attempt([*arguments, "--resume"] if resume else arguments, num_ranks, run)
     for restart in range(1, job.run.max_restarts + 1):
         if code is not ExitCode.RETRY or _is_stopped(job, run):

@@ -12,6 +12,7 @@ from meshwright.log import logger
 from meshwright.parallelism.parameter_hash import parameter_hash
 from meshwright.profiler.window import ProfilerWindow
 from meshwright.spec.job import Job
+from meshwright.spec.layout_text import layout_text
 from meshwright.spec.run import Run
 from meshwright.trainer.metrics import StepMetrics
 from meshwright.trainer.open_run import open_recorder
@@ -74,14 +75,13 @@ def announce(training: Training, step: int) -> None:
     num_microbatches = training.job.num_microbatches(layout)
     tokens = f" of {training.job.train.seq_len} tokens" if training.dataset.vocab_size else ""
     logger.info(
-        "%s parameters on %d %s rank%s (dp_replicate %d x dp_shard %d), "
+        "%s parameters on %d %s rank%s (%s), "
         "%d microbatch%s of %d samples%s each, from step %d",
         f"{training.num_parameters:,}",
         ranks.num_ranks,
         ranks.device.type,
         "" if ranks.num_ranks == 1 else "s",
-        layout.dp_replicate,
-        layout.dp_shard,
+        layout_text(layout),
         num_microbatches,
         "" if num_microbatches == 1 else "es",
         layout.microbatch_size,

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
-from meshwright.fault_tolerance.guards import require_all_gradients, require_finite, require_scalar
+from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
 from meshwright.parallelism.buffers import share_buffers
 from meshwright.parallelism.fully_sharded import reshard_model
-from meshwright.parallelism.gradients import clip_gradients
+from meshwright.parallelism.gradients import Gradients
+from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.pipeline import Pipeline, StageInput
+from meshwright.parallelism.sequence_split import sequence_indices
+from meshwright.parallelism.stages import Stages
 from meshwright.parallelism.torch_compat import canonical_parameters
 from meshwright.spec.job import Job
+from meshwright.trainer.expert_load import ExpertLoad
 from meshwright.trainer.learning_rate import learning_rate
-from meshwright.trainer.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -29,68 +36,85 @@ class StepResult:
     loss: float
     grad_norm: float
     learning_rate: float
+    experts: dict[str, float] = field(default_factory=dict)
+    """How evenly tokens went to experts; empty without any."""
 
 
-@dataclass
 class TrainStep:
     """Callable: runs one optimizer step on this rank's microbatches of it."""
 
-    job: Job
-    ranks: Ranks
-    model: nn.Module
-    optimizer: AdamW
-    loss: Callable[[Tensor, Tensor], Tensor]
-    checked_gradients: bool = False
+    def __init__(self, job: Job, model: Stages, meshes: Meshes, optimizer: AdamW, pipeline: Pipeline) -> None:
+        self.job, self.model, self.meshes, self.optimizer, self.pipeline = job, model, meshes, optimizer, pipeline
+        self.gradients = Gradients(model, meshes)
+        self.expert_load = ExpertLoad(model, meshes)
+        self.positions_S = self._own_positions()
+        self.observe_gradients: Callable[[nn.Module], None] | None = None
+        """Called with the model once in a step, when its gradients are those of the mean loss, and not clipped yet."""
+        self._has_checked_gradients = False
 
     def __call__(self, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
         """Return the mean loss over the global batch of `step` after updating the parameters; a collective."""
         rate = learning_rate(step, self.job.train.steps, self.job.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        local_loss = self._accumulate_gradients(step, microbatches)
-        if not self.checked_gradients:
+        total_loss = self.pipeline.step([self._stage_input(step, microbatch) for microbatch in microbatches])
+        if not self._has_checked_gradients:
             require_all_gradients(canonical_parameters(self.model))
-            self.checked_gradients = True
-        grad_norm = clip_gradients(self.model.parameters(), self.job.optimizer.max_grad_norm)
-        loss = self.ranks.mean(local_loss)
-        result = StepResult(loss.item(), grad_norm.item(), rate)
-        require_finite(step, result.loss, result.grad_norm)
+            self._has_checked_gradients = True
+        self.gradients.finish(len(microbatches))
+        if self.observe_gradients is not None:
+            self.observe_gradients(self.model)
+        grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
+        loss = self._mean_loss(total_loss, len(microbatches))
+        require_finite(step, loss, grad_norm.item())
         self.optimizer.step()
         self.optimizer.zero_grad()
-        share_buffers(self.model)
-        return result
-
-    def _accumulate_gradients(self, step: int, microbatches: Sequence[Microbatch]) -> Tensor:
-        total = torch.zeros((), device=self.ranks.device)
-        for number, microbatch in enumerate(microbatches, start=1):
-            # Gradients travel once, after the last microbatch.
-            self.model.set_requires_gradient_sync(number == len(microbatches))  # type: ignore[operator]
-            seed_everything(self.job.train.seed, step, microbatch.first_slot)
-            loss = self._forward(microbatch) / len(microbatches)
-            loss.backward()
-            total += loss.detach()
-        return total
-
-    def _forward(self, microbatch: Microbatch) -> Tensor:
-        device = self.ranks.device
-        inputs = microbatch.inputs.to(device, non_blocking=True)
-        targets = microbatch.targets.to(device, non_blocking=True)
-        loss = self.loss(self.model(inputs), targets)
-        require_scalar(loss)
-        return loss
+        experts = self.expert_load.after_step()
+        share_buffers(self.model, self.meshes)
+        return StepResult(loss, grad_norm.item(), rate, experts)
 
     @torch.no_grad()
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
         """Return the mean loss over `batches` of microbatches without training on them; a collective."""
         self.model.eval()
-        total = torch.zeros((), device=self.ranks.device)
-        for microbatches in batches:
-            for microbatch in microbatches:
-                total += self._forward(microbatch) / (len(microbatches) * len(batches))
+        totals = [self.pipeline.evaluate([self._stage_input(0, one) for one in batch]) for batch in batches]
         # A checkpoint may be next, and it saves shards.
         reshard_model(self.model)
         self.model.train()
-        return self.ranks.mean(total).item()
+        return self._mean_loss(torch.stack(totals).sum(), sum(len(batch) for batch in batches))
+
+    def _mean_loss(self, total: Tensor, num_microbatches: int) -> float:
+        """Return the mean of the losses that the ranks of the last stage have summed up; a collective."""
+        layout = self.meshes.layout
+        # The tensor-parallel ranks of the last stage all have the loss of their common samples.
+        mean = total / (num_microbatches * layout.dp * layout.cp * layout.tp)
+        dist.all_reduce(mean)
+        return mean.item()
+
+    def _stage_input(self, step: int, microbatch: Microbatch) -> StageInput:
+        """Return this rank's part of a microbatch, on its device."""
+        device = torch.device(self.meshes.device_type)
+        tensors = [microbatch.inputs, microbatch.targets, microbatch.documents]
+        if self.meshes.layout.cp > 1:
+            tensors = [None if tensor is None else tensor[:, self.positions_S] for tensor in tensors]
+        inputs, targets, documents = (
+            None if tensor is None else tensor.to(device, non_blocking=True) for tensor in tensors
+        )
+        assert inputs is not None
+        assert targets is not None
+        context: dict[str, Any] = {}
+        if self._takes_positions:
+            context = {"positions_S": self.positions_S.to(device), "documents_BS": documents}
+        prepare = partial(seed_everything, self.job.train.seed, step, microbatch.first_slot)
+        return StageInput(inputs, targets, context, prepare)
+
+    @property
+    def _takes_positions(self) -> bool:
+        return all(getattr(stage, "takes_positions", False) for stage in self.model)
+
+    def _own_positions(self) -> Tensor:
+        layout = self.meshes.layout
+        return sequence_indices(self.job.train.seq_len, self.meshes.rank("cp"), layout.cp, layout.cp_method)
 
 
 def seed_everything(seed: int, step: int, first_slot: int) -> None:

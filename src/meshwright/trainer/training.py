@@ -18,20 +18,28 @@ from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share
 from meshwright.data.resume import check_resumable
-from meshwright.errors import ConfigError
+from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.models.build import build_model
-from meshwright.models.contract import loss_of
+from meshwright.models.contract import Loss, blocks_of
 from meshwright.models.shardable import require_shardable
 from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.fully_sharded import TORCH_DTYPES
+from meshwright.parallelism.gradients import share_tied
+from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.materialize import fill_from
-from meshwright.parallelism.mesh import build_mesh
+from meshwright.parallelism.mesh import Meshes, build_meshes
+from meshwright.parallelism.pipeline import Pipeline
+from meshwright.parallelism.stages import Stages
 from meshwright.parallelism.torch_compat import canonical_parameters, persistent_buffers
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout
 from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.model_spec import model_spec
 from meshwright.spec.run import Run
+from meshwright.spec.schedule import build_schedule
 from meshwright.spec.sections import ModelSection
 from meshwright.spec.user_object import import_object
+from meshwright.spec.validity import layout_problems
 from meshwright.trainer.optimizer import build_optimizer, optimizer_state
 from meshwright.trainer.ranks import Ranks
 from meshwright.trainer.train_step import TrainStep
@@ -40,9 +48,13 @@ from meshwright.trainer.train_step import TrainStep
 class Training:
     """A model split by its layout, its optimizer and its data, on one rank."""
 
-    def __init__(self, job: Job, ranks: Ranks, layout: Layout, dataset: Dataset, model: nn.Module) -> None:
-        self.job, self.ranks, self.layout, self.dataset, self.model = job, ranks, layout, dataset, model
-        share = Share(job.global_batch_size, layout.microbatch_size, ranks.rank, layout.dp)
+    num_parameters: int
+    """Parameters of the whole model, tied ones counted once."""
+
+    def __init__(self, job: Job, ranks: Ranks, meshes: Meshes, dataset: Dataset, model: Stages, loss: Loss) -> None:
+        self.job, self.ranks, self.meshes, self.dataset, self.model = job, ranks, meshes, dataset, model
+        self.layout = layout = meshes.layout
+        share = Share(job.global_batch_size, layout.microbatch_size, meshes.dp_rank, layout.dp)
         self.loader = Loader(
             dataset,
             share,
@@ -51,24 +63,26 @@ class Training:
             pin_memory=ranks.device.type == "cuda",
         )
         self.optimizer: AdamW = build_optimizer(model, job.optimizer)
-        self.step = TrainStep(job, ranks, model, self.optimizer, loss_of(model))
+        schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+        pipeline = Pipeline(model, schedule, loss, meshes, TORCH_DTYPES[job.precision.compute])
+        self.step = TrainStep(job, model, meshes, self.optimizer, pipeline)
 
     @classmethod
     def build(cls, job: Job, ranks: Ranks) -> Self:
         """Return the training of `job` on this rank, at step 0, with its initial weights; a collective."""
-        layout = job.layout.resolve(ranks.num_ranks)
-        job.num_microbatches(layout)
-        mesh = build_mesh(layout, ranks.device.type)
+        whole = build_unsharded(job)
+        num_parameters = sum(parameter.numel() for parameter in whole.parameters())
+        layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
+        require_valid(job, layout)
+        meshes = build_meshes(layout, ranks.device.type)
         dataset = build_dataset(job.data, job.train.seq_len)
         require_vocabulary(job, dataset)
-        model = parallelize(build_unsharded(job), layout, job.precision, mesh, seed=job.train.seed)
+        model = parallelize(whole, meshes, job.precision, seq_len=job.train.seq_len, seed=job.train.seed)
         fill_from_hf(model, job.model)
-        return cls(job, ranks, layout, dataset, model)
-
-    @property
-    def num_parameters(self) -> int:
-        """Return the parameters of the whole model, tied ones counted once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        share_tied(model, meshes)
+        training = cls(job, ranks, meshes, dataset, model, make_loss(whole, meshes))
+        training.num_parameters = num_parameters
+        return training
 
     def save(self, run: Run, step: int) -> None:
         """Commit the state after `step` as a checkpoint of `run`; a collective."""
@@ -85,6 +99,7 @@ class Training:
     def load(self, run: Run, step: int) -> None:
         """Put back the state after `step`, on any number of ranks; a collective."""
         metadata: dict[str, Any] = load(run.checkpoint(step), self._state())
+        share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
 
     def _state(self) -> dict[str, Any]:
@@ -108,7 +123,26 @@ def build_unsharded(job: Job) -> nn.Module:
         random.seed(job.train.seed)
         model = build_model(job.model)
     require_shardable(model)
-    return model
+    return model.to(torch.float64) if job.precision.compute == "float64" else model
+
+
+def with_stage_boundaries(job: Job, layout: Layout, model: nn.Module) -> Layout:
+    """Return `layout` with the boundaries of its pipeline stages: by cost where the model's is known, else even."""
+    if layout.pp == 1 or layout.stage_boundaries is not None:
+        return layout
+    architecture = resolve_architecture(job.model)
+    if architecture is not None:
+        return layout.replace(stage_boundaries=stage_boundaries(layout, model_spec(architecture), job.train.seq_len))
+    num_blocks = len(blocks_of(model))
+    return layout.replace(
+        stage_boundaries=tuple(number * num_blocks // layout.num_stages for number in range(1, layout.num_stages))
+    )
+
+
+def require_valid(job: Job, layout: Layout) -> None:
+    """Raise InfeasibleLayout naming everything that keeps `layout` from running this job."""
+    if problems := layout_problems(job, layout):
+        raise InfeasibleLayout("\n".join(problems))
 
 
 def fill_from_hf(model: nn.Module, section: ModelSection) -> None:

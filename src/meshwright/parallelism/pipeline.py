@@ -1,0 +1,200 @@
+"""Pipeline: runs one step's list of actions on this rank's stages. It is the only way that a step runs: without a
+pipeline the list is forward, backward, forward, backward, ...
+
+The lists come from spec/schedule.py, with every send and receive in its place. Sends and receives are posted in that
+order and waited for when their tensor is needed, so communication hides behind whatever the list puts between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from meshwright.models.contract import Loss
+from meshwright.parallelism.fully_sharded import reduce_gradients, set_gradient_sync
+from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.split_backward import PendingWeights, backward_to_inputs, backward_to_weights
+from meshwright.parallelism.stages import Stages
+from meshwright.spec.schedule import Action, Schedule, lower
+
+
+@dataclass(frozen=True)
+class StageInput:
+    """One microbatch, as every stage of one data-parallel and context-parallel rank gets it."""
+
+    inputs: Tensor
+    targets: Tensor
+    context: dict[str, Any] = field(default_factory=dict)
+    """What the model's forward takes besides: positions and documents."""
+    prepare: Callable[[], None] = lambda: None
+    """Called before each forward: seeds the random numbers of this microbatch."""
+
+
+@dataclass
+class _Passed:
+    """What a stage keeps of a microbatch between its forward and its backward."""
+
+    received: Tensor | None
+    output: Tensor
+    pending: PendingWeights | None = None
+
+
+class Pipeline:
+    """This rank's part of a pipeline's step."""
+
+    def __init__(self, stages: Stages, schedule: Schedule, loss: Loss, meshes: Meshes, dtype: torch.dtype) -> None:
+        self._stages, self._loss, self._meshes, self._dtype = stages, loss, meshes, dtype
+        self._actions = lower(schedule)[meshes.rank("pp")]
+        self._rank_of_stage = schedule.rank_of_stage
+        self._last_backward = {
+            action.stage: index for index, action in enumerate(self._actions) if action.kind in ("B", "W")
+        }
+        self._splits_backward = {action.stage for action in self._actions if action.kind == "W"}
+        self._passed: dict[tuple[int, int], _Passed] = {}
+        self._arriving: dict[tuple[str, int, int], tuple[dist.Work | None, Tensor]] = {}
+        self._outgoing: dict[tuple[str, int, int], Tensor] = {}
+        self._sends: list[tuple[dist.Work, Tensor]] = []
+        self._total = torch.zeros(())
+
+    def step(self, microbatches: Sequence[StageInput]) -> Tensor:
+        """Return the sum of the losses (0 on ranks without the last stage); gradients are summed into the parameters.
+
+        A collective. After it the gradients of each stage are complete over the ranks that shard it.
+        """
+        self._start(microbatches)
+        for number in self._stages.numbers:
+            self._sync(number, is_on=False)
+        for index, action in enumerate(self._actions):
+            is_last = self._last_backward.get(action.stage) == index
+            if is_last and action.stage not in self._splits_backward:
+                # The reduction of each block then hides behind the backward of the one before it.
+                self._sync(action.stage, is_on=True)
+            self._run(action, microbatches[action.microbatch])
+            if is_last and action.stage in self._splits_backward:
+                # The hooks that reduce gradients fire in the backward to the inputs, when there are none yet.
+                self._sync(action.stage, is_on=True)
+                reduce_gradients(self._stages[action.stage])
+        self._finish()
+        return self._total
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Sequence[StageInput]) -> Tensor:
+        """Return the sum of the losses (0 on ranks without the last stage), forward only; a collective."""
+        self._start(microbatches)
+        # A stage depends on earlier ones only, so that ascending order cannot wait for itself.
+        for stage in self._stages.numbers:
+            for number, microbatch in enumerate(microbatches):
+                if stage > 0 and self._is_elsewhere(stage - 1):
+                    self._receive(Action("RECV_F", stage, number), microbatch)
+                self._forward(Action("F", stage, number), microbatch)
+                self._passed.clear()
+                if not self._stages.is_last(stage) and self._is_elsewhere(stage + 1):
+                    self._send(Action("SEND_F", stage, number))
+        self._finish()
+        return self._total
+
+    def _start(self, microbatches: Sequence[StageInput]) -> None:
+        self._total = torch.zeros((), dtype=torch.float64, device=microbatches[0].inputs.device)
+
+    def _sync(self, stage: int, *, is_on: bool) -> None:
+        """Let the next backward of a stage reduce its gradients over ranks, or only add them up here."""
+        module: Any = self._stages[stage]
+        set_gradient_sync(module, is_on)
+        if self._meshes.layout.pp > 1:
+            # Other microbatches are between their forward and their backward: parameters stay gathered until the end.
+            module.set_reshard_after_backward(is_on)
+
+    def _finish(self) -> None:
+        for work, _ in self._sends:
+            work.wait()
+        self._sends.clear()
+        assert not self._passed, f"forwards without a backward: {sorted(self._passed)}"
+        assert not self._arriving, f"received and never used: {sorted(self._arriving)}"
+
+    def _run(self, action: Action, microbatch: StageInput) -> None:
+        match action.kind:
+            case "F":
+                self._forward(action, microbatch)
+            case "B" | "I":
+                self._backward(action)
+            case "W":
+                self._backward_to_weights(action)
+            case "SEND_F" | "SEND_B":
+                self._send(action)
+            case "RECV_F" | "RECV_B":
+                self._receive(action, microbatch)
+            case other:
+                raise AssertionError(f"a schedule has no action {other}")
+
+    def _forward(self, action: Action, microbatch: StageInput) -> None:
+        stage, number = action.stage, action.microbatch
+        received = None if stage == 0 else self._take("F", stage, number)
+        if received is not None:
+            received.requires_grad_(torch.is_grad_enabled())
+        microbatch.prepare()
+        output = self._stages[stage](microbatch.inputs if received is None else received, **microbatch.context)
+        if self._stages.is_last(stage):
+            output = self._loss(output, microbatch.targets)
+            self._total += output.detach()
+        else:
+            self._hand_over("F", stage, stage + 1, number, output.detach())
+        self._passed[stage, number] = _Passed(received, output)
+
+    def _backward(self, action: Action) -> None:
+        stage, number = action.stage, action.microbatch
+        passed = self._passed[stage, number]
+        gradient = None if self._stages.is_last(stage) else self._take("B", stage, number)
+        if action.kind == "B":
+            torch.autograd.backward(passed.output, gradient)
+            del self._passed[stage, number]
+        else:
+            passed.pending = backward_to_inputs(passed.output, gradient, passed.received, self._stages[stage])
+        if passed.received is not None:
+            assert passed.received.grad is not None
+            self._hand_over("B", stage, stage - 1, number, passed.received.grad)
+
+    def _backward_to_weights(self, action: Action) -> None:
+        passed = self._passed.pop((action.stage, action.microbatch))
+        assert passed.pending is not None, f"{action} before the backward to the inputs"
+        backward_to_weights(passed.pending, self._stages[action.stage])
+
+    def _is_elsewhere(self, stage: int) -> bool:
+        return self._rank_of_stage(stage) != self._meshes.rank("pp")
+
+    def _hand_over(self, kind: str, stage: int, target: int, number: int, tensor: Tensor) -> None:
+        """Keep `tensor` for the send that follows, or for the target itself where it is on this rank."""
+        if self._is_elsewhere(target):
+            self._outgoing[kind, stage, number] = tensor
+        else:
+            self._arriving[kind, target, number] = (None, tensor)
+
+    def _take(self, kind: str, stage: int, number: int) -> Tensor:
+        work, tensor = self._arriving.pop((kind, stage, number))
+        if work is not None:
+            work.wait()
+        return tensor
+
+    def _send(self, action: Action) -> None:
+        kind = action.kind.removeprefix("SEND_")
+        tensor = self._outgoing.pop((kind, action.stage, action.microbatch)).contiguous()
+        peer = self._rank_of_stage(action.stage + (1 if kind == "F" else -1))
+        # The peer is a rank of the group: a plain dst would be a rank of the whole job.
+        work = dist.isend(tensor, group=self._meshes.group("pp"), group_dst=peer)
+        assert work is not None
+        self._sends.append((work, tensor))
+
+    def _receive(self, action: Action, microbatch: StageInput) -> None:
+        kind = action.kind.removeprefix("RECV_")
+        stage: Any = self._stages[action.stage]
+        shape = [*microbatch.inputs.shape, stage.stage_width]
+        # Between blocks the tensor-parallel ranks split the sequence.
+        shape[1] //= self._meshes.degree("tp")
+        buffer = torch.empty(shape, dtype=self._dtype, device=microbatch.inputs.device)
+        peer = self._rank_of_stage(action.stage + (-1 if kind == "F" else 1))
+        work = dist.irecv(buffer, group=self._meshes.group("pp"), group_src=peer)
+        self._arriving[kind, action.stage, action.microbatch] = (work, buffer)
