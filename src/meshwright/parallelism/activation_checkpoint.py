@@ -2,40 +2,56 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from meshwright.spec.layout import ActivationCheckpoint
+from meshwright.spec.layout import Layout
 
-_aten = torch.ops.aten
-_SAVED_OPS = frozenset(
-    {
-        _aten.mm.default,
-        _aten.addmm.default,
-        _aten.bmm.default,
-        _aten._scaled_dot_product_flash_attention.default,
-        _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    }
+_MATMULS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_grouped_mm",
+    "meshwright::grouped_matmul_by_loop",
 )
-"""Ops whose outputs cost the most to compute again for the bytes they take."""
+_ATTENTION = (
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+)
+_COLLECTIVES = (
+    "_c10d_functional::all_gather_into_tensor",
+    "_c10d_functional::reduce_scatter_tensor",
+    "_c10d_functional::all_reduce",
+    "_c10d_functional::all_to_all_single",
+    # What a compiled block keeps is what its collectives have become when they are done.
+    "_c10d_functional::wait_tensor",
+)
+SAVED_OPS = frozenset((*_MATMULS, *_ATTENTION, *_COLLECTIVES))
+"""Ops whose outputs cost the most to make again, in arithmetic or in communication, for the bytes that they take."""
 
 
-def _save_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
+def checkpoint_blocks(blocks: nn.ModuleList, layout: Layout) -> None:
+    """Wrap blocks in place so that they keep their input (full) or the outputs of SAVED_OPS (selective) only.
+
+    Recomputation draws the random numbers of the first time, so that dropout drops the same.
+    """
+    if layout.activation_checkpoint == "none":
+        return
+    options: dict[str, Any] = {"preserve_rng_state": True}
+    if layout.activation_checkpoint == "selective":
+        options["context_fn"] = _selective_contexts
+    for index, block in enumerate(blocks):
+        # The other stages' blocks are None here, and count: which blocks are wrapped depends on the model only.
+        if block is not None and index % layout.activation_checkpoint_every == 0:
+            blocks[index] = checkpoint_wrapper(block, **options)
 
 
 def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_save_matmuls)
+    return create_selective_checkpoint_contexts(_policy)
 
 
-def checkpoint_blocks(blocks: nn.ModuleList, policy: ActivationCheckpoint) -> None:
-    """Wrap each block in place so that it saves its input (full) or its matmul outputs (selective) only."""
-    if policy == "none":
-        return
-    options: dict[str, Any] = {"context_fn": _selective_contexts} if policy == "selective" else {}
-    for index, block in enumerate(blocks):
-        blocks[index] = checkpoint_wrapper(block, **options)
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op._schema.name in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,11 +1,51 @@
 """torch.compile block by block: one graph serves all blocks, so the cold start does not grow with depth."""
 
+from __future__ import annotations
+
+from collections import Counter
+
 from torch import nn
 
-from meshwright.spec.layout import CompileBackend
+from meshwright.parallelism.torch_compat import keep_backward_inputs
+from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+
+_SINGLE_OPS = (nn.Linear, nn.Embedding)
+"""Modules that are one kernel already: compiled alone they would gain nothing and cost a check of guards each time."""
 
 
-def compile_blocks(blocks: nn.ModuleList, backend: CompileBackend) -> None:
-    """Compile each block in place; a graph break is an error, since it would silently cost the speed asked for."""
+def compile_blocks(blocks: nn.ModuleList, layout: Layout) -> Counter[str]:
+    """Compile each block in place and return what was compiled, by class, with how many of each.
+
+    A block with a part that the compiler cannot take (`is_eager`) has its largest parts without one compiled. A graph
+    break is an error, since it would silently cost the speed asked for.
+    """
+    prepare_compile(layout)
+    compiled: Counter[str] = Counter()
     for block in blocks:
-        block.compile(backend=backend, fullgraph=True)
+        if block is not None:
+            for part in _compilable_parts(block):
+                part.compile(backend=layout.compile_backend, fullgraph=True)
+                compiled[_class_name(part)] += 1
+    return compiled
+
+
+def prepare_compile(layout: Layout) -> None:
+    """Set what the compiler must know of `layout` before it compiles anything.
+
+    A backward in two parts runs a compiled block's backward twice over the same saved tensors, whose memory the
+    compiler would otherwise use for its results in the first: an error without a text on one rank, and the others wait.
+    """
+    if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+        keep_backward_inputs()
+
+
+def _compilable_parts(module: nn.Module) -> list[nn.Module]:
+    """Return the largest modules in `module`, itself included, that the compiler takes whole."""
+    has_forward = type(module).forward is not nn.Module.forward
+    if has_forward and not any(getattr(part, "is_eager", False) for part in module.modules()):
+        return [] if isinstance(module, _SINGLE_OPS) else [module]
+    return [part for child in module.children() for part in _compilable_parts(child)]
+
+
+def _class_name(module: nn.Module) -> str:
+    return type(getattr(module, "_checkpoint_wrapped_module", module)).__name__

@@ -4,11 +4,14 @@ torch 2.11 to 2.15 are supported. Where torch has no public way, the function sa
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from meshwright.parallelism.stages import Stages
 
 _WRAPPER_PREFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -33,8 +36,11 @@ def canonical_fqn(fqn: str) -> str:
 
 
 def canonical_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return (name in the plain model, parameter) of every parameter, tied ones once, in the model's order."""
-    return [(canonical_fqn(fqn), parameter) for fqn, parameter in model.named_parameters()]
+    """Return (name in the plain model, parameter) of every parameter, tied ones once, in the model's order.
+
+    Two stages on one rank may both hold a parameter of one name, such as an embedding that is the head too.
+    """
+    return [(canonical_fqn(fqn), parameter) for part in _plain(model) for fqn, parameter in part.named_parameters()]
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -44,10 +50,19 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     """
     return {
         canonical_fqn(f"{module_name}.{name}" if module_name else name): buffer
-        for module_name, module in model.named_modules()
+        for part in _plain(model)
+        for module_name, module in part.named_modules()
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
     }
+
+
+def keep_backward_inputs() -> None:
+    """Have what is compiled from now on leave the tensors that it saved for backward as they are, in this process.
+
+    torch has no public way (checked in 2.13).
+    """
+    functorch_config.donated_buffer = False
 
 
 def silence_known_warnings() -> None:
@@ -57,3 +72,8 @@ def silence_known_warnings() -> None:
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     # 2.13 deprecates collectives that its own FSDP and checkpoint code still calls.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
+
+
+def _plain(model: nn.Module) -> Iterable[nn.Module]:
+    """Return the modules in which parameters have the names that they have in the plain model."""
+    return model if isinstance(model, Stages) else [model]
