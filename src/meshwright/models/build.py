@@ -3,8 +3,12 @@
 from torch import nn
 
 from meshwright.errors import ConfigError
-from meshwright.models.llama import Llama
+from meshwright.models.llama import Block, FeedForward, Llama
+from meshwright.models.moe import MixtureOfExperts
+from meshwright.models.yarn import yarn_tables
+from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.sections import ModelSection
 from meshwright.spec.user_object import make_object
 
@@ -12,11 +16,11 @@ from meshwright.spec.user_object import make_object
 def build_model(section: ModelSection) -> nn.Module:
     """Return the model of `section`, built on torch's current default device; raises ConfigError if it cannot be.
 
-    A Llama's weights are not set yet; a user's model is as its constructor leaves it.
+    The weights of a model of ours are not set yet; a user's model is as its constructor leaves it.
     """
     architecture = resolve_architecture(section)
     if architecture is not None:
-        return Llama(architecture)
+        return build_architecture(architecture)
     model = make_object("model", section.source, section.options)
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -24,3 +28,19 @@ def build_model(section: ModelSection) -> nn.Module:
             "derive the class from torch.nn.Module"
         )
     return model
+
+
+def build_architecture(architecture: LlamaArchitecture) -> Llama:
+    """Return the model of `architecture`, its weights not set: a Llama, whose blocks may hold other parts."""
+    if not isinstance(architecture, MoEArchitecture):
+        return Llama(architecture)
+    blocks = [
+        Block(architecture, ffn=_mixture(architecture) if index >= architecture.num_dense_layers else None)
+        for index in range(architecture.num_layers)
+    ]
+    return Llama(architecture, blocks, rope=yarn_tables)
+
+
+def _mixture(architecture: MoEArchitecture) -> MixtureOfExperts:
+    shared_dim = architecture.shared_ffn_dim
+    return MixtureOfExperts(architecture, shared=FeedForward(architecture.dim, shared_dim) if shared_dim else None)

@@ -25,7 +25,7 @@ A mean loss is what makes the result independent of the number of ranks: the tra
 data-parallel ranks, which all hold equally many samples. Parameters and floating-point buffers are float32 as built.
 A parameter has one dim at least; one that two modules share lies within a block, or outside of all (shardable.py).
 Persistent buffers are, after each step, rank 0's on every rank.
-A model that has `initial` keeps no buffers: the filler knows parameters only.
+A model that has `initial` is asked for its buffers too, each of which starts as a Constant.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,6 @@ from meshwright.models.initial import Constant, Normal
 from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.architecture import LlamaArchitecture
 
-
 _ADDED_TO_THE_STREAM = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")
 _BUFFERS = ("router.bias", "load_E", "padded_rows", "balance_loss", "z_loss", "num_forwards")
 

@@ -6,20 +6,35 @@ Shapes: B batch, S positions, N heads, H head_dim.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
 
+Rope = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
+"""(architecture, positions_S) -> (cos_SH, sin_SH)."""
+
 
 def rope_tables(architecture: LlamaArchitecture, positions_S: Tensor) -> tuple[Tensor, Tensor]:
     """Return (cos_SH, sin_SH) in float32: how far each pair of dimensions turns at each of `positions_S`."""
-    # float32 throughout, although float64 would be truer far out: published weights were trained with these angles.
-    exponents = torch.arange(0, architecture.rope_dim, 2, device=positions_S.device).float() / architecture.rope_dim
-    frequencies = 1.0 / architecture.rope_theta**exponents
+    frequencies = rope_frequencies(architecture, positions_S.device)
     if architecture.rope_scaling is not None:
         frequencies = _stretched(frequencies, architecture.rope_scaling)
+    return turns(frequencies, positions_S)
+
+
+def rope_frequencies(architecture: LlamaArchitecture, device: torch.device) -> Tensor:
+    """Return the angle between neighbouring positions of each pair of dimensions, H / 2 of them, before any stretch."""
+    # float32 throughout, although float64 would be truer far out: published weights were trained with these angles.
+    exponents = torch.arange(0, architecture.rope_dim, 2, device=device).float() / architecture.rope_dim
+    return 1.0 / architecture.rope_theta**exponents
+
+
+def turns(frequencies: Tensor, positions_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (cos_SH, sin_SH) of the angles at `positions_S`."""
     angles_SH = torch.outer(positions_S.float(), torch.cat((frequencies, frequencies)))
     return angles_SH.cos(), angles_SH.sin()
 

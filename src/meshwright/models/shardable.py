@@ -5,6 +5,7 @@ from torch import nn
 
 from meshwright.errors import ConfigError
 from meshwright.models.contract import blocks_of
+from meshwright.models.initial import Constant
 
 _NUM_NAMED = 5
 
@@ -28,11 +29,17 @@ def require_shardable(model: nn.Module) -> None:
             f"{type(model).__name__} uses one parameter as {' and '.join(across)}, but each block is gathered on its "
             "own: share within a block or outside of all, or rename `blocks`, which makes the model one unit"
         )
-    buffers = [name for name, _ in model.named_buffers()]
-    if buffers and any(parameter.is_meta for parameter in parameters.values()):
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        _require_filled_buffers(model)
+
+
+def _require_filled_buffers(model: nn.Module) -> None:
+    unfilled = [name for name, _ in model.named_buffers() if not isinstance(model.initial(name), Constant)]  # type: ignore[operator]
+    if unfilled:
         raise ConfigError(
-            f"{type(model).__name__} has initial(fqn), and so is built without memory, but keeps {_some(buffers)} as "
-            "buffers, which nothing would fill: compute them in forward, or leave initial out"
+            f"{type(model).__name__} has initial(fqn), and so is built without memory, but keeps {_some(unfilled)} as "
+            "buffers, which nothing would fill: let initial return a Constant for them, compute them in forward, or "
+            "leave initial out"
         )
 
 

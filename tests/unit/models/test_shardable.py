@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.initial import Constant, Normal
 from meshwright.models.shardable import require_shardable
 
 
@@ -51,9 +52,16 @@ def test_a_parameter_shared_between_units_is_refused(case: str) -> None:
         require_shardable(model)
 
 
+class SaysInitial(Plain):
+    def initial(self, fqn: str) -> Normal | Constant:
+        return Constant(0.0) if fqn == "count" else Normal(0.02)
+
+
 def test_buffers_that_nothing_would_fill_are_refused() -> None:
     with torch.device("meta"):
-        model = Plain()
+        model = SaysInitial()
+        model.register_buffer("count", torch.zeros(3))
+        require_shardable(model)
         model.register_buffer("table", torch.ones(3))
     with pytest.raises(ConfigError, match=r"has initial.* keeps table as buffers"):
         require_shardable(model)

@@ -1,0 +1,74 @@
+"""grouped_matmul: each group of consecutive rows times its own matrix, in one call.
+
+torch's kernel for bfloat16 where rows are a multiple of 16 bytes wide: others it refuses, float32 only when compiled
+(2.13), and on the CPU it is no faster than a loop. Else a loop over the groups, as an operator of its own: sizes of
+groups are data, at which the compiler would stop.
+
+Shapes: E experts (groups), R rows, I width in, O width out.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_KERNEL_WIDTH_BYTES = 16
+
+
+def grouped_matmul(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
+    """Return rows_RO: the first counts_E[0] rows times weight_EOI[0]^T, the next times the next, a group may be empty.
+
+    Rows after the last group have no meaning in the result, and no part in the gradient of the weight.
+    """
+    if _kernel_takes(rows_RI, weight_EOI):
+        ends_E = counts_E.cumsum(0).to(torch.int32)
+        return F.grouped_mm(rows_RI, weight_EOI.transpose(1, 2), offs=ends_E)
+    product: Tensor = _by_loop(rows_RI, weight_EOI, counts_E)
+    return product
+
+
+def _kernel_takes(rows_RI: Tensor, weight_EOI: Tensor) -> bool:
+    widths_bytes = [width * rows_RI.element_size() for width in weight_EOI.shape[1:]]
+    return rows_RI.dtype == torch.bfloat16 and not any(width % _KERNEL_WIDTH_BYTES for width in widths_bytes)
+
+
+@torch.library.custom_op("meshwright::grouped_matmul_by_loop", mutates_args=())
+def _by_loop(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
+    product_RO = rows_RI.new_zeros(rows_RI.shape[0], weight_EOI.shape[1])
+    end = 0
+    for expert, count in enumerate(counts_E.tolist()):
+        start, end = end, end + count
+        product_RO[start:end] = rows_RI[start:end] @ weight_EOI[expert].T
+    return product_RO
+
+
+@torch.library.custom_op("meshwright::grouped_matmul_by_loop_weight_gradient", mutates_args=())
+def _weight_gradient(gradient_RO: Tensor, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+    gradient_EOI = rows_RI.new_zeros(counts_E.shape[0], gradient_RO.shape[1], rows_RI.shape[1])
+    end = 0
+    for expert, count in enumerate(counts_E.tolist()):
+        start, end = end, end + count
+        gradient_EOI[expert] = gradient_RO[start:end].T @ rows_RI[start:end]
+    return gradient_EOI
+
+
+@_by_loop.register_fake
+def _(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
+    return rows_RI.new_empty(rows_RI.shape[0], weight_EOI.shape[1])
+
+
+@_weight_gradient.register_fake
+def _(gradient_RO: Tensor, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+    return rows_RI.new_empty(counts_E.shape[0], gradient_RO.shape[1], rows_RI.shape[1])
+
+
+def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: torch.autograd.function.FunctionCtx, gradient_RO: Tensor) -> tuple[Tensor, Tensor, None]:
+    rows_RI, weight_EOI, counts_E = ctx.saved_tensors  # type: ignore[attr-defined]
+    gradient_RI = _by_loop(gradient_RO, weight_EOI.transpose(1, 2), counts_E)
+    return gradient_RI, _weight_gradient(gradient_RO, rows_RI, counts_E), None
+
+
+_by_loop.register_autograd(_backward, setup_context=_keep)

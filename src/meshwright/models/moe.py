@@ -1,0 +1,253 @@
+"""MixtureOfExperts: a feed-forward network of which each token uses a few parts. Read `MixtureOfExperts.forward` first.
+
+No token is ever dropped: an expert takes as many rows as chose it. Nothing here waits for a device to say how many.
+
+Shapes: B batch, S positions, T tokens (B x S), D dim, E experts, K experts of one token, R rows (T x K: one for each
+token and choice), F width inside an expert, G groups of experts. Numbers of experts and F are read off the tensors, so
+that a rank that holds a share of them runs the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshwright.models.grouped_matmul import grouped_matmul
+from meshwright.models.rope import at_least_float32
+from meshwright.spec.moe_architecture import MoEArchitecture
+
+
+class Routing(NamedTuple):
+    """Where the tokens go."""
+
+    expert_TK: Tensor
+    """Chosen experts (int64)."""
+    weight_TK: Tensor
+    """Their weights in the sum, float32 at least; the router's losses hang on its gradient."""
+    counts_E: Tensor
+    """Rows that each expert gets (int64)."""
+
+
+class MixtureOfExperts(nn.Module):
+    """The sum of each token's chosen experts, weighted by its router, and of the shared ones, if any."""
+
+    def __init__(self, architecture: MoEArchitecture, shared: nn.Module | None = None) -> None:
+        super().__init__()
+        self.router = Router(architecture)
+        self.experts = Experts(architecture.num_experts, architecture.dim, architecture.expert_ffn_dim)
+        self.shared = shared
+        self.dispatch = LocalDispatch()
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Return what the network adds to the residual stream, x_BSD."""
+        routing: Routing = self.router(x_BSD)
+        # Sorted by expert, and in the order of tokens within each, whoever runs this: sums come out the same.
+        order_R = routing.expert_TK.flatten().argsort(stable=True)
+        place_R = torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
+        rows_RD = _ToRows.apply(x_BSD.flatten(0, 1), order_R, place_R)
+        rows_RD = self.dispatch(self.experts, rows_RD, routing.counts_E)
+        chosen_TKD = _Permute.apply(rows_RD, place_R, order_R).view(*routing.expert_TK.shape, -1)
+        mixed_TD = (chosen_TKD * routing.weight_TK.type_as(chosen_TKD)[..., None]).sum(1)
+        mixed_BSD: Tensor = mixed_TD.view_as(x_BSD)
+        return mixed_BSD if self.shared is None else mixed_BSD + self.shared(x_BSD)
+
+    @property
+    def padded_rows(self) -> Tensor:
+        """Return the rows of zeros computed since the last reset to satisfy `experts.alignment`."""
+        return self.experts.padded_rows
+
+    def reset_statistics(self) -> None:
+        """Start counting anew: loads, padded rows and the router's losses."""
+        router = self.router
+        for statistic in (router.load_E, router.balance_loss, router.z_loss, router.num_forwards, self.padded_rows):
+            statistic.zero_()
+
+
+class Router(nn.Module):
+    """Scores every expert for every token, in float32 at least, and chooses."""
+
+    bias: Tensor | None
+    load_E: Tensor
+    balance_loss: Tensor
+    z_loss: Tensor
+    num_forwards: Tensor
+
+    def __init__(self, architecture: MoEArchitecture) -> None:
+        super().__init__()
+        num_experts = architecture.num_experts
+        self.rules = architecture.router
+        self.experts_per_token = architecture.experts_per_token
+        self.weight = nn.Parameter(torch.empty(num_experts, architecture.dim))
+        # Added to the scores for the choice only. It is state, but no gradient moves it: `update_bias` does.
+        self.register_buffer("bias", torch.zeros(num_experts) if self.rules.bias_update_rate else None)
+        # Since the last reset: rows that chose each expert, the losses (without their weights) summed over forward
+        # passes, and how many passes that were. Only ratios of them mean something: recomputation counts twice.
+        self.register_buffer("load_E", torch.zeros(num_experts), persistent=False)
+        for name in ("balance_loss", "z_loss", "num_forwards"):
+            self.register_buffer(name, torch.zeros(()), persistent=False)
+        self.share_counts: Callable[[Tensor], Tensor] = _unchanged
+        """Sums counts_BE over the ranks that hold other parts of the same sequences; set from outside."""
+        self.loss_scale = 1.0
+        """Factor on the gradient of the losses: 1 / n where n ranks add theirs up; set from outside."""
+
+    def forward(self, x_BSD: Tensor) -> Routing:
+        """Return where the tokens go; in training their losses are part of the weights' gradient."""
+        logits_BSE = F.linear(at_least_float32(x_BSD), at_least_float32(self.weight))
+        scores_BSE = logits_BSE.softmax(-1) if self.rules.score == "softmax" else logits_BSE.sigmoid()
+        expert_BSK = self._choose(scores_BSE.detach())
+        weight_BSK = scores_BSE.gather(-1, expert_BSK)
+        if self.rules.normalize_weights:
+            # Sigmoids can all underflow to 0.
+            weight_BSK = weight_BSK / (weight_BSK.sum(-1, keepdim=True) + 1e-20)
+        weight_BSK = weight_BSK * self.rules.weight_scale
+        counts_BE = _counts(expert_BSK, self.weight.shape[0])
+        if self.training:
+            with torch.no_grad():
+                self.load_E += counts_BE.sum(0)
+            weight_BSK = self._with_losses(weight_BSK, logits_BSE, scores_BSE, counts_BE)
+        return Routing(expert_BSK.flatten(0, 1), weight_BSK.flatten(0, 1), counts_BE.sum(0))
+
+    def update_bias(self, load_E: Tensor) -> None:
+        """Raise the bias of experts with less than the mean of `load_E`, all ranks' rows, and lower the others'."""
+        assert self.bias is not None, "a router without bias_update_rate has no bias"
+        load_E = load_E.to(self.bias.dtype)
+        self.bias += self.rules.bias_update_rate * (load_E.mean() - load_E).sign()
+
+    def _choose(self, scores_BSE: Tensor) -> Tensor:
+        """Return expert_BSK: those with the best scores plus bias, within the best groups."""
+        if self.bias is not None:
+            scores_BSE = scores_BSE + self.bias
+        if self.rules.groups_per_token < self.rules.num_groups:
+            scores_BSGE = scores_BSE.unflatten(-1, (self.rules.num_groups, -1))
+            best_two = scores_BSGE.topk(min(2, scores_BSGE.shape[-1]), dim=-1).values
+            group_BSG = best_two.sum(-1).topk(self.rules.groups_per_token, dim=-1).indices
+            is_out_BSG = torch.ones_like(best_two[..., 0], dtype=torch.bool).scatter(-1, group_BSG, False)
+            scores_BSE = scores_BSGE.masked_fill(is_out_BSG[..., None], -torch.inf).flatten(-2)
+        return scores_BSE.topk(self.experts_per_token, dim=-1).indices
+
+    def _with_losses(self, weight_BSK: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, counts_BE: Tensor) -> Tensor:
+        """Return weight_BSK with the losses attached, and note their values.
+
+        Ranks that share sequences each take the mean over their own tokens, and the frequencies over all of them:
+        then the mean of their losses, and so of their gradients, is that of the whole.
+        """
+        loss = weight_BSK.new_zeros(())
+        if self.rules.balance_loss:
+            balance = _balance(scores_BSE, self.share_counts(counts_BE.type_as(scores_BSE)))
+            self.balance_loss += balance.detach()
+            loss = loss + self.rules.balance_loss * balance
+        if self.rules.z_loss:
+            z_loss = logits_BSE.logsumexp(-1).square().mean()
+            self.z_loss += z_loss.detach()
+            loss = loss + self.rules.z_loss * z_loss
+        self.num_forwards += 1
+        with_loss: Tensor = _WithLoss.apply(weight_BSK, loss, self.loss_scale) if loss.requires_grad else weight_BSK
+        return with_loss
+
+
+class Experts(nn.Module):
+    """SwiGLU networks side by side: the rows of each expert times its own three matrices."""
+
+    padded_rows: Tensor
+    alignment = 1
+    """What each expert's number of rows is padded to a multiple of, with zeros; some kernels are faster then."""
+
+    def __init__(self, num_experts: int, dim: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(num_experts, ffn_dim, dim))
+        self.up = nn.Parameter(torch.empty(num_experts, ffn_dim, dim))
+        self.down = nn.Parameter(torch.empty(num_experts, dim, ffn_dim))
+        self.register_buffer("padded_rows", torch.zeros(()), persistent=False)
+
+    def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+        """Return rows_RD after their experts: the first counts_E[0] rows are the first expert's, and so on."""
+        if self.alignment == 1:
+            return self._swiglu(rows_RD, counts_E)
+        num_rows, num_experts = rows_RD.shape[0], self.gate.shape[0]
+        padded_E = (counts_E + self.alignment - 1) // self.alignment * self.alignment
+        shift_E = (padded_E - counts_E).cumsum(0) - (padded_E - counts_E)
+        place_R = torch.arange(num_rows, device=rows_RD.device)
+        place_R = place_R + shift_E.repeat_interleave(counts_E, output_size=num_rows)
+        if self.training:
+            self.padded_rows += (padded_E - counts_E).sum()
+        # As many rows as there can be at most: the true number is known to the device only.
+        most_rows = num_rows + num_experts * (self.alignment - 1)
+        padded_PD = rows_RD.new_zeros(most_rows, rows_RD.shape[1]).index_copy(0, place_R, rows_RD)
+        return self._swiglu(padded_PD, padded_E).index_select(0, place_R)
+
+    def _swiglu(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+        gate_RF = grouped_matmul(rows_RD, self.gate, counts_E)
+        up_RF = grouped_matmul(rows_RD, self.up, counts_E)
+        return grouped_matmul(F.silu(gate_RF) * up_RF, self.down, counts_E)
+
+
+class LocalDispatch(nn.Module):
+    """Hands rows to experts that are all here; expert parallelism puts its exchange between ranks in its place."""
+
+    def forward(self, experts: nn.Module, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+        """Return rows_RD after their experts, in the order given; rows come sorted by expert, counts_E of each."""
+        computed_RD: Tensor = experts(rows_RD, counts_E)
+        return computed_RD
+
+
+def _counts(expert_BSK: Tensor, num_experts: int) -> Tensor:
+    """Return counts_BE (int64): how often each sequence chose each expert."""
+    chosen_BR = expert_BSK.flatten(1)
+    return chosen_BR.new_zeros(chosen_BR.shape[0], num_experts).scatter_add_(1, chosen_BR, torch.ones_like(chosen_BR))
+
+
+def _balance(scores_BSE: Tensor, counts_BE: Tensor) -> Tensor:
+    """Return the balance of each sequence, averaged: 1 if all experts are chosen alike, E / K at most.
+
+    DeepSeek-V3 (arXiv:2412.19437), equations 17 to 20: frequency x mean share of the scores, summed over experts.
+    """
+    frequency_BE = counts_BE * (counts_BE.shape[1] / counts_BE.sum(1, keepdim=True))
+    share_BE = (scores_BSE / (scores_BSE.sum(-1, keepdim=True) + 1e-20)).mean(1)
+    return (frequency_BE * share_BE).sum(1).mean()
+
+
+def _unchanged(counts_BE: Tensor) -> Tensor:
+    return counts_BE
+
+
+class _WithLoss(torch.autograd.Function):
+    # Under a pipeline no stage but the last can return a loss; a gradient that is born in backward needs no returning.
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, loss: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradient, gradient.new_full((), ctx.scale), None
+
+
+class _ToRows(torch.autograd.Function):
+    # Tokens -> rows, K of each. Autograd's own backward adds row by row, in an order that CUDA does not promise.
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
+        ctx.save_for_backward(place_R)
+        ctx.shape = (x_TD.shape[0], -1, x_TD.shape[1])
+        return x_TD[order_R // (len(order_R) // len(x_TD))]
+
+    @staticmethod
+    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None]:
+        (place_R,) = ctx.saved_tensors
+        return gradient_RD[place_R].view(ctx.shape).sum(1), None, None
+
+
+class _Permute(torch.autograd.Function):
+    # A permutation's transpose is its inverse; autograd does not know that the indices differ, and would add.
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, places_R: Tensor, inverse_R: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse_R)
+        return rows_RD[places_R]
+
+    @staticmethod
+    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None]:
+        (inverse_R,) = ctx.saved_tensors
+        return gradient_RD[inverse_R], None, None
