@@ -1,0 +1,55 @@
+"""Action: one thing that a pipeline rank does with one microbatch on one stage, and how it is written.
+
+The text is torch's: `2F0` is the forward of microbatch 0 on stage 2, `3SEND_F1` the send of what stage 3 made of
+microbatch 1. So a schedule can travel between torch and here as a CSV file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, cast
+
+from meshwright.errors import ConfigError
+
+Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+
+COMPUTE_KINDS = ("F", "B", "I", "W")
+"""Forward; whole backward; backward to the inputs; backward to the weights."""
+COMMUNICATION_KINDS = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+"""F: a stage's output goes to the next stage. B: the gradient of its input goes to the one before."""
+
+_ACTION = re.compile(rf"(\d+)({'|'.join(COMPUTE_KINDS + COMMUNICATION_KINDS)})(\d+)")
+_OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+class Action(NamedTuple):
+    """One thing that a pipeline rank does: what, on which stage, with which microbatch."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+def parse_action(text: str) -> Action:
+    """Return the action that `text` names; raises ConfigError for one that does not exist."""
+    match = _ACTION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"{text!r} is no action of a pipeline: write the stage, one of {', '.join(COMPUTE_KINDS)}, and the "
+            "microbatch, such as 2F0"
+        )
+    return Action(cast(Kind, match[2]), int(match[1]), int(match[3]))
+
+
+def parse_cell(text: str) -> tuple[Action, ...]:
+    """Return what one cell of a schedule's table holds: nothing, an action, or torch's pair `(1F3;2B0)OVERLAP_F_B`.
+
+    A pair becomes its two actions in order: which of them may overlap is for the runtime to see.
+    """
+    text = text.strip()
+    overlapped = _OVERLAPPED.fullmatch(text)
+    parts = overlapped[1].split(";") if overlapped else [text] if text else []
+    return tuple(parse_action(part) for part in parts)

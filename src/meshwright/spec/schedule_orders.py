@@ -1,0 +1,112 @@
+"""The order in which each pipeline rank computes, for every schedule known by name: action by action torch's.
+
+Sources. GPipe: arXiv:1811.06965. 1F1B and its interleaved form: arXiv:2104.04473. Looped breadth-first:
+arXiv:2211.05953. Zero bubble (ZB1P, ZB-V): arXiv:2401.10241. DualPipe: arXiv:2412.19437, here folded into a V.
+
+Only the order is said here, not the time: a rank waits where the input of its next action is not there yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from meshwright.spec.action import Action
+from meshwright.spec.layout import Layout
+
+
+class _Order:
+    """The actions of one rank so far; on each stage, forwards and backwards take the microbatches as they come."""
+
+    def __init__(self) -> None:
+        self.actions: list[Action] = []
+        self._forwards: Counter[int] = Counter()
+        self._backwards: Counter[int] = Counter()
+        self._pending: list[Action] = []
+
+    def forward(self, stage: int) -> None:
+        self.actions.append(Action("F", stage, self._forwards[stage]))
+        self._forwards[stage] += 1
+
+    def backward(self, stage: int) -> None:
+        self.actions.append(Action("B", stage, self._backwards[stage]))
+        self._backwards[stage] += 1
+
+    def backward_to_inputs(self, stage: int) -> None:
+        self.actions.append(Action("I", stage, self._backwards[stage]))
+        self._pending.append(Action("W", stage, self._backwards[stage]))
+        self._backwards[stage] += 1
+
+    def backward_to_weights(self, stage: int | None = None) -> None:
+        """Do the oldest backward to the weights that waits, of all or of one stage; nothing if none does."""
+        waiting = [action for action in self._pending if stage in (None, action.stage)]
+        if waiting:
+            self._pending.remove(waiting[0])
+            self.actions.append(waiting[0])
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+
+def order_of_rank(rank: int, layout: Layout, num_microbatches: int) -> tuple[Action, ...]:
+    """Return the compute actions of pipeline rank `rank` in order; the layout and the number must be valid."""
+    order = _ORDERS["1F1B" if layout.pp == 1 else layout.schedule]
+    return tuple(order(rank, layout, num_microbatches))
+
+
+def _gpipe(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:
+    """All forwards, then all backwards: the simplest, and every microbatch's activations are held at once."""
+    return [Action(kind, rank, microbatch) for kind in ("F", "B") for microbatch in range(num_microbatches)]
+
+
+def _looped_bfs(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:
+    """All microbatches through one stage, then all through the next, and the same way back.
+
+    FSDP then gathers a stage's parameters once forward and once backward, not for every microbatch.
+    """
+    stages, microbatches = range(rank, layout.num_stages, layout.pp), range(num_microbatches)
+    forwards = [Action("F", stage, microbatch) for stage in stages for microbatch in microbatches]
+    backwards = [Action("B", stage, microbatch) for stage in stages[::-1] for microbatch in microbatches[::-1]]
+    return forwards + backwards
+
+
+def _one_forward_one_backward(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:
+    """Forwards until the last rank can begin its backwards, then one of each in turn; for one stage or several.
+
+    Microbatches pass a rank's stages in rounds: a round of forwards on its first stage, on its second, and so on.
+    Each rank before the last starts with one forward more than the next; with several stages and whole backwards with
+    two, since a backward takes about as long as two forwards. With zero bubble (ZB1P), backwards to the weights run
+    `rank` microbatches late: the later a rank starts, the more of them it has left for the end, where it would wait.
+    """
+    splits_backward, num_own = layout.schedule == "InterleavedZeroBubble", layout.stages_per_rank
+    forwards_per_hop = 2 if layout.schedule == "Interleaved1F1B" and layout.pp > 1 else 1
+    round_size = num_microbatches // max(1, num_microbatches // layout.pp)
+    total = num_own * num_microbatches
+    warmup = min((num_own - 1) * round_size + forwards_per_hop * (layout.pp - 1 - rank), total)
+
+    order = _Order()
+    for step in range(-warmup, total):
+        if step + warmup < total:
+            order.forward(rank + layout.pp * ((step + warmup) // round_size % num_own))
+        if step < 0:
+            continue
+        stage = rank + layout.pp * (num_own - 1 - step // round_size % num_own)
+        if not splits_backward:
+            order.backward(stage)
+            continue
+        order.backward_to_inputs(stage)
+        if order.num_pending > rank:
+            order.backward_to_weights()
+    while order.num_pending:
+        order.backward_to_weights()
+    return order.actions
+
+
+_ORDERS: dict[str, Callable[[int, Layout, int], list[Action]]] = {
+    "GPipe": _gpipe,
+    "1F1B": _one_forward_one_backward,
+    "Interleaved1F1B": _one_forward_one_backward,
+    "LoopedBFS": _looped_bfs,
+    "InterleavedZeroBubble": _one_forward_one_backward,
+}
