@@ -3,9 +3,10 @@
 from torch import nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.latent_attention import LatentAttention
 from meshwright.models.llama import Block, FeedForward, Llama
 from meshwright.models.moe import MixtureOfExperts
-from meshwright.models.yarn import yarn_tables
+from meshwright.models.yarn import latent_attention_scale, yarn_tables
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.moe_architecture import MoEArchitecture
@@ -35,12 +36,20 @@ def build_architecture(architecture: LlamaArchitecture) -> Llama:
     if not isinstance(architecture, MoEArchitecture):
         return Llama(architecture)
     blocks = [
-        Block(architecture, ffn=_mixture(architecture) if index >= architecture.num_dense_layers else None)
+        Block(architecture, attention=_latent_attention(architecture), ffn=_mixture(architecture, index))
         for index in range(architecture.num_layers)
     ]
     return Llama(architecture, blocks, rope=yarn_tables)
 
 
-def _mixture(architecture: MoEArchitecture) -> MixtureOfExperts:
+def _latent_attention(architecture: MoEArchitecture) -> LatentAttention | None:
+    if architecture.latent is None:
+        return None
+    return LatentAttention(architecture, latent_attention_scale(architecture))
+
+
+def _mixture(architecture: MoEArchitecture, layer: int) -> MixtureOfExperts | None:
+    if layer < architecture.num_dense_layers:
+        return None
     shared_dim = architecture.shared_ffn_dim
     return MixtureOfExperts(architecture, shared=FeedForward(architecture.dim, shared_dim) if shared_dim else None)

@@ -131,6 +131,21 @@ class MoEArchitecture(LlamaArchitecture):
                     f"set head_dim to plain_head_dim + rope_head_dim = {width} and num_kv_heads to num_heads = "
                     f"{self.num_heads}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _turns(self) -> MoEArchitecture:
         if self.yarn is not None and self.rope_scaling is not None:
             raise ValueError("yarn and rope_scaling are both given: keep one of them")
+        if self.latent is None and self.rope_interleaved:
+            raise ValueError("rope_interleaved = true is of latent attention only: leave it out, or give latent")
+        if self.latent is None and self.yarn is not None and self.yarn.mscale_all_dim:
+            raise ValueError(
+                f"yarn.mscale_all_dim = {self.yarn.mscale_all_dim} is of latent attention only: set it to 0, or give "
+                "latent"
+            )
+        if self.rope_dim % 2:
+            raise ValueError(
+                f"latent.rope_head_dim = {self.rope_dim} is odd, but RoPE turns pairs: set it to {self.rope_dim + 1}"
+            )
         return self

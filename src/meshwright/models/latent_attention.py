@@ -1,0 +1,86 @@
+"""LatentAttention: queries, keys and values are made from narrow latents, as in DeepSeek-V2 and V3 (arXiv:2405.04434).
+
+A query or key head has two parts: one that RoPE leaves alone, and one that it turns; the turned part of the key is one
+for all heads. A cache here holds the heads and not the latents: simple, and large.
+
+Shapes: B batch, S positions in, T positions attended to, D dim, N heads, P plain part of a query or key head, R its
+turned part, H both (P + R), W value head, L latent of keys and values. N is read off the tensors, so that a rank that
+holds a share of the heads runs the same code.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.models.attention import CausalAttention, LayerCache
+from meshwright.models.rope import rotate
+from meshwright.spec.moe_architecture import MoEArchitecture
+
+_LATENT_NORM_EPS = 1e-6
+"""That of DeepSeek's own code and of transformers, whatever the model's norm_eps."""
+
+
+class LatentAttention(nn.Module):
+    """Causal multi-head latent attention; takes the place of llama.Attention in a block."""
+
+    def __init__(self, architecture: MoEArchitecture, scale: float | None = None) -> None:
+        super().__init__()
+        latent, dim, num_heads = architecture.latent, architecture.dim, architecture.num_heads
+        assert latent is not None
+        self.head_parts = [latent.plain_head_dim, latent.rope_head_dim]
+        self.key_and_value = [latent.plain_head_dim, latent.value_head_dim]
+        self.latent_and_key = [latent.kv_rank, latent.rope_head_dim]
+        self.interleaved = architecture.rope_interleaved
+        queries = num_heads * architecture.head_dim
+        if latent.query_rank is None:
+            self.query = _linear(dim, queries)
+        else:
+            self.query_down = _linear(dim, latent.query_rank)
+            self.query_norm = nn.RMSNorm(latent.query_rank, eps=_LATENT_NORM_EPS)
+            self.query_up = _linear(latent.query_rank, queries)
+        self.has_query_latent = latent.query_rank is not None
+        self.kv_down = _linear(dim, sum(self.latent_and_key))
+        self.kv_norm = nn.RMSNorm(latent.kv_rank, eps=_LATENT_NORM_EPS)
+        self.kv_up = _linear(latent.kv_rank, num_heads * sum(self.key_and_value))
+        self.output = _linear(num_heads * latent.value_head_dim, dim)
+        self.core = CausalAttention(scale)
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        documents_BS: Tensor | None,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        """Return what attention adds to the residual stream, x_BSD."""
+        plain_BSNP, turned_BSNR = self._queries(x_BSD).split(self.head_parts, dim=-1)
+        query_BSNH = torch.cat((plain_BSNP, self._rotate(turned_BSNR, cos_SR, sin_SR)), dim=-1)
+        latent_BSL, shared_BSR = self.kv_down(x_BSD).split(self.latent_and_key, dim=-1)
+        heads_BSN = self.kv_up(self.kv_norm(latent_BSL)).unflatten(-1, (-1, sum(self.key_and_value)))
+        plain_BSNP, value_BTNW = heads_BSN.split(self.key_and_value, dim=-1)
+        shared_BS1R = self._rotate(shared_BSR[:, :, None], cos_SR, sin_SR)
+        key_BTNH = torch.cat((plain_BSNP, shared_BS1R.expand(-1, -1, plain_BSNP.shape[2], -1)), dim=-1)
+        if cache is not None:
+            key_BTNH, value_BTNW = cache.append(key_BTNH, value_BTNW)
+        attended_BSNW = self.core(query_BSNH, key_BTNH, value_BTNW, documents_BS)
+        output_BSD: Tensor = self.output(attended_BSNW.flatten(-2))
+        return output_BSD
+
+    def _queries(self, x_BSD: Tensor) -> Tensor:
+        """Return query_BSNH, before RoPE."""
+        if self.has_query_latent:
+            query_BSQ: Tensor = self.query_up(self.query_norm(self.query_down(x_BSD)))
+        else:
+            query_BSQ = self.query(x_BSD)
+        return query_BSQ.unflatten(-1, (-1, sum(self.head_parts)))
+
+    def _rotate(self, x_BSNR: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+        if self.interleaved:
+            # `rotate` turns (i, i + R/2): bring the pairs (2i, 2i + 1) there. Queries and keys are reordered alike,
+            # which their products do not show.
+            x_BSNR = x_BSNR.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return rotate(x_BSNR, cos_SR, sin_SR)
+
+
+def _linear(in_features: int, out_features: int) -> nn.Linear:
+    return nn.Linear(in_features, out_features, bias=False)
