@@ -15,9 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+import hand_made
 from meshwright.checkpoint.load import load, load_parameters
 from meshwright.checkpoint.save import save
 from meshwright.errors import CheckpointError
+from meshwright.parallelism.torch_compat import canonical_parameters, local_box
+from meshwright.spec.layout import Layout
 from run_ranks import run_ranks
 
 METADATA = {"step": 2, "loss": 0.1}
@@ -108,6 +111,82 @@ def save_until_killed(folder: Path) -> None:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     save(folder, state_of(model, optimizer), METADATA)
+
+
+def sharded_state(layout: Layout, *, factor: float) -> dict[str, Any]:
+    """Return hand-made parameters times `factor` and the like of an optimizer's state of them; a collective."""
+    model, _ = hand_made.build(layout)
+    parameters: dict[str, list[Tensor]] = {}
+    for name, parameter in canonical_parameters(model):
+        parameters.setdefault(name, []).append(parameter.detach().mul_(factor))
+    moments = {
+        name: {"step": [torch.full((), factor) for _ in copies], "exp_avg": [2 * tensor for tensor in copies]}
+        for name, copies in parameters.items()
+    }
+    return {"model": parameters, "optimizer": moments}
+
+
+def save_sharded(folder: Path, layout: Layout) -> None:
+    save(folder, sharded_state(layout, factor=1.0), METADATA)
+
+
+def load_sharded(folder: Path, layout: Layout) -> int:
+    """Return how many tensors this rank has filled, all of them rightly."""
+    state = sharded_state(layout, factor=0.0)
+    load(folder, state)
+    values = hand_made.all_values()
+    for name, copies in state["model"].items():
+        for tensor, step, moment in zip(copies, *state["optimizer"][name].values(), strict=True):
+            local, offsets = local_box(tensor)
+            box = tuple(slice(start, start + size) for start, size in zip(offsets, local.shape, strict=True))
+            assert torch.equal(local, values[name][box]), name
+            assert torch.equal(local_box(moment)[0], 2 * values[name][box]), name
+            assert step == 1.0, name
+    return sum(len(copies) for copies in state["model"].values())
+
+
+def load_without_the_last_stage(folder: Path) -> str:
+    layout = Layout(pp=2, dp_shard=2)
+    state = sharded_state(layout, factor=0.0)
+    for section in state.values():
+        section.pop("blocks.3.norm", None)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, state)
+    return str(caught.value)
+
+
+SHARDED = [
+    Layout(),
+    Layout(dp_shard=4),
+    Layout(dp_replicate=2, tp=2),
+    Layout(pp=2, tp=2, ep=2),
+    Layout(pp=2, dp_shard=2, schedule="ZBVZeroBubble"),
+    Layout(dp_shard=2, tp=2, ep=4),
+    Layout(pp=2, dp_shard=2, tp=2, ep=2),
+]
+
+
+@pytest.mark.parametrize("saved", SHARDED, ids=str)
+def test_what_any_layout_saves_any_other_loads(tmp_path: Path, saved: Layout) -> None:
+    folder = tmp_path / "step-2"
+    run_ranks(save_sharded, saved.num_ranks, folder, saved)
+    stored = load_parameters(folder)
+    assert stored.keys() == hand_made.all_values().keys()
+    assert all(torch.equal(stored[name], value) for name, value in hand_made.all_values().items())
+    for layout in SHARDED[:-1] if saved == SHARDED[-1] else [SHARDED[0], SHARDED[-1]]:
+        num_filled = run_ranks(load_sharded, layout.num_ranks, folder, layout)
+        assert min(num_filled) > 0
+    # Nothing is written twice, however many ranks hold it.
+    num_bytes = sum(value.nbytes * 2 + 4 for value in hand_made.all_values().values())
+    assert sum(path.stat().st_size for path in folder.glob("*.bin")) == num_bytes
+
+
+def test_what_no_stage_has_is_missed_by_all(tmp_path: Path) -> None:
+    layout = Layout(pp=2, dp_shard=2)
+    run_ranks(save_sharded, 4, tmp_path / "step-2", layout)
+    messages = set(run_ranks(load_without_the_last_stage, 4, tmp_path / "step-2"))
+    assert len(messages) == 1
+    assert "holds model/blocks.3.norm, optimizer/blocks.3.norm/exp_avg" in messages.pop()
 
 
 def test_two_ranks_load_on_one_and_three_and_four_and_back(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch.distributed import checkpoint as dcp
 
 from meshwright.checkpoint.contents import Contents, StoredTensor, dtype_name, read_contents
-from meshwright.checkpoint.planned import Group, flatten, has_group, one_error_for_all, raise_on_all
+from meshwright.checkpoint.planned import Group, flatten, has_group, held_by_any, one_error_for_all, raise_on_all
 from meshwright.checkpoint.reader import Reader, file_problems, read_chunk
 from meshwright.errors import CheckpointError
 from meshwright.spec.run import Run
@@ -35,8 +35,9 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 def load(folder: Path, state: Mapping[str, Any], group: Group = None) -> dict[str, Any]:
     """Fill the tensors of `state` in place from `folder` and return its metadata; a collective.
 
-    Every top-level key of `state` must hold exactly the names, shapes and dtypes that were saved under it; the ranks
-    and placements may be others. Raises CheckpointError on all ranks alike, before or after a part was filled.
+    Under each top-level key of `state` the ranks together must hold exactly the names, shapes and dtypes that were
+    saved under it; who holds what, and how it is split, may be another matter. Raises CheckpointError on all ranks
+    alike, before or after a part was filled.
     """
     flat = flatten(state)
     contents, problem = None, None
@@ -47,14 +48,18 @@ def load(folder: Path, state: Mapping[str, Any], group: Group = None) -> dict[st
         problem = str(error)
     raise_on_all(problem, group)
     assert contents is not None
+    _require_all_used(folder, contents, flat, state.keys(), group)
     with one_error_for_all("loading failed"):
         dcp.load(
-            dict(flat),
+            {name: copies[0] for name, copies in flat.items()},
             storage_reader=Reader(folder, contents),
             planner=dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             process_group=group,
             no_dist=not has_group(),
         )
+    for first, *others in flat.values():
+        for other in others:
+            other.copy_(first)
     return contents.metadata
 
 
@@ -80,7 +85,7 @@ def _whole(folder: Path, name: str, stored: StoredTensor) -> Tensor:
 
 
 def _problem(
-    folder: Path, contents: Contents, flat: Mapping[str, Tensor], sections: Collection[str], group: Group
+    folder: Path, contents: Contents, flat: Mapping[str, list[Tensor]], sections: Collection[str], group: Group
 ) -> str | None:
     """Return what stands against loading, as far as this rank can see; each rank looks at a share of the files."""
     rank, num_ranks = (dist.get_rank(group), dist.get_world_size(group)) if has_group() else (0, 1)
@@ -92,20 +97,32 @@ def _problem(
             "state to resume: start a new run from its weights, with model.initial_weights"
         )
         return "\n".join(problems)
-    saved = {name: stored for section in sections for name, stored in contents.section(section).items()}
+    saved = _saved(contents, sections)
     if missing := sorted(flat.keys() - saved.keys()):
         problems.append(f"{folder} lacks {_some(missing)}, which this model or its optimizer has: {_SAME_JOB}")
-    if unused := sorted(saved.keys() - flat.keys()):
-        problems.append(f"{folder} holds {_some(unused)}, which this model or its optimizer has not: {_SAME_JOB}")
     different = [
         f"{name} (saved {saved[name].dtype} {list(saved[name].shape)}, "
         f"now {dtype_name(tensor.dtype)} {list(tensor.shape)})"
-        for name, tensor in flat.items()
+        for name, copies in flat.items()
+        for tensor in copies
         if name in saved and (tuple(tensor.shape), tensor.dtype) != (saved[name].shape, saved[name].torch_dtype)
     ]
     if different:
         problems.append(f"{folder} was saved with other sizes: {_some(different)}: {_SAME_JOB}")
     return "\n".join(problems) or None
+
+
+def _require_all_used(
+    folder: Path, contents: Contents, flat: Collection[str], sections: Collection[str], group: Group
+) -> None:
+    """Raise CheckpointError, on all ranks alike, where something was saved that no rank holds; a collective."""
+    saved = _saved(contents, sections).keys()
+    if unused := sorted(saved - held_by_any(saved, flat, group)):
+        raise CheckpointError(f"{folder} holds {_some(unused)}, which this model or its optimizer has not: {_SAME_JOB}")
+
+
+def _saved(contents: Contents, sections: Collection[str]) -> dict[str, StoredTensor]:
+    return {name: stored for section in sections for name, stored in contents.section(section).items()}
 
 
 def _some(names: list[str]) -> str:

@@ -7,10 +7,11 @@ checksums, hold pickles, and report a full disk as a RuntimeError, so the bytes 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import checkpoint as dcp
@@ -26,16 +27,21 @@ def has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Return the tensors of nested dicts by path, such as optimizer/norm.weight/step."""
-    flat: dict[str, Tensor] = {}
+def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, list[Tensor]]:
+    """Return the copies of each tensor of nested dicts by path, such as optimizer/norm.weight/step; mostly one.
+
+    A list in `state` is several copies of one tensor on this rank, as two stages of a pipeline hold what they tie.
+    """
+    flat: dict[str, list[Tensor]] = {}
     for key, value in state.items():
         assert "/" not in key, f"a key of a training state contains a slash: {key}"
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}/")
         else:
-            assert isinstance(value, Tensor), f"{prefix}{key} is a {type(value).__name__}, not a tensor"
-            flat[f"{prefix}{key}"] = value.detach()
+            copies = value if isinstance(value, list) else [value]
+            for tensor in copies:
+                assert isinstance(tensor, Tensor), f"{prefix}{key} is a {type(tensor).__name__}, not a tensor"
+            flat[f"{prefix}{key}"] = [tensor.detach() for tensor in copies]
     return flat
 
 
@@ -67,6 +73,15 @@ def raise_on_all(problem: str | None, group: Group) -> None:
         dist.all_gather_object(problems, problem, group=group)
     if found := list(dict.fromkeys(text for text in problems if text is not None)):
         raise CheckpointError("\n".join(found))
+
+
+def held_by_any(names: Collection[str], held: Collection[str], group: Group) -> set[str]:
+    """Return which of `names`, equal on all ranks, some rank holds; a collective."""
+    ordered = sorted(names)
+    is_held = torch.tensor([name in held for name in ordered], dtype=torch.uint8)
+    if has_group():
+        dist.all_reduce(is_held, op=dist.ReduceOp.MAX, group=group)
+    return {name for name, found in zip(ordered, is_held.tolist(), strict=True) if found}
 
 
 def _explain(action: str, failures: dict[int, BaseException]) -> str:

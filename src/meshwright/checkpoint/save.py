@@ -18,14 +18,15 @@ from meshwright.spec.run import Run
 def save(folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], group: Group = None) -> None:
     """Commit `state`, nested dicts of tensors and DTensors, as `folder`, with JSON `metadata`; a collective.
 
-    Every rank gives the same names; the first rank's metadata counts. On return the checkpoint is on disk. Raises
+    Ranks may give different names, such as those of their stage: all are saved, each box of a tensor once, by one of
+    the ranks that hold it. The first rank's metadata counts. On return the checkpoint is on disk. Raises
     CheckpointError on all ranks alike if any rank fails; then `folder` is not there and older ones are untouched.
     """
     writer = Writer(folder, metadata)
     try:
         with one_error_for_all("saving failed"):
             dcp.save(
-                dict(flatten(state)),
+                {name: copies[0] for name, copies in flatten(state).items()},
                 storage_writer=writer,
                 planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 process_group=group,
