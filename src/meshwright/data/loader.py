@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from meshwright.data.dataset import Dataset, Sample
+from meshwright.data.documents import document_numbers
 from meshwright.data.order import Indices, SampleOrder, Share
 from meshwright.errors import DataError
 
@@ -27,6 +28,8 @@ class Microbatch:
     inputs: Tensor
     targets: Tensor
     first_slot: int
+    documents: Tensor | None = None
+    """The document of each input token, where tokens attend within their own only (data.mask_documents)."""
 
 
 _Request = tuple[Callable[[], list[Microbatch]], Future[list[Microbatch]]]
@@ -131,9 +134,12 @@ class Loader:
                 break
             inputs = stack([pair[0] for pair in pairs], row, "inputs")
             targets = stack([pair[1] for pair in pairs], row, "targets")
+            end = self._dataset.end_of_document
+            documents = None if end is None else document_numbers(inputs, end)
             if self._pin_memory:
                 inputs, targets = inputs.pin_memory(), targets.pin_memory()
-            batches.append(Microbatch(inputs, targets, int(first_slot)))
+                documents = None if documents is None else documents.pin_memory()
+            batches.append(Microbatch(inputs, targets, int(first_slot), documents))
         return batches
 
 

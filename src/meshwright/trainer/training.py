@@ -36,7 +36,7 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.run import Run
-from meshwright.spec.schedule import build_schedule
+from meshwright.spec.schedule import build_schedule, read_schedule, stage_boundaries
 from meshwright.spec.sections import ModelSection
 from meshwright.spec.user_object import import_object
 from meshwright.spec.validity import layout_problems
