@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,16 +37,24 @@ class Order:
     working_directory: str = field(default_factory=os.getcwd)
 
 
+class Failure(NamedTuple):
+    """Why a rank has no result."""
+
+    traceback: str
+    reason: str
+    """The same in a line or two."""
+
+
 def rank_main(order: Order, rank: int, connection: Connection, output: Path) -> None:
-    """Run the order as `rank` and send back its pickled result, or the traceback as text."""
+    """Run the order as `rank` and send back its pickled result, or a Failure."""
     os.setpgrp()
     _redirect_output(output)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
     try:
         connection.send(pickle.dumps(_call(order, rank)))
-    except BaseException:
-        connection.send(traceback.format_exc())
+    except BaseException as error:
+        connection.send(Failure(traceback.format_exc(), f"{type(error).__name__}: {error}"))
         # Not a tidy exit: a process group with work in flight may wait for its peers.
         os._exit(1)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import meshwright
-from meshwright.trainer.local_rank_process import Order, rank_main
+from meshwright.trainer.local_rank_process import Failure, Order, rank_main
 
 _RUN_HALF = ("models", "data", "parallelism", "checkpoint", "fault_tolerance", "trainer")
 _PRELOAD = (
@@ -46,7 +46,7 @@ class RanksFailed(Exception):
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(text)
         self.reason = reason
-        """What the first failure came down to, in one line."""
+        """Which rank failed first, and why, in a line or two."""
 
 
 def run_ranks(
@@ -89,7 +89,7 @@ class _Rank:
     connection: Connection
     output: Path
     result: bytes | None = None
-    failure: str | None = None
+    failure: Failure | None = None
     failed_at_s: float = float("inf")
 
     @property
@@ -156,15 +156,16 @@ def _receive(rank: _Rank) -> None:
         rank.result = answer
         return
     rank.failed_at_s = time.monotonic()
-    rank.failure = answer or _death(rank.process)
+    rank.failure = answer if isinstance(answer, Failure) else _death(rank.process)
 
 
-def _death(process: BaseProcess) -> str:
+def _death(process: BaseProcess) -> Failure:
     process.join(_GRACE_S)
     code = process.exitcode
+    how = f"ended with exit code {code}"
     if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name} before it returned\n"
-    return f"ended with exit code {code} before it returned\n"
+        how = f"killed by {signal.Signals(-code).name}"
+    return Failure(f"{how} before it returned\n", how)
 
 
 def _dump_stacks(ranks: Sequence[_Rank]) -> None:
@@ -184,12 +185,13 @@ def _failure(ranks: Sequence[_Rank], took_s: float) -> RanksFailed:
         summary += " at the timeout"
     lines = [summary]
     for place, rank in enumerate(failed):
-        lines.append(f"\n--- rank {rank.number} failed{' first' if place == 0 else ''} ---\n{rank.failure}")
+        assert rank.failure is not None
+        lines.append(f"\n--- rank {rank.number} failed{' first' if place == 0 else ''} ---\n{rank.failure.traceback}")
         lines.append(_output_tail(rank))
     for rank in stuck:
         lines.append(f"\n--- rank {rank.number} was still busy, here ---\n{_output_tail(rank)}")
-    first = (failed[0].failure or "").strip().splitlines() if failed else [summary]
-    return RanksFailed("\n".join(lines), first[-1])
+    first = failed[0].failure if failed else None
+    return RanksFailed("\n".join(lines), summary if first is None else f"rank {failed[0].number}: {first.reason}")
 
 
 def _output_tail(rank: _Rank) -> str:
