@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from meshwright.data.dataset import token_shortage
+from meshwright.data.dataset import token_shortage, unmaskable
 from meshwright.data.readers import Piece, read_file
 from meshwright.data.sources import first_bytes, list_files, no_text
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
@@ -22,7 +22,8 @@ def problems(section: DataSection, seq_len: int, vocab_size: int | None) -> list
     vocab_size is the model's, None where the model does not take tokens. A user's own class is not imported here.
     """
     if is_object_source(section.source):
-        return []
+        problem = unmaskable(section)
+        return [problem] if problem else []
     found: list[str] = []
     tokenizer = _tokenizer(section, found)
     if tokenizer and vocab_size is not None and tokenizer.vocab_size > vocab_size:

@@ -12,7 +12,7 @@ from meshwright.data.sources import describe
 from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.data.user_data import UserData, load_user_data, read_pair, sample_hash
-from meshwright.errors import DataError
+from meshwright.errors import ConfigError, DataError
 from meshwright.spec.sections import DataSection
 from meshwright.spec.user_object import is_object_source
 
@@ -24,6 +24,8 @@ class Dataset(ABC):
 
     vocab_size: int | None
     """One more than the largest token; None where samples are not tokens."""
+    end_of_document: int | None = None
+    """The token that ends a document, where tokens attend within their own only (data.mask_documents)."""
 
     def __init__(self, num_samples: int, validation_fraction: float, fingerprint: dict[str, Any]) -> None:
         self.num_validation_samples = num_validation(num_samples, validation_fraction)
@@ -57,6 +59,7 @@ class TokenDataset(Dataset):
             raise DataError(f"data.source = {section.source!r} {shortage}")
         self._tokens, self._seq_len = tokens, seq_len
         self.vocab_size = tokenizer.vocab_size
+        self.end_of_document = tokenizer.end_of_text if section.mask_documents else None
         fingerprint = _token_fingerprint(section, seq_len, tokenizer, tokens, content)
         super().__init__(num_windows(len(tokens), seq_len), section.validation_fraction, fingerprint)
 
@@ -96,8 +99,21 @@ class UserDataset(Dataset):
 def build_dataset(section: DataSection, seq_len: int) -> Dataset:
     """Return the dataset of a job's [data]; DataError or ConfigError say why there is none, or too short a one."""
     if is_object_source(section.source):
+        problem = unmaskable(section)
+        if problem:
+            raise ConfigError(problem)
         return UserDataset(section, load_user_data(section))
     return TokenDataset(section, seq_len, load_tokenizer(section.tokenizer))
+
+
+def unmaskable(section: DataSection) -> str | None:
+    """Return why data.mask_documents cannot be carried out on this data; None if it can, or is not asked for."""
+    if not section.mask_documents or not is_object_source(section.source):
+        return None
+    return (
+        f"data.mask_documents = true needs the tokens that end documents, but the samples of data.source = "
+        f"{section.source!r} are its own and name none: set data.mask_documents to false, or data.source to a text"
+    )
 
 
 def num_windows(num_tokens: int, seq_len: int) -> int:

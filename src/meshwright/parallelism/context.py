@@ -1,6 +1,6 @@
 """Context parallelism: the ranks of the cp axis share each sequence, and only attention looks beyond a rank's part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import distributed as dist
 from torch import nn
@@ -10,11 +10,15 @@ from meshwright.models.attention import CausalAttention
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.gathered_attention import GatheredAttention
 from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.ring_attention import RingAttention
 from meshwright.parallelism.sequence_split import sequence_indices
+from meshwright.parallelism.ulysses import UlyssesAttention
 from meshwright.spec.layout import ContextMethod
 
 _ATTENTION: dict[ContextMethod, Callable[[dist.ProcessGroup, float | None], nn.Module]] = {
     "all-gather": GatheredAttention,
+    "ring": RingAttention,
+    "ulysses": UlyssesAttention,
 }
 
 
@@ -25,17 +29,16 @@ def apply_context_parallel(model: nn.Module, meshes: Meshes, seq_len: int) -> No
         return
     # A sequence that cannot be split is refused here, before anything is trained.
     sequence_indices(seq_len, meshes.rank("cp"), layout.cp, layout.cp_method)
-    attentions = [name for name, module in model.named_modules() if type(module) is CausalAttention]
+    attentions = {name: module for name, module in model.named_modules() if type(module) is CausalAttention}
     blocks = blocks_of(model)
     is_stage_without_blocks = len(blocks) > 0 and all(block is None for block in blocks)
     if not is_stage_without_blocks:
         _require_splittable(model, attentions, layout.cp)
-    for name in attentions:
-        scale = model.get_submodule(name).scale
-        model.set_submodule(name, _ATTENTION[layout.cp_method](meshes.group("cp"), scale))
+    for name, attention in attentions.items():
+        model.set_submodule(name, _ATTENTION[layout.cp_method](meshes.group("cp"), attention.scale))
 
 
-def _require_splittable(model: nn.Module, attentions: list[str], cp: int) -> None:
+def _require_splittable(model: nn.Module, attentions: Mapping[str, CausalAttention], cp: int) -> None:
     missing = []
     if not getattr(model, "takes_positions", False):
         missing.append("takes_positions = True and forward(inputs, positions, documents)")

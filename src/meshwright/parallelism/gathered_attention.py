@@ -6,20 +6,20 @@ N query heads, K key/value heads, H width of a query or key head, W of a value h
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
-from meshwright.models.attention import causal_mask, same_document
+from meshwright.models.attention import CausalAttention, causal_mask, same_document
 from meshwright.parallelism.collectives import all_gather_dim, gather
 from meshwright.parallelism.sequence_split import in_true_order
 
 
-class GatheredAttention(nn.Module):
+class GatheredAttention(CausalAttention):
     """CausalAttention of a sequence in zigzag parts, by the keys and values of all ranks of `group`."""
 
     def __init__(self, group: dist.ProcessGroup, scale: float | None = None) -> None:
-        super().__init__()
-        self.group, self.scale = group, scale
+        super().__init__(scale)
+        self.group = group
         self.cp_rank, self.cp_degree = group.rank(), group.size()
 
     def forward(
