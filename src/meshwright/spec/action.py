@@ -13,9 +13,9 @@ from meshwright.errors import ConfigError
 
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 
-COMPUTE_KINDS = ("F", "B", "I", "W")
+COMPUTE_KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 """Forward; whole backward; backward to the inputs; backward to the weights."""
-COMMUNICATION_KINDS = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+COMMUNICATION_KINDS: tuple[Kind, ...] = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 """F: a stage's output goes to the next stage. B: the gradient of its input goes to the one before."""
 
 _ACTION = re.compile(rf"(\d+)({'|'.join(COMPUTE_KINDS + COMMUNICATION_KINDS)})(\d+)")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import Counter, deque
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated
 
 from pydantic import Field
 
-from meshwright.spec.action import Action
+from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.spec.action import COMPUTE_KINDS, Action
 from meshwright.spec.layout import Layout
 from meshwright.spec.noun import Noun
+from meshwright.spec.schedule_csv import is_csv, orders_from_csv
 from meshwright.spec.schedule_orders import order_of_rank
 
 
@@ -44,29 +48,67 @@ class Schedule(Noun):
 
 
 def build_schedule(layout: Layout, num_microbatches: int, csv_text: str | None = None) -> Schedule:
-    """Return the schedule that a valid layout names; `csv_text` is what the file holds, if it names one."""
-    return Schedule(actions=tuple(order_of_rank(rank, layout, num_microbatches) for rank in range(layout.pp)))
+    """Return the schedule of a layout in which `schedule_problems` finds none.
+
+    `csv_text` is what the file holds, if layout.schedule names one; raises ConfigError if that does not fit.
+    """
+    if not is_csv(layout):
+        return Schedule(actions=tuple(order_of_rank(rank, layout, num_microbatches) for rank in range(layout.pp)))
+    assert csv_text is not None, f"{layout.schedule} was not read"
+    try:
+        schedule = Schedule(actions=orders_from_csv(csv_text))
+        _check_fit(schedule, layout, num_microbatches)
+        check_schedule(schedule)
+    except ConfigError as error:
+        raise type(error)(f'layout.schedule = "{layout.schedule}": {error}') from error
+    return schedule
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Raise ConfigError unless each stage runs each microbatch once each way, in an order that ends."""
+    ranks = [{action.stage for action in order} for order in schedule.actions]
+    for stage in range(schedule.num_stages):
+        holders = [rank for rank, stages in enumerate(ranks) if stage in stages]
+        if len(holders) != 1:
+            where = " and ".join(str(rank) for rank in holders) or "none"
+            raise ConfigError(f"stage {stage} is on pipeline ranks {where}: put all its actions in one row")
+    counts = Counter(action for order in schedule.actions for action in order)
+    for stage, microbatch in itertools.product(range(schedule.num_stages), range(schedule.num_microbatches)):
+        times = {kind: counts[Action(kind, stage, microbatch)] for kind in COMPUTE_KINDS}
+        if tuple(times.values()) not in ((1, 1, 0, 0), (1, 0, 1, 1)):
+            found = ", ".join(f"{kind} {count} times" for kind, count in times.items())
+            raise ConfigError(
+                f"stage {stage} runs microbatch {microbatch} {found}: it needs F once, and B once or I and W once"
+            )
+    for _ in _time_steps(schedule):
+        pass
+
+
+def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Return for each rank how many microbatches' activations it holds at most, counting each of its stages.
+
+    They are held from the forward to the end of the backward: to the weights, where it is split.
+    """
+    change = {"F": 1, "B": -1, "I": 0, "W": -1}
+    return tuple(
+        max(itertools.accumulate(change[action.kind] for action in order), default=0) for order in schedule.actions
+    )
 
 
 def lower(schedule: Schedule) -> list[list[Action]]:
     """Return each rank's actions with sends and receives in their places.
 
-    All ranks are played together in time steps. In each, every rank runs its next action if the inputs have arrived;
-    then each output that another rank needs is written down as a SEND there and a RECV here at one moment. So one
-    global order of transfers exists that every rank keeps to. Of the transfers that are not done, the first in that
-    order has nothing to wait for on either side: all that both ranks do before it is done. Therefore even sends that
-    block until they are received cannot wait for each other in a circle.
+    All ranks are played together. After each time step, every output that another rank needs is written down as a
+    send there and a receive here, at one moment. So there is one global order of transfers that every rank keeps to.
+    Of the transfers not yet done, the first in that order waits for nothing: both its ranks have done all theirs
+    before it, and the computation in between needs only what has come. Therefore even sends that block until they are
+    received cannot wait for each other in a circle.
     """
     lowered: list[list[Action]] = [[] for _ in schedule.actions]
-    waiting = [deque(order) for order in schedule.actions]
-    arrived: set[Action] = set()
-    while any(waiting):
-        runnable = [rank for rank, queue in enumerate(waiting) if queue and _inputs(queue[0], schedule) <= arrived]
-        assert runnable, f"a deadlock: {[str(queue[0]) for queue in waiting if queue]}"
-        done = [(rank, waiting[rank].popleft()) for rank in runnable]
+    for done in _time_steps(schedule):
         for rank, action in done:
             lowered[rank].append(action)
-            arrived.add(action._replace(kind="F" if action.kind == "F" else "B"))
+        # Only now, so that no rank has to receive the result of this time step before its own computation in it.
         for rank, action in done:
             transfer = _transfer(action, schedule)
             if transfer:
@@ -74,6 +116,45 @@ def lower(schedule: Schedule) -> list[list[Action]]:
                 lowered[rank].append(send)
                 lowered[schedule.rank_of_stage(receive.stage)].append(receive)
     return lowered
+
+
+def _check_fit(schedule: Schedule, layout: Layout, num_microbatches: int) -> None:
+    """Raise InfeasibleLayout unless the schedule has the layout's ranks and stages and the step's microbatches."""
+    if len(schedule.actions) != layout.pp:
+        raise InfeasibleLayout(
+            f"it has {len(schedule.actions)} rows, one for each pipeline rank, but layout.pp = {layout.pp}: "
+            f"set layout.pp to {max(1, len(schedule.actions))}"
+        )
+    for rank in range(layout.pp):
+        num_stages = len(schedule.stages_of_rank(rank))
+        if num_stages != layout.stages_per_rank:
+            raise InfeasibleLayout(
+                f"row {rank + 1} has {num_stages} stages, but layout.virtual_stages = {layout.stages_per_rank}: "
+                f"set layout.virtual_stages to {max(1, num_stages)}, the same for every row"
+            )
+    if schedule.num_microbatches != num_microbatches:
+        num_sequences = schedule.num_microbatches * layout.dp * layout.microbatch_size
+        raise InfeasibleLayout(
+            f"it runs {schedule.num_microbatches} microbatches, but a step has {num_microbatches}: set "
+            f"train.global_batch_size to {num_sequences}, or change layout.microbatch_size = {layout.microbatch_size}"
+        )
+
+
+def _time_steps(schedule: Schedule) -> Iterator[list[tuple[int, Action]]]:
+    """Yield the (rank, action) of each time step: all ranks whose next action's inputs came in earlier steps run it.
+
+    Raises ConfigError when no rank can.
+    """
+    waiting = [deque(order) for order in schedule.actions]
+    done: set[Action] = set()
+    while any(waiting):
+        runnable = [rank for rank, queue in enumerate(waiting) if queue and _inputs(queue[0], schedule) <= done]
+        if not runnable:
+            stuck = ", ".join(f"rank {rank} before {queue[0]}" for rank, queue in enumerate(waiting) if queue)
+            raise ConfigError(f"no pipeline rank can go on, each waits for another or for itself: {stuck}")
+        step = [(rank, waiting[rank].popleft()) for rank in runnable]
+        done |= {action._replace(kind="F" if action.kind == "F" else "B") for _, action in step}
+        yield step
 
 
 def _inputs(action: Action, schedule: Schedule) -> set[Action]:

@@ -103,10 +103,94 @@ def _one_forward_one_backward(rank: int, layout: Layout, num_microbatches: int) 
     return order.actions
 
 
+def _zero_bubble_v(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:
+    """ZB-V: a rank's second stage is the mirror image of its first, so the first backward is soon at hand.
+
+    There is no bubble if forward and both halves of backward take the same time. The order is made for as many
+    microbatches as fill the pipeline; those beyond the real number are left out of it.
+    """
+    pp, down, up = layout.pp, rank, layout.num_stages - 1 - rank
+    num_filling = max(num_microbatches, 2 * pp - 1)
+    order = _Order()
+
+    def forward_and_backward_up() -> None:
+        order.forward(up)
+        order.backward_to_inputs(up)
+        order.backward_to_weights(up)
+
+    for _ in range(2 * (pp - rank) - 1):
+        order.forward(down)
+    for _ in range(rank):
+        order.forward(up)
+        order.forward(down)
+    for _ in range(pp - rank):
+        forward_and_backward_up()
+    num_forwards_left = num_filling - (2 * pp - 1 - rank)
+    for step in range(num_filling - pp):
+        if step < num_forwards_left:
+            order.forward(down)
+        order.backward_to_inputs(down)
+        order.backward_to_weights(down)
+        forward_and_backward_up()
+    for _ in range(rank):
+        order.backward_to_inputs(down)
+        order.backward_to_inputs(up)
+    for _ in range(pp - rank):
+        order.backward_to_inputs(down)
+        order.backward_to_weights(down)
+    for stage in (up, down):
+        for _ in range(rank):
+            order.backward_to_weights(stage)
+    return [action for action in order.actions if action.microbatch < num_microbatches]
+
+
+def _dual_pipe_v(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:
+    """DualPipe with its two directions folded into one V: forwards of one stage meet backwards of the other.
+
+    In the middle every forward stands right before a backward of the rank's other stage: the runtime may overlap the
+    two, the computation of one with the communication of the other.
+    """
+    pp, down, up = layout.pp, rank, layout.num_stages - 1 - rank
+    order = _Order()
+
+    for _ in range(2 * (pp - rank - 1)):
+        order.forward(down)
+    for _ in range(rank + 1):
+        order.forward(down)
+        order.forward(up)
+    for _ in range(pp - rank - 1):
+        order.backward_to_inputs(up)
+        order.backward_to_weights()
+        order.forward(up)
+    for _ in range(num_microbatches - 2 * pp + rank + 1):
+        order.forward(down)
+        order.backward(up)
+        order.forward(up)
+        order.backward(down)
+    for _ in range(pp - rank - 1):
+        order.backward(up)
+        order.forward(up)
+        order.backward(down)
+    # The last backwards keep those to the weights for the time in which the rank would wait.
+    last_backwards = [up, down] * (rank + 1)
+    for stage in last_backwards[: rank + 1]:
+        order.backward(stage)
+    for stage in last_backwards[rank + 1 :]:
+        order.backward_to_inputs(stage)
+    for _ in range(pp - rank - 1):
+        order.backward_to_weights()
+        order.backward_to_inputs(down)
+    for _ in range(rank + 1):
+        order.backward_to_weights()
+    return order.actions
+
+
 _ORDERS: dict[str, Callable[[int, Layout, int], list[Action]]] = {
     "GPipe": _gpipe,
     "1F1B": _one_forward_one_backward,
     "Interleaved1F1B": _one_forward_one_backward,
     "LoopedBFS": _looped_bfs,
     "InterleavedZeroBubble": _one_forward_one_backward,
+    "ZBVZeroBubble": _zero_bubble_v,
+    "DualPipeV": _dual_pipe_v,
 }

@@ -1,0 +1,77 @@
+"""What a schedule known by name asks of the layout and of the number of microbatches; the rules are torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.spec.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
+from meshwright.spec.schedule_csv import is_csv
+
+_IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
+_AS_MANY_AS_STAGES = ("1F1B", "DualPipeV")
+
+
+def schedule_problems(layout: Layout, num_microbatches: int) -> list[str]:
+    """Return why layout.schedule cannot run `num_microbatches` in a step, one sentence each; empty when it can.
+
+    What a file holds is checked when it is read.
+    """
+    if layout.schedule not in SCHEDULES and not is_csv(layout):
+        return [
+            f'layout.schedule = "{layout.schedule}" is not known: choose one of {", ".join(SCHEDULES)}, '
+            "or name a file that ends in .csv"
+        ]
+    return [*_stage_problems(layout), *_microbatch_problems(layout, num_microbatches)]
+
+
+def _stage_problems(layout: Layout) -> Iterator[str]:
+    given = f"layout.virtual_stages = {layout.stages_per_rank}"
+    if layout.pp == 1 and layout.stages_per_rank > 1:
+        yield f"{given} cuts up a pipeline rank, but layout.pp = 1: set layout.virtual_stages to 1, or layout.pp to 2"
+    elif layout.pp > 1 and layout.schedule in SINGLE_STAGE_SCHEDULES and layout.stages_per_rank > 1:
+        yield (
+            f'{given}, but layout.schedule = "{layout.schedule}" has one stage on each pipeline rank: '
+            f"set layout.virtual_stages to 1, or layout.schedule to one of {', '.join(LOOPED_SCHEDULES)}"
+        )
+    elif layout.pp > 1 and layout.schedule in V_SCHEDULES and layout.stages_per_rank != 2:
+        yield (
+            f'{given}, but layout.schedule = "{layout.schedule}" has exactly two stages on each pipeline rank: '
+            "set layout.virtual_stages to 2"
+        )
+
+
+def _microbatch_problems(layout: Layout, num_microbatches: int) -> Iterator[str]:
+    if _can_run(layout, num_microbatches):
+        return
+    if layout.schedule in _IN_ROUNDS:
+        rounds = num_microbatches // layout.pp
+        rule = f"layout.pp = {layout.pp} makes {rounds} rounds of them, which have to be of one size"
+    else:
+        rule = f"there are {layout.num_stages} stages, and it needs as many microbatches or more"
+    choices = _nearest_counts(layout, num_microbatches)
+    sequences = [number * layout.dp * layout.microbatch_size for number in choices]
+    yield (
+        f'layout.schedule = "{layout.schedule}" cannot run {num_microbatches} microbatches in a step: {rule}. '
+        f"Take {_either(choices)} of them: set train.global_batch_size to {_either(sequences)}, "
+        f"or change layout.microbatch_size = {layout.microbatch_size}"
+    )
+
+
+def _can_run(layout: Layout, num_microbatches: int) -> bool:
+    if layout.pp == 1:
+        return True
+    if layout.schedule in _IN_ROUNDS:
+        return num_microbatches % max(1, num_microbatches // layout.pp) == 0
+    return layout.schedule not in _AS_MANY_AS_STAGES or num_microbatches >= layout.num_stages
+
+
+def _nearest_counts(layout: Layout, num_microbatches: int) -> list[int]:
+    """Return the numbers of microbatches next to one that cannot run: one below, if there is one, and one above."""
+    # A multiple of the stages always runs, so the way up ends.
+    last = num_microbatches + layout.num_stages
+    ways = range(num_microbatches - 1, 0, -1), range(num_microbatches + 1, last + 1)
+    return [found for way in ways if (found := next(filter(lambda n: _can_run(layout, n), way), None)) is not None]
+
+
+def _either(numbers: list[int]) -> str:
+    return " or ".join(str(number) for number in numbers)
