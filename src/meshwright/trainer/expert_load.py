@@ -1,0 +1,86 @@
+"""ExpertLoad: how evenly tokens went to experts in a step, and the bias that evens it out without a loss.
+
+Each rank's routers count the rows of its own tokens. One all-reduce over all ranks adds them up, layer by layer: the
+ranks of another pipeline stage fill other layers. Only ratios within a layer are used, so that it does not matter that
+recomputation counts twice, or that tensor-parallel ranks may have routed the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from meshwright.models.contract import blocks_of
+from meshwright.models.moe import MixtureOfExperts
+from meshwright.parallelism.mesh import Meshes
+
+_OTHERS = ("padded_rows", "balance_loss", "z_loss", "num_forwards")
+"""What a layer counts besides the rows of each expert."""
+
+
+class ExpertLoad:
+    """The statistics of all mixtures of experts in the stages of this rank; a collective to make and to use."""
+
+    def __init__(self, model: Iterable[nn.Module], meshes: Meshes) -> None:
+        self._device = torch.device(meshes.device_type)
+        self._mixtures = {
+            number: mixture
+            for stage in model
+            for number, block in enumerate(blocks_of(stage))
+            if block is not None
+            for mixture in block.modules()
+            if isinstance(mixture, MixtureOfExperts)
+        }
+        # This rank's stages may have none while others do, which would wait for it in vain.
+        num_experts = max((len(mixture.router.load_E) for mixture in self._mixtures.values()), default=0)
+        sizes = torch.tensor([max(self._mixtures, default=-1) + 1, num_experts], device=self._device)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(sizes, dist.ReduceOp.MAX)
+        self._num_layers, self._num_experts = sizes.tolist()
+
+    def after_step(self) -> dict[str, float]:
+        """Return the step's metrics, nothing without experts, after updating biases; counts start anew."""
+        if self._num_experts == 0:
+            return {}
+        load_LE, others = self._sum_over_ranks()
+        for number, mixture in self._mixtures.items():
+            if mixture.router.bias is not None:
+                mixture.router.update_bias(load_LE[number])
+            mixture.reset_statistics()
+        return _metrics(load_LE.cpu(), others.cpu())
+
+    def _sum_over_ranks(self) -> tuple[Tensor, Tensor]:
+        """Return load_LE and the columns of _OTHERS, over all ranks, zeros for layers without experts."""
+        # Counts are whole numbers, whose sums are exact in float64: so equal on all layouts.
+        table = torch.zeros(
+            self._num_layers, self._num_experts + len(_OTHERS), dtype=torch.float64, device=self._device
+        )
+        for number, mixture in self._mixtures.items():
+            router = mixture.router
+            others = (mixture.padded_rows, router.balance_loss, router.z_loss, router.num_forwards)
+            table[number] = torch.cat([router.load_E.double(), torch.stack(others).double()])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(table)
+        load_LE, others_LO = table.split([self._num_experts, len(_OTHERS)], dim=1)
+        return load_LE, others_LO
+
+
+def _metrics(load_LE: Tensor, others_LO: Tensor) -> dict[str, float]:
+    """Return the metrics by their names in metrics.jsonl."""
+    has_experts_L = load_LE.sum(1) > 0
+    load_LE = load_LE[has_experts_L]
+    skew_L = load_LE.amax(1) / load_LE.mean(1)
+    padded_rows, balance_loss, z_loss, num_forwards = others_LO.sum(0).tolist()
+    metrics = {
+        "router_skew": skew_L.max().item(),
+        "router_skew_mean": skew_L.mean().item(),
+        # Each expert takes as many rows as chose it.
+        "tokens_dropped": 0.0,
+        "tokens_padded": padded_rows / (padded_rows + load_LE.sum().item()),
+    }
+    # A loss without a weight is not computed, and one that is, is never 0.
+    losses = {"balance_loss": balance_loss, "z_loss": z_loss}
+    return metrics | {name: total / num_forwards for name, total in losses.items() if total}
