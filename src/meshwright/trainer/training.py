@@ -71,6 +71,7 @@ class Training:
     def build(cls, job: Job, ranks: Ranks) -> Self:
         """Return the training of `job` on this rank, at step 0, with its initial weights; a collective."""
         whole = build_unsharded(job)
+        require_positions(job, whole)
         num_parameters = sum(parameter.numel() for parameter in whole.parameters())
         layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
         require_valid(job, layout)
@@ -157,6 +158,16 @@ def fill_from_hf(model: nn.Module, section: ModelSection) -> None:
         )
     names = [name for name, _ in canonical_parameters(model)]
     fill_from(model, load_hf_parameters(Path(section.initial_weights).expanduser(), architecture, names).__getitem__)
+
+
+def require_positions(job: Job, model: nn.Module) -> None:
+    """Raise ConfigError when tokens are to attend within documents, but the model does not take these."""
+    if job.data.mask_documents and not getattr(model, "takes_positions", False):
+        raise ConfigError(
+            f"data.mask_documents = true tells the model which document each token is of, but model.source = "
+            f"{job.model.source!r} does not take it: give it takes_positions = True and forward(inputs, positions, "
+            "documents), as models/contract.py says, or set data.mask_documents to false"
+        )
 
 
 def require_vocabulary(job: Job, dataset: Dataset) -> None:
