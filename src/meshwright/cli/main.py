@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("meshwright.cli.show", "Show a job's every value, where it came from and what it means."),
     "init": ("meshwright.cli.init", "Write a commented job file for a named model."),
     "list": ("meshwright.cli.list_", "List the models, devices or clusters that are known by name."),
+    "prove": ("meshwright.cli.prove", "Prove that layouts train what one process trains."),
     "train": ("meshwright.cli.train", "Train a job, or go on with a run that stopped."),
     "generate": ("meshwright.cli.generate", "Continue a text with a trained model."),
     "export": ("meshwright.cli.export", "Write a checkpoint as a Hugging Face folder."),

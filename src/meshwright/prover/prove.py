@@ -1,0 +1,133 @@
+"""prove: one process and each layout run the same small job through the real trainer, and are compared."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
+from meshwright.log import logger
+from meshwright.prover.assemble import RanksDisagree, WholeRecord, assemble
+from meshwright.prover.compare import FLOAT32_BARS, FLOAT64_BARS, compare
+from meshwright.prover.plant import degree
+from meshwright.prover.record import record
+from meshwright.prover.small_job import SmallJob, small_job, write_corpus
+from meshwright.spec.job import Job
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout_text import layout_text
+from meshwright.spec.proof import Difference, LayoutProof, PlantedAxis, Proof
+from meshwright.spec.validity import layout_problems
+from meshwright.trainer.local_ranks import RanksFailed, run_ranks
+from meshwright.trainer.provenance import versions
+
+
+@dataclass(frozen=True)
+class ProofRequest:
+    """What is to be proven, and how."""
+
+    job: Job
+    layouts: Sequence[Layout]
+    num_steps: int = 3
+    exact: bool = False
+    """Compute in float64, where rounding hides nothing."""
+    repeat: bool = False
+    """Run each layout a second time, which must give the same bits."""
+    planted: PlantedAxis | None = None
+    """The axis to break on purpose."""
+    device: str = "cpu"
+    timeout_s: float = 300.0
+    """How long one layout may take."""
+
+
+def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof:
+    """Return how each layout compares with one process, having told `report` of each as soon as it was done.
+
+    Raises ConfigError before anything runs for layouts that do not fit the job, or a fault that would change nothing.
+    """
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="meshwright-prove-") as folder:
+        corpus = Path(folder, "sums.jsonl")
+        write_corpus(corpus)
+        small = small_job(request.job, request.layouts, corpus, request.num_steps, exact=request.exact)
+        _require_fitting(request, small)
+        reference = _one_process(request, small)
+        proofs = []
+        for layout in request.layouts:
+            proofs.append(_prove_layout(request, small, layout, reference))
+            report(proofs[-1])
+    return Proof(
+        job=small.job,
+        changes=small.changes,
+        num_steps=request.num_steps,
+        num_parameters=sum(weight.size for weight in reference.weights.values()),
+        exact=request.exact,
+        planted=request.planted,
+        layouts=tuple(proofs),
+        date=datetime.now(UTC).date().isoformat(),
+        versions=versions(),
+        took_s=time.monotonic() - started_s,
+    )
+
+
+def _require_fitting(request: ProofRequest, small: SmallJob) -> None:
+    """Raise for every layout that the job itself could not run, with a batch that suits all of them."""
+    job = request.job.replace(train=small.job.train)
+    problems = [
+        f"{layout_text(layout)}: {problem}" for layout in request.layouts for problem in layout_problems(job, layout)
+    ]
+    if problems:
+        raise InfeasibleLayout("\n".join(problems))
+    axis = request.planted
+    if axis is not None and not any(degree(layout, axis) > 1 for layout in request.layouts):
+        texts = " ".join(layout_text(layout) for layout in request.layouts)
+        raise ConfigError(
+            f"--plant {axis} would change nothing: no layout of {texts} has {axis} above 1: "
+            f"add one that has, or plant another axis"
+        )
+
+
+def _one_process(request: ProofRequest, small: SmallJob) -> WholeRecord:
+    try:
+        [(only, _)] = run_ranks(
+            record, 1, small.job, request.device, None, False, timeout_s=request.timeout_s, device=request.device
+        )
+    except RanksFailed as failure:
+        logger.error("%s", failure)
+        raise MeshwrightError(f"one process, with which layouts are compared, failed: {failure.reason}") from None
+    return assemble([only])
+
+
+def _prove_layout(request: ProofRequest, small: SmallJob, layout: Layout, reference: WholeRecord) -> LayoutProof:
+    started_s = time.monotonic()
+    bars = FLOAT64_BARS if request.exact else FLOAT32_BARS
+    differences: tuple[Difference, ...] = ()
+    repeats, problem = None, None
+    try:
+        answers = run_ranks(
+            record,
+            layout.num_ranks,
+            small.with_layout(layout),
+            request.device,
+            request.planted,
+            request.repeat,
+            timeout_s=request.timeout_s,
+            device=request.device,
+        )
+        repeats = all(is_equal for _, is_equal in answers) if request.repeat else None
+        differences = compare(assemble([one for one, _ in answers]), reference, bars)
+    except RanksFailed as failure:
+        logger.error("%s: %s", layout_text(layout), failure)
+        problem = failure.reason
+    except RanksDisagree as disagreement:
+        problem = str(disagreement)
+    return LayoutProof(
+        layout=layout,
+        differences=differences,
+        problem=problem,
+        repeats=repeats,
+        took_s=time.monotonic() - started_s,
+    )

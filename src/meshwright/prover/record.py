@@ -1,0 +1,61 @@
+"""record: what one rank sees of a few steps of the real trainer, as plain arrays that another process can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from meshwright.parallelism.torch_compat import canonical_parameters, local_box, silence_known_warnings
+from meshwright.prover.boxes import Box, Boxes, Record
+from meshwright.prover.plant import plant
+from meshwright.spec.job import Job
+from meshwright.spec.proof import PlantedAxis
+from meshwright.trainer.ranks import Ranks
+from meshwright.trainer.training import Training
+
+
+def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> tuple[Record, bool | None]:
+    """Return what this rank saw of all steps of `job`, and whether a second run gave the same bits; a collective."""
+    silence_known_warnings()
+    first = _record_once(job, device, planted)
+    return first, first.is_equal(_record_once(job, device, planted)) if repeat else None
+
+
+def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
+    training = Training.build(job, Ranks(dist.get_rank(), dist.get_world_size(), _own_device(device)))
+    if planted is not None:
+        plant(planted, training)
+    gradients: list[Boxes] = []
+    training.step.observe_gradients = lambda model: gradients.append(_gradient_boxes(model))
+    initial_weights = _boxes(canonical_parameters(training.model))
+    results = [training.step(step, training.loader.microbatches(step - 1)) for step in range(1, job.train.steps + 1)]
+    training.loader.close()
+    return Record(
+        initial_weights=initial_weights,
+        losses=[result.loss for result in results],
+        grad_norms=[result.grad_norm for result in results],
+        gradients=gradients,
+        weights=_boxes(canonical_parameters(training.model)),
+    )
+
+
+def _own_device(device: str) -> torch.device:
+    return torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+
+
+def _gradient_boxes(model: nn.Module) -> Boxes:
+    named = canonical_parameters(model)
+    return _boxes((name, parameter.grad) for name, parameter in named if parameter.grad is not None)
+
+
+def _boxes(named: Iterable[tuple[str, Tensor]]) -> Boxes:
+    boxes = {}
+    for name, tensor in named:
+        local, offsets = local_box(tensor.detach())
+        # A copy: the next step writes over what the tensor holds.
+        values = local.cpu().numpy().copy()
+        boxes[name] = Box(tuple(tensor.shape), tuple(offsets), values)
+    return boxes

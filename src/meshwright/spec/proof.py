@@ -1,0 +1,98 @@
+"""Proof: how close each layout came to one process, name by name, and whether that is close enough."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from meshwright.spec.job import Job
+from meshwright.spec.layout import Layout
+from meshwright.spec.noun import Noun
+
+PlantedAxis = Literal["tp", "cp", "pp", "ep", "dp"]
+"""The axes that a proof can break on purpose."""
+
+
+class Difference(Noun):
+    """The worst distance of one kind between a layout and one process."""
+
+    name: str
+    """The loss, or the parameter that it was found in, by its name in the plain model."""
+    step: NonNegativeInt
+    """The optimizer step at which it was worst; 0 is before the first one."""
+    relative: NonNegativeFloat
+    """Distance over the size of what one process gave."""
+    bar: PositiveFloat
+    """The largest relative distance that rounding explains."""
+
+    @property
+    def is_within(self) -> bool:
+        """Return whether rounding explains the distance."""
+        return self.relative <= self.bar
+
+
+class LayoutProof(Noun):
+    """What one layout gave, compared with one process."""
+
+    layout: Layout
+    """The layout."""
+    differences: Annotated[tuple[Difference, ...], Field(strict=False)] = ()
+    """The worst of the losses, of the gradients and of the updated weights, in this order; none where it failed."""
+    problem: str | None = None
+    """What is wrong beyond a distance: ranks that failed, parameters that are missing, copies that differ."""
+    repeats: bool | None = None
+    """Whether a second run of the same ranks gave the same bits; None where there was none."""
+    took_s: NonNegativeFloat
+    """Seconds from the start of its ranks to their end."""
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the layout trains what one process trains."""
+        return self.problem is None and self.repeats is not False and all(d.is_within for d in self.differences)
+
+    @property
+    def worst(self) -> Difference | None:
+        """Return the difference that comes closest to its bar, or lies furthest above it."""
+        return max(self.differences, key=lambda difference: difference.relative / difference.bar, default=None)
+
+
+class Change(Noun):
+    """One value of a job that a proof replaced."""
+
+    key: str
+    """Dotted key; a field of the architecture where model.options holds it."""
+    original: str
+    """As the job has it."""
+    proven: str
+    """As it was run."""
+
+
+class Proof(Noun):
+    """One process and several layouts of one job."""
+
+    job: Job
+    """The job as it was run, but for the layout."""
+    changes: Annotated[tuple[Change, ...], Field(strict=False)] = ()
+    """What was made smaller, or fit for a comparison."""
+    num_steps: PositiveInt
+    """Optimizer steps that were compared."""
+    num_parameters: PositiveInt
+    """Parameters of the model as it was run."""
+    exact: bool
+    """Whether everything was computed in float64."""
+    planted: PlantedAxis | None = None
+    """The axis that was broken on purpose."""
+    layouts: Annotated[tuple[LayoutProof, ...], Field(strict=False)]
+    """Each layout's outcome, in the order asked for."""
+    date: str
+    """Day of the proof, YYYY-MM-DD."""
+    versions: dict[str, str]
+    """Versions of meshwright, Python, torch and others."""
+    took_s: NonNegativeFloat
+    """Seconds in all."""
+
+    @property
+    def holds(self) -> bool:
+        """Return whether every layout trains what one process trains."""
+        return all(one.holds for one in self.layouts)
