@@ -18,6 +18,9 @@
     takes_positions = True              optional: forward(inputs, positions, documents): where in the sequence the
                                         inputs stand (1-D), and of which document each token is, or None. It is needed
                                         to share a sequence over ranks (cp), and for data.mask_documents
+    tensor_parallel = {...}             optional: how ranks share each layer (tp): a role such as "column" for a pattern
+                                        of module names such as "blocks.*.up"; parallelism/sharding/role.py has all. The
+                                        embedding is "vocabulary", the last layer "head"; x is [batch, sequence, width]
     casts_block_inputs = False          optional: a block gets its inputs as the model passes them. Without it those in
                                         floating point are cast to precision.compute
 
@@ -29,6 +32,7 @@ A model that has `initial` is asked for its buffers too, each of which starts as
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,8 +43,8 @@ from meshwright.models.rope import at_least_float32
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def next_token_loss(output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats, computed in float32; targets of -100 do not count."""
+def next_token_loss(output_BSV: Tensor, targets_BS: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Return the cross-entropy in nats, in float32 at least; targets of -100 do not count."""
     if not isinstance(output_BSV, Tensor) or output_BSV.shape[:-1] != targets_BS.shape:
         given = tuple(output_BSV.shape) if isinstance(output_BSV, Tensor) else type(output_BSV).__name__
         raise ConfigError(
@@ -50,7 +54,8 @@ def next_token_loss(output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         )
     # Log-sum-exp over a large vocabulary loses too much in bfloat16.
     try:
-        return F.cross_entropy(at_least_float32(output_BSV.flatten(0, -2)), targets_BS.flatten(), ignore_index=-100)
+        wide_TV = at_least_float32(output_BSV.flatten(0, -2))
+        return F.cross_entropy(wide_TV, targets_BS.flatten(), ignore_index=-100, reduction=reduction)
     except IndexError:
         # Looking for it beforehand would make the CPU wait for a GPU at every step.
         raise ConfigError(

@@ -44,15 +44,23 @@ def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
+def all_reduce_max(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the greatest over ranks as a new tensor; no gradient."""
+    if group.size() == 1:
+        return x
+    greatest: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "max", group.group_name))
+    return greatest
+
+
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return the ranks' parts joined along `dim`; backward sums the gradient over ranks and keeps this rank's part."""
-    gathered: Tensor = _Gather.apply(x, dim, group)
+    gathered: Tensor = _Gather.apply(x, dim, group)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def sum_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's part along `dim` of the sum over ranks; backward joins the ranks' gradients."""
-    scattered: Tensor = _SumScatter.apply(x, dim, group)
+    scattered: Tensor = _SumScatter.apply(x, dim, group)  # type: ignore[no-untyped-call]
     return scattered
 
 
