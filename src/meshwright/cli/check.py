@@ -111,9 +111,12 @@ def _model_problems(resolved: ResolvedJob) -> list[str]:
 
 
 def _layout_problems(job: Job, num_ranks: int | None) -> list[str]:
+    from meshwright.spec.validity import layout_problems
+
     if num_ranks is None or job.layout.search:
         return []
-    return _lines_raised_by(lambda: job.num_microbatches(job.layout.resolve(num_ranks)))
+    unfit = _lines_raised_by(lambda: job.layout.resolve(num_ranks))
+    return unfit or layout_problems(job, job.layout.resolve(num_ranks))
 
 
 def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:

@@ -18,6 +18,7 @@ from meshwright.spec.sections import (
     RunSection,
     TrainSection,
 )
+from meshwright.spec.validity import layout_problems
 from meshwright.spec.workload import Workload
 
 SCHEMA_VERSION = 1
@@ -59,7 +60,7 @@ class Job(Noun):
     def problems(self) -> list[str]:
         """Return what is wrong between fields, one message each; empty when the job is consistent."""
         return [
-            *self._batch_problems(),
+            *self.batch_problems(),
             *self._step_problems(),
             *self._layout_problems(),
         ]
@@ -84,7 +85,8 @@ class Job(Noun):
             return "train.global_batch_size", 1
         return "train.global_batch_tokens", self.train.seq_len
 
-    def _batch_problems(self) -> list[str]:
+    def batch_problems(self) -> list[str]:
+        """Return why the keys of [train] say no global batch; empty when they do."""
         train = self.train
         if train.global_batch_tokens is None:
             return []
@@ -124,15 +126,11 @@ class Job(Noun):
         return problems
 
     def _layout_problems(self) -> list[str]:
-        problems = []
         if self.layout.search:
-            problems.append(
+            return [
                 "layout.search = true needs the planner, which does not exist yet: "
                 "set the degrees in [layout] and leave search out"
-            )
-        if self.layout.rest_axis is None and not self._batch_problems():
-            try:
-                self.num_microbatches(self.layout.resolve(self.layout.num_ranks))
-            except ConfigError as error:
-                problems.append(str(error))
-        return problems
+            ]
+        if self.layout.rest_axis is not None:
+            return []
+        return layout_problems(self, self.layout.resolve(self.layout.num_ranks))

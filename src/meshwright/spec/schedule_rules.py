@@ -67,6 +67,8 @@ def _can_run(layout: Layout, num_microbatches: int) -> bool:
 
 def _nearest_counts(layout: Layout, num_microbatches: int) -> list[int]:
     """Return the numbers of microbatches next to one that cannot run: one below, if there is one, and one above."""
+    if layout.schedule in _AS_MANY_AS_STAGES:
+        return [layout.num_stages]
     # A multiple of the stages always runs, so the way up ends.
     last = num_microbatches + layout.num_stages
     ways = range(num_microbatches - 1, 0, -1), range(num_microbatches + 1, last + 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.config.load import load_job
+from meshwright.config.overrides import override_value
 from meshwright.errors import ConfigError
 
 
@@ -27,8 +28,6 @@ def file(tmp_path: Path) -> Path:
         ("run.dir=2024", "run", "dir", "2024"),
         ("run.dir=true", "run", "dir", "true"),
         ("data.source=[1]", "data", "source", "[1]"),
-        ("layout.reshard_after_forward=4", "layout", "reshard_after_forward", 4),
-        ("layout.stage_boundaries=[1, 3]", "layout", "stage_boundaries", (1, 3)),
         ("layout.activation_checkpoint=none", "layout", "activation_checkpoint", "none"),
         ("optimizer.betas=[0.8, 0.9]", "optimizer", "betas", (0.8, 0.9)),
         ("optimizer.learning_rate=1e-4", "optimizer", "learning_rate", 1e-4),
@@ -46,6 +45,12 @@ def test_text_becomes_the_value_that_was_meant(
     resolved = load_job(file, [override])
     assert getattr(getattr(resolved.job, section), key) == value
     assert resolved.origins[f"{section}.{key}"] == "command line"
+
+
+def test_a_key_may_take_a_word_or_a_number() -> None:
+    texts = {"layout.reshard_after_forward": ["4", "never", "true"], "layout.stage_boundaries": ["[1, 3]"]}
+    values = {dotted: [override_value(dotted, text) for text in given] for dotted, given in texts.items()}
+    assert values == {"layout.reshard_after_forward": [4, "never", "true"], "layout.stage_boundaries": [[1, 3]]}
 
 
 def test_the_last_one_counts(file: Path) -> None:

@@ -88,4 +88,6 @@ def test_a_trial_run_may_be_shorter_than_the_default_warmup() -> None:
 
 
 def test_axes_beyond_data_parallelism_do_not_split_the_batch() -> None:
-    assert job(train={"global_batch_size": 16}, layout={"pp": 2, "tp": 8, "cp": 2, "dp_shard": 4}).problems() == []
+    layout = {"pp": 2, "tp": 4, "cp": 2, "dp_shard": 4}
+    assert job(train={"global_batch_size": 16}, layout=layout).problems() == []
+    assert job(train={"global_batch_size": 16}).num_microbatches(Layout(**layout)) == 4
