@@ -1,0 +1,40 @@
+"""CausalAttention against attention by its definition; documents, grouped heads, widths of their own, a scale."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.models.attention import CausalAttention
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float | None) -> Tensor:
+    key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], dim=2) for x in (key, value))
+    scores = torch.einsum("bsnh,btnh->bnst", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    return torch.einsum("bnst,btnw->bsnw", scores.masked_fill(~visible, -torch.inf).softmax(-1), value)
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("value_width", [8, 6, 12])
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("has_documents", [False, True])
+def test_attention_is_its_definition(
+    num_kv_heads: int, value_width: int, scale: float | None, has_documents: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 10, 4, 8), (2, 10, num_kv_heads, 8), (2, 10, num_kv_heads, value_width))
+    query, key, value = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    visible = torch.ones(10, 10, dtype=torch.bool).tril().expand(2, 1, 10, 10)
+    documents = None
+    if has_documents:
+        documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 3], [4, 5, 5, 5, 5, 5, 5, 5, 5, 5]])
+        visible = visible & (documents[:, :, None] == documents[:, None, :])[:, None]
+    attended = CausalAttention(scale)(query, key, value, documents)
+    torch.testing.assert_close(attended, written_out(query, key, value, visible, scale), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("num_new", [1, 3, 10])
+def test_queries_are_the_last_positions(num_new: int) -> None:
+    query, key, value = torch.randn(3, 2, 10, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    attention = CausalAttention()
+    whole = attention(query, key, value)
+    torch.testing.assert_close(attention(query[:, -num_new:], key, value), whole[:, -num_new:], rtol=0, atol=1e-13)
