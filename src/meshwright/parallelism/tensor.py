@@ -23,6 +23,7 @@ from meshwright.parallelism.sharding.role import Role, Table
 from meshwright.parallelism.sharding.table import table_of
 from meshwright.parallelism.tensor_modules import (
     GathersInput,
+    GathersInputSumsOutput,
     GathersOutput,
     LooksUpOwnRows,
     ReadsParts,
@@ -36,12 +37,14 @@ _CUT_DIMS: Mapping[Role, Mapping[str, int]] = {
     "kv": {"weight": 0, "bias": 0},
     "head": {"weight": 0, "bias": 0},
     "row": {"weight": 1},
+    "row_part": {"weight": 1},
     "vocabulary": {"weight": 0},
 }
 """Which dim of which parameters is cut; others are whole on each rank."""
 _BEHAVIOURS: Mapping[Role, type[ReadsParts]] = {
     "gather": GathersInput,
     "gather_output": GathersOutput,
+    "gather_sum": GathersInputSumsOutput,
     "head": GathersInput,
     "row": SumsOutput,
     "vocabulary": LooksUpOwnRows,
@@ -55,7 +58,7 @@ def apply_tensor_parallel(model: nn.Module, meshes: Meshes) -> None:
     """
     if meshes.degree("tp") == 1:
         return
-    table = table_of(model, is_whole=meshes.layout.pp == 1)
+    table = table_of(model, meshes.layout)
     cut = _Cut(meshes.axis("tp"))
     for name, module, role in _roles(model, table):
         cut(name, module, role, getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None))

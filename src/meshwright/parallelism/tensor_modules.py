@@ -61,6 +61,10 @@ class SumsOutput(ReadsParts):
         return sum_scatter(super().forward(*args, **kwargs), 1, self.tp_group)
 
 
+class GathersInputSumsOutput(GathersInput, SumsOutput):
+    """Both: it computes a part of the output for the whole sequence."""
+
+
 class SharesHeads(ReadsParts):
     """It holds a part of one head and computes the whole head, as do the other ranks whose queries attend to it."""
 

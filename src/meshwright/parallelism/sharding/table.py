@@ -8,17 +8,21 @@ from torch import nn
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.models.llama import Llama
 from meshwright.parallelism.sharding.llama import LLAMA
+from meshwright.parallelism.sharding.moe import moe_table
 from meshwright.parallelism.sharding.role import Role, Table
+from meshwright.spec.layout import Layout
+from meshwright.spec.moe_architecture import MoEArchitecture
 
 
-def table_of(model: nn.Module, *, is_whole: bool) -> Table:
+def table_of(model: nn.Module, layout: Layout) -> Table:
     """Return our table for one of our models, and the attribute `tensor_parallel` of any other.
 
-    Raises UnsupportedError where a model has none, and ConfigError where it is no table, or, if the model `is_whole`
-    and no stage of a pipeline, where it names what is not there.
+    Raises UnsupportedError where a model has none, and ConfigError where it is no table, or, if the model is whole and
+    no stage of a pipeline, where it names what is not there.
     """
     if isinstance(model, Llama):
-        return LLAMA
+        architecture = model.architecture
+        return moe_table(architecture, layout.etp) if isinstance(architecture, MoEArchitecture) else LLAMA
     name, table = type(model).__name__, getattr(model, "tensor_parallel", None)
     if table is None:
         raise UnsupportedError(
@@ -34,7 +38,7 @@ def table_of(model: nn.Module, *, is_whole: bool) -> Table:
         )
     names = [name for name, _ in model.named_modules()]
     unused = [pattern for pattern in table if not any(fnmatchcase(name, pattern) for name in names)]
-    if unused and is_whole:
+    if unused and layout.pp == 1:
         raise ConfigError(
             f"{name}.tensor_parallel names {unused[0]!r}, but no module of the model matches it, out of "
             f"{', '.join(names[1:5])}, ...: correct the pattern"

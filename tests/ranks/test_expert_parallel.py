@@ -1,0 +1,179 @@
+"""Experts that are spread over ranks compute what they compute on one, and are balanced alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+
+from meshwright.models.build import build_architecture
+from meshwright.models.moe import MixtureOfExperts
+from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.gradients import Gradients
+from meshwright.parallelism.mesh import Meshes, build_meshes
+from meshwright.parallelism.sequence_split import sequence_indices
+from meshwright.parallelism.stages import Stages
+from meshwright.parallelism.token_exchange import TokenExchange
+from meshwright.parallelism.torch_compat import canonical_parameters
+from meshwright.spec.layout import Layout
+from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.spec.sections import PrecisionSection
+from meshwright.trainer.expert_load import ExpertLoad
+from run_ranks import run_ranks
+
+BATCH_SIZE, SEQ_LEN, DIM, NUM_EXPERTS = 4, 16, 16, 8
+AUX_LOSSES = {"balance_loss": 0.5, "z_loss": 0.1}
+GROUPED = {
+    "score": "sigmoid",
+    "weight_scale": 2.5,
+    "num_groups": 4,
+    "groups_per_token": 2,
+    # So large that a wrong load shows at once.
+    "bias_update_rate": 0.05,
+    "balance_loss": 0.5,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, apart from its layout."""
+
+    router: Mapping[str, Any] = field(default_factory=lambda: AUX_LOSSES)
+    num_shared_experts: int = 1
+    dtype: str = "float64"
+    same_tokens: bool = False
+    """Whether all tokens are equal, so that all go to the same two experts."""
+
+    def architecture(self) -> MoEArchitecture:
+        """Return the sizes of two blocks, the first with a plain ffn."""
+        return MoEArchitecture(
+            vocab_size=32,
+            dim=DIM,
+            num_layers=3,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=4,
+            ffn_dim=24,
+            num_experts=NUM_EXPERTS,
+            experts_per_token=2,
+            expert_ffn_dim=8,
+            num_shared_experts=self.num_shared_experts,
+            num_dense_layers=1,
+            router=dict(self.router),
+        )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training left, whole."""
+
+    gradients: dict[str, Tensor]
+    """Of the first step."""
+    parameters: dict[str, Tensor]
+    biases: dict[str, Tensor]
+    metrics: list[dict[str, float]]
+
+
+def build(case: Case, layout: Layout) -> tuple[Stages, Meshes]:
+    """Return this rank's part of the blocks: without embedding and head, whatever goes in is data."""
+    with torch.device("meta"):
+        model = build_architecture(case.architecture())
+    model.embedding = model.norm = model.head = None  # type: ignore[assignment]
+    if case.dtype == "float64":
+        model.to(torch.float64)
+    meshes = build_meshes(layout, "cpu")
+    return parallelize(model, meshes, PrecisionSection(compute=case.dtype), seq_len=SEQ_LEN, seed=3), meshes
+
+
+def own_part(whole_BSD: Tensor, meshes: Meshes) -> tuple[Tensor, Tensor]:
+    """Return this rank's part of a batch, and its positions (without what tp does to them)."""
+    layout = meshes.layout
+    positions_S = sequence_indices(SEQ_LEN, meshes.rank("cp"), layout.cp, layout.cp_method)
+    own_BSD = whole_BSD.chunk(layout.dp)[meshes.dp_rank][:, positions_S]
+    return own_BSD.chunk(layout.tp, 1)[meshes.rank("tp")], positions_S
+
+
+def train(case: Case, layout: Layout, num_steps: int) -> Trained:
+    """Return what `num_steps` of gradient descent come to, from random inputs to random targets."""
+    model, meshes = build(case, layout)
+    gradients, load = Gradients(model, meshes), ExpertLoad(model, meshes)
+    generator = torch.Generator().manual_seed(1)
+    first, metrics = {}, []
+    for step in range(num_steps):
+        shape = (BATCH_SIZE, SEQ_LEN, DIM)
+        x_BSD, target_BSD = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        if case.same_tokens:
+            x_BSD = x_BSD[:1, :1].expand(shape)
+        dtype = getattr(torch, case.dtype)
+        own_BSD, positions_S = own_part(x_BSD.to(dtype), meshes)
+        y_BSD = model[0](own_BSD, positions_S)
+        # The mean over a share of the sequence is tp times too large a part of the mean over all of it.
+        ((y_BSD - own_part(target_BSD.to(dtype), meshes)[0]).square().mean() / layout.tp).backward()
+        gradients.finish(1)
+        if step == 0:
+            first = {name: whole(parameter.grad) for name, parameter in canonical_parameters(model)}
+        metrics.append(load.after_step())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    return Trained(
+        first,
+        {name: whole(parameter) for name, parameter in canonical_parameters(model)},
+        {name: buffer for name, buffer in model.named_buffers() if name.endswith("bias")},
+        metrics,
+    )
+
+
+def whole(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def worst_error(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> tuple[float, str]:
+    """Return the largest relative error of a tensor, and whose."""
+    assert ours.keys() == reference.keys()
+    count = sum(tensor.numel() for tensor in reference.values())
+    floor = 1e-3 * math.sqrt(sum(tensor.norm().item() ** 2 for tensor in reference.values()) / count)
+    return max(
+        ((ours[name] - tensor).norm().item() / max(tensor.norm().item(), floor), name)
+        for name, tensor in reference.items()
+    )
+
+
+def check(case: Case, num_ranks: int, degrees: dict[str, Any], num_steps: int = 1) -> list[dict[str, float]]:
+    """Assert that a layout trains what one process trains; return the metrics."""
+    (reference,) = run_ranks(train, 1, case, Layout(), num_steps)
+    bar = 1e-11 if case.dtype == "float64" else 1e-5
+    for trained in run_ranks(train, num_ranks, case, Layout(**degrees), num_steps):
+        error, name = worst_error(trained.gradients, reference.gradients)
+        assert error <= bar, f"gradient of {name}: {error:.1e}"
+        error, name = worst_error(trained.parameters, reference.parameters)
+        assert error <= bar, f"{name}: {error:.1e}"
+        assert all(torch.equal(trained.biases[name], bias) for name, bias in reference.biases.items())
+        for ours, theirs in zip(trained.metrics, reference.metrics, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5)
+    return reference.metrics
+
+
+LAYOUTS = [
+    (2, {"dp_shard": 2, "ep": 2}),
+    (4, {"dp_shard": 4, "ep": 2}),
+    (4, {"dp_shard": 2, "cp": 2, "ep": 4}),
+    (2, {"tp": 2}),
+    (2, {"tp": 2, "ep": 2}),
+    (4, {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}),
+    (8, {"dp_replicate": 2, "cp": 2, "tp": 2, "ep": 2}),
+]
+
+
+@pytest.mark.parametrize(("num_ranks", "degrees"), LAYOUTS, ids=str)
+def test_gradients_are_those_of_one_process(num_ranks: int, degrees: dict[str, Any]) -> None:
+    check(Case(), num_ranks, degrees)
