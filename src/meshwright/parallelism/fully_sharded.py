@@ -8,14 +8,18 @@ division here would divide twice what other axes have summed already.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from meshwright.models.contract import blocks_of
+from meshwright.parallelism.experts import expert_modules, expert_shard_dim
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.torch_fsdp import run_gradient_reduction
 from meshwright.spec.layout import Layout
@@ -29,27 +33,20 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 
 
 def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, meshes: Meshes) -> None:
-    """Shard one stage in place: each block, then what is left. Also on one rank, since it does the mixed precision.
+    """Shard one stage in place: experts, each block, then what is left.
 
-    Masters are float32, float64 where that is computed in.
+    Also on one rank, since it does the mixed precision.
     """
-    if precision.compute == "float64":
-        model.to(torch.float64)
     casts = getattr(model, "casts_block_inputs", True)
-    options: dict[str, Any] = {
-        "mesh": meshes.sharding("fsdp"),
-        "offload_policy": _offload_policy(layout, meshes.device_type),
-    }
+    block_policy, root_policy = (_mixed_precision(precision, casts_inputs=cast) for cast in (casts, True))
+    shard = partial(fully_shard, offload_policy=_offload_policy(layout, meshes.device_type))
     blocks = [block for block in blocks_of(model) if block is not None]
     for block in blocks:
-        fully_shard(
-            block,
-            mp_policy=_mixed_precision(precision, casts_inputs=casts),
-            reshard_after_forward=_reshard_after_forward(layout, layout.fsdp),
-            **options,
-        )
+        _shard_experts(block, partial(shard, mp_policy=block_policy), meshes)
+        reshard = _reshard_after_forward(layout, layout.fsdp)
+        shard(block, mesh=meshes.sharding("fsdp"), mp_policy=block_policy, reshard_after_forward=reshard)
     # The root's own parameters (embedding, head) are needed again at once in backward.
-    fully_shard(model, mp_policy=_mixed_precision(precision, casts_inputs=True), reshard_after_forward=False, **options)
+    shard(model, mesh=meshes.sharding("fsdp"), mp_policy=root_policy, reshard_after_forward=False)
     for module in _units(model):
         module.set_gradient_divide_factor(1.0)
         # Without it a factor is a reduction of its own kind, which gloo does not have (PREMUL_SUM).
@@ -84,6 +81,22 @@ def reshard_model(model: nn.Module) -> None:
     """Free gathered parameters, so that the model holds its shards again: a forward without a backward keeps some."""
     for module in _units(model):
         module.reshard()
+
+
+def _shard_experts(block: nn.Module, shard: Callable[..., Any], meshes: Meshes) -> None:
+    """Shard the experts of `block` over the ranks that hold the same ones, where these are not those of the block."""
+    layout = meshes.layout
+    if layout.ep == layout.tp == 1:
+        return
+    # torch keeps no groups of n for what ep has cut (2.13), so these free all that the block's would keep a part of.
+    reshard = bool(_reshard_after_forward(layout, layout.efsdp))
+    for experts in expert_modules(block):
+        shard(
+            experts,
+            mesh=meshes.sharding("efsdp"),
+            reshard_after_forward=reshard,
+            shard_placement_fn=lambda parameter: Shard(expert_shard_dim(parameter, layout.efsdp)),
+        )
 
 
 def _units(module: nn.Module) -> list[FSDPModule]:

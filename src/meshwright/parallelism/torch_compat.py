@@ -5,6 +5,7 @@ torch 2.11 to 2.15 are supported. Where torch has no public way, the function sa
 
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
@@ -12,6 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from meshwright.parallelism.stages import Stages
+
+Value = TypeVar("Value")
 
 _WRAPPER_PREFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -41,6 +44,14 @@ def canonical_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     Two stages on one rank may both hold a parameter of one name, such as an embedding that is the head too.
     """
     return [(canonical_fqn(fqn), parameter) for part in _plain(model) for fqn, parameter in part.named_parameters()]
+
+
+def copies_by_name(named: Iterable[tuple[str, Value]]) -> dict[str, list[Value]]:
+    """Return what there is of each name, as a checkpoint takes it, in the order of first appearance."""
+    copies: dict[str, list[Value]] = {}
+    for name, value in named:
+        copies.setdefault(name, []).append(value)
+    return copies
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

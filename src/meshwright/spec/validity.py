@@ -130,6 +130,13 @@ def _reshard_problems(layout: Layout) -> Iterator[str]:
             f"layout.reshard_after_forward = {_shown(kept)} frees parameters that the split backward of "
             f'layout.schedule = "{layout.schedule}" still reads: set layout.reshard_after_forward to "never" or "auto"'
         )
+    elif isinstance(kept, int) and layout.pp * layout.tp > 1:
+        # FSDP2 makes the meshes of the groups from one rank's own group alone, and refuses parameters that tp has cut.
+        others = both([f"layout.{axis} = {degree}" for axis in ("pp", "tp") if (degree := getattr(layout, axis)) > 1])
+        yield (
+            f"layout.reshard_after_forward = {kept} keeps parameters on groups of ranks, which torch cannot do beside "
+            f'{others}: set layout.reshard_after_forward to "always" or "auto"'
+        )
     elif isinstance(kept, int) and (layout.fsdp % kept or not 1 < kept < layout.fsdp):
         groups = nearest_of(kept, (n for n in divisors(layout.fsdp) if 1 < n < layout.fsdp))
         yield (
