@@ -20,7 +20,8 @@ from meshwright.parallelism.fully_sharded import reduce_gradients, set_gradient_
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.split_backward import PendingWeights, backward_to_inputs, backward_to_weights
 from meshwright.parallelism.stages import Stages
-from meshwright.spec.schedule import Action, Schedule, lower
+from meshwright.spec.action import Action
+from meshwright.spec.schedule import Schedule, lower
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,10 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.run import Run
-from meshwright.spec.schedule import build_schedule, read_schedule, stage_boundaries
+from meshwright.spec.schedule import build_schedule
+from meshwright.spec.schedule_csv import read_schedule
 from meshwright.spec.sections import ModelSection
+from meshwright.spec.stage_split import stage_boundaries
 from meshwright.spec.user_object import import_object
 from meshwright.spec.validity import layout_problems
 from meshwright.trainer.optimizer import build_optimizer, optimizer_state
