@@ -51,7 +51,8 @@ def expert_problems(layout: Layout, architecture: LlamaArchitecture | None) -> I
                 yield f"layout.{axis} = {degree} shares out experts, but the model has none: set layout.{axis} to 1"
         return
     if layout.etp not in (1, layout.tp):
-        choices = either(sorted({1, layout.tp}))
+        divides = architecture is None or architecture.expert_ffn_dim % layout.tp == 0
+        choices = either(sorted({1, layout.tp if divides else 1}))
         yield f"layout.etp = {layout.etp} is neither 1 nor layout.tp = {layout.tp}: set layout.etp to {choices}"
         return
     num_ranks, what = _ranks_of_experts(layout)
