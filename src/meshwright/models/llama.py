@@ -7,6 +7,7 @@ that a stage of a pipeline is the same model without the other stages' parts.
 """
 
 import math
+from typing import Any
 from collections.abc import Iterable
 
 import torch
@@ -39,9 +40,9 @@ class Llama(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.rope = rope
-        self.embedding = nn.Embedding(architecture.vocab_size, architecture.dim)
+        self.embedding: Any = nn.Embedding(architecture.vocab_size, architecture.dim)
         self.blocks = nn.ModuleList(blocks or [Block(architecture) for _ in range(architecture.num_layers)])
-        self.norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
+        self.norm: Any = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
         # A tied head is the embedding's weight used twice, not a second parameter that shares its storage:
         # moving a model to another device would silently part the two.
         self.head = None if architecture.tie_embeddings else _linear(architecture.dim, architecture.vocab_size)

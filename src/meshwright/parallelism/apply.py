@@ -1,19 +1,21 @@
 """The order in which a Layout is applied to a model, on one page.
 
-    1. pipeline split          first: what belongs to other stages need not be touched by anything below
-    2. float8                  (not built yet) a linear layer changes what it multiplies with while it is still whole,
-                               so that tensor parallelism splits the layer that will run
-    3. tensor and sequence     a parameter becomes a DTensor, which says what part of the whole a rank holds; all that
-                               follows may cut it further, and could not find the whole again if it came first
-    4. experts                 after 3, which decides whether the tokens that reach a router are split over tp
-    5. context                 replaces the core of attention, which has no parameters: after 3, since the heads that
-                               it shares out are those that tensor parallelism left to this rank
-    6. activation checkpoint   what is recomputed is the block with its collectives, so after everything that adds some
-    7. compile                 after 6: the compiler must see the recompute region to keep it
-    8. FSDP2 / HSDP            after 7: its gather and reduce hooks stay outside the compiled graph, and it shards what
-                               3 and 4 left of each parameter
-    9. materialise             last: only now does a rank know which part of each tensor is its own, so no rank ever
-                               holds the whole model
+1. pipeline split          first: what belongs to other stages need not be touched by anything below
+2. float8                  (not built yet) a linear layer changes what it multiplies with while it is still whole,
+                           so that tensor parallelism splits the layer that will run
+3. tensor and sequence     a parameter becomes a DTensor, which says what part of the whole a rank holds; all that
+                           follows may cut it further, and could not find the whole again if it came first
+4. experts                 after 3, which decides whether the tokens that reach a router are split over tp
+5. context                 replaces the core of attention, which has no parameters: after 3, since the heads that
+                           it shares out are those that tensor parallelism left to this rank
+6. activation checkpoint   what is recomputed is the block with its collectives, so after everything that adds some
+7. compile                 after 6: the compiler must see the recompute region to keep it
+8. FSDP2 / HSDP            after 7: its gather and reduce hooks stay outside the compiled graph, and it shards what
+                           3 and 4 left of each parameter
+9. materialise             last: only now does a rank know which part of each tensor is its own, so no rank ever
+                           holds the whole model
+
+Each is a file beside this one. Which layouts can be applied at all, spec/validity.py says before any process starts.
 """
 
 from torch import nn

@@ -31,7 +31,7 @@ class Gradients:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.summed_over_tp = [parameter for parameter in self._parameters if _is_replicated_over_tp(parameter)]
         self._tied = tied_parameters(model)
-        copies_of_tied = {parameter for parameter in self._tied.get(model.num_stages - 1, ())}
+        copies_of_tied = set(self._tied.get(model.num_stages - 1, ()))
         num_ranks = meshes.layout.num_ranks // meshes.layout.pp
         self._weights = [
             0.0 if parameter in copies_of_tied else _num_shards(parameter) / num_ranks for parameter in self._parameters

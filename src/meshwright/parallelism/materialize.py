@@ -10,7 +10,7 @@ from meshwright.parallelism.torch_compat import canonical_fqn, canonical_paramet
 
 
 def materialize(model: nn.Module, device_type: str, seed: int) -> None:
-    """Fill the meta parameters and buffers of `model` in place from (seed, name, element index); others stay as built."""
+    """Fill what is meta of `model` in place from (seed, name, element index); the rest stays as built."""
     if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return
     model.to_empty(device=device_type)

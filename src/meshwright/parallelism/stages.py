@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -84,13 +85,13 @@ def shared_parts(model: nn.Module) -> tuple[str, ...]:
     return tuple(part for part in first if part in last)
 
 
-def _cut(model: nn.Module, number: int, boundaries: Sequence[int]) -> nn.Module:
+def _cut(model: Any, number: int, boundaries: Sequence[int]) -> Any:
     blocks = blocks_of(model)
     starts = [0, *boundaries, len(blocks)]
     kept = range(starts[number], starts[number + 1])
     for index in range(len(blocks)):
         if index not in kept:
-            blocks._modules[str(index)] = None
+            blocks[index] = None  # type: ignore[assignment]
     is_first, is_last = number == 0, number == len(boundaries)
     parts = set(model.first_parts if is_first else ()) | set(model.last_parts if is_last else ())
     for part in {*model.first_parts, *model.last_parts} - parts:

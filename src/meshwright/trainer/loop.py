@@ -75,8 +75,7 @@ def announce(training: Training, step: int) -> None:
     num_microbatches = training.job.num_microbatches(layout)
     tokens = f" of {training.job.train.seq_len} tokens" if training.dataset.vocab_size else ""
     logger.info(
-        "%s parameters on %d %s rank%s (%s), "
-        "%d microbatch%s of %d samples%s each, from step %d",
+        "%s parameters on %d %s rank%s (%s), %d microbatch%s of %d samples%s each, from step %d",
         f"{training.num_parameters:,}",
         ranks.num_ranks,
         ranks.device.type,

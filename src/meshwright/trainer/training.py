@@ -30,7 +30,7 @@ from meshwright.parallelism.materialize import fill_from
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline import Pipeline
 from meshwright.parallelism.stages import Stages
-from meshwright.parallelism.torch_compat import canonical_parameters, persistent_buffers
+from meshwright.parallelism.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout
 from meshwright.spec.model_source import resolve_architecture
@@ -108,7 +108,7 @@ class Training:
     def _state(self) -> dict[str, Any]:
         buffers = {f"buffer.{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
         return {
-            "model": {**dict(canonical_parameters(self.model)), **buffers},
+            "model": {**copies_by_name(canonical_parameters(self.model)), **buffers},
             "optimizer": optimizer_state(self.model, self.optimizer),
         }
 
