@@ -32,12 +32,13 @@ def build_optimizer(model: nn.Module, section: OptimizerSection) -> AdamW:
     )
 
 
-def optimizer_state(model: nn.Module, optimizer: AdamW) -> dict[str, dict[str, Tensor]]:
+def optimizer_state(model: nn.Module, optimizer: AdamW) -> dict[str, dict[str, list[Tensor]]]:
     """Return the optimizer's own tensors by parameter name, created as zeros where no step has made them yet.
 
-    They are the tensors the next step uses: loading into them in place restores the optimizer.
+    They are the tensors the next step uses: loading into them in place restores the optimizer. There are several of a
+    parameter that several stages on this rank hold.
     """
-    by_name = {}
+    by_name: dict[str, dict[str, list[Tensor]]] = {}
     for name, parameter in canonical_parameters(model):
         if not parameter.requires_grad:
             continue
@@ -46,5 +47,6 @@ def optimizer_state(model: nn.Module, optimizer: AdamW) -> dict[str, dict[str, T
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-        by_name[name] = dict(state)
+        for key, tensor in state.items():
+            by_name.setdefault(name, {}).setdefault(key, []).append(tensor)
     return by_name
