@@ -7,8 +7,8 @@ that a stage of a pipeline is the same model without the other stages' parts.
 """
 
 import math
-from typing import Any
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
