@@ -111,12 +111,21 @@ def _model_problems(resolved: ResolvedJob) -> list[str]:
 
 
 def _layout_problems(job: Job, num_ranks: int | None) -> list[str]:
+    from meshwright.spec.schedule import build_schedule
+    from meshwright.spec.schedule_csv import read_schedule
     from meshwright.spec.validity import layout_problems
 
-    if num_ranks is None or job.layout.search:
+    if job.layout.search or (num_ranks is None and job.layout.rest_axis is not None):
         return []
+    num_ranks = num_ranks or job.layout.num_ranks
     unfit = _lines_raised_by(lambda: job.layout.resolve(num_ranks))
-    return unfit or layout_problems(job, job.layout.resolve(num_ranks))
+    if unfit:
+        return unfit
+    layout = job.layout.resolve(num_ranks)
+    # A schedule's file is read for a layout that could run it.
+    return layout_problems(job, layout) or _lines_raised_by(
+        lambda: build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+    )
 
 
 def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:

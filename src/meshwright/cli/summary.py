@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.cli.check import nearest_existing
@@ -11,6 +12,7 @@ from meshwright.spec.layout import AXES
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.run import Run
+from meshwright.spec.stage_split import stage_boundaries
 from meshwright.spec.user_object import is_object_source
 from meshwright.units import format_bytes, format_count
 
@@ -31,6 +33,8 @@ def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str,
     yield "model", _model_line(job)
     yield "batch", _batch_line(job, layout)
     yield "layout", _layout_line(job, layout)
+    if layout is not None and layout.pp > 1:
+        yield "stages", _stages_line(job, layout)
     own = is_object_source(job.data.source)
     yield (
         "data",
@@ -80,8 +84,45 @@ def _layout_line(job: Job, layout: Layout | None) -> str:
         return f"{rest} takes the ranks that are there{others}: --ranks N checks the batch against N"
     degrees = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) != 1]
     ranks = f"{layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
-    choices = [f"activation_checkpoint {layout.activation_checkpoint}", *(["compile"] if layout.compile else [])]
-    return f"{' x '.join(degrees) or 'no split'} = {ranks}; {', '.join(choices)}" + _cluster_words(job)
+    choices = ", ".join([*_split_choices(layout), *_step_choices(layout)])
+    return f"{' x '.join(degrees) or 'no split'} = {ranks}; {choices}" + _cluster_words(job)
+
+
+def _split_choices(layout: Layout) -> Iterator[str]:
+    """Yield how the axes split that are more than one rank."""
+    if layout.ep > 1 or layout.etp > 1:
+        yield f"experts over ep {layout.ep} x etp {layout.etp} x efsdp {layout.efsdp}"
+    if layout.cp > 1:
+        yield f"cp_method {layout.cp_method}"
+    if layout.async_tp:
+        yield "async_tp"
+    if layout.pp > 1:
+        yield f"schedule {layout.schedule}"
+
+
+def _step_choices(layout: Layout) -> Iterator[str]:
+    """Yield what each block does about its memory and time."""
+    every = f" every {layout.activation_checkpoint_every}" if layout.activation_checkpoint_every > 1 else ""
+    yield f"activation_checkpoint {layout.activation_checkpoint}{every}"
+    if layout.compile:
+        yield "compile" if layout.compile_backend == "inductor" else f"compile by {layout.compile_backend}"
+    if layout.cpu_offload:
+        yield "cpu_offload"
+
+
+def _stages_line(job: Job, layout: Layout) -> str:
+    boundaries = layout.stage_boundaries
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
+        given = "" if boundaries is None else f", which begin with blocks {_listed([0, *boundaries])}"
+        return f"{layout.num_stages} of your own model{given}"
+    boundaries = stage_boundaries(layout, model_spec(architecture), job.train.seq_len)
+    sizes = [end - start for start, end in pairwise([0, *boundaries, architecture.num_layers])]
+    return f"{layout.num_stages}, of {_listed(sizes)} blocks"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _cluster_words(job: Job) -> str:

@@ -131,6 +131,7 @@ class Job(Noun):
                 "layout.search = true needs the planner, which does not exist yet: "
                 "set the degrees in [layout] and leave search out"
             ]
-        if self.layout.rest_axis is not None:
-            return []
-        return layout_problems(self, self.layout.resolve(self.layout.num_ranks))
+        # With a rest, what is wrong whatever it comes to: nothing that names its value.
+        degrees = (1,) if self.layout.rest_axis is None else (1, 2, 3)
+        found = [layout_problems(self, self.layout.resolve(self.layout.num_fixed_ranks * n)) for n in degrees]
+        return [text for text in found[0] if all(text in others for others in found)]

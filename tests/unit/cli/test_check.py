@@ -53,6 +53,39 @@ def test_golden_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("runs").exists()
 
 
+def test_the_summary_says_how_a_model_is_split(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "[layout]\npp = 2\ntp = 2\ncp = 2\nschedule = 'ZBVZeroBubble'\nactivation_checkpoint = 'full'\n"
+    summary = summary_of(capsys, job_file(text + "activation_checkpoint_every = 2\ncompile = true"))
+    assert summary["layout"] == (
+        "pp 2 x cp 2 x tp 2 = 8 ranks; cp_method all-gather, schedule ZBVZeroBubble, activation_checkpoint full every "
+        "2, compile"
+    )
+    assert summary["stages"] == "4, of 1, 1, 1, 1 blocks"
+
+
+def test_all_that_is_wrong_with_a_layout_is_told_with_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "[layout]\ndp_shard = -1\npp = 9\ntp = 3\nreshard_after_forward = 5\nschedule = 'ZBV'\n"
+    shown = told(capsys, job_file(text), "layout.cp=3", "--ranks", "405")
+    assert [line.split(" = ")[0] for line in shown.splitlines()] == [
+        "error: job.toml has 6 problems:",
+        "  1. command line: train.seq_len",
+        "  2. job.toml:4: layout.tp",
+        "  3. job.toml:3: layout.pp",
+        "  4. job.toml:5: layout.reshard_after_forward",
+        "  5. job.toml:6: layout.schedule",
+        "  6. job.toml: train.global_batch_size",
+    ]
+
+
+def test_a_schedule_is_read_from_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file("[layout]\npp = 2\nschedule = 'mine.csv'\n[train]\nglobal_batch_size = 2\n")
+    assert "mine.csv" in told(capsys, file)
+    Path("mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    assert "microbatches" in told(capsys, file)
+    Path("mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert "schedule mine.csv" in summary_of(capsys, file)["layout"]
+
+
 def test_without_ranks_a_rest_is_left_open(capsys: pytest.CaptureFixture[str]) -> None:
     job_file("[layout]\ndp_shard = -1\ndp_replicate = 2\n")
     assert summary_of(capsys, "job.toml")["layout"] == (

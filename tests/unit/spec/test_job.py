@@ -87,6 +87,13 @@ def test_a_trial_run_may_be_shorter_than_the_default_warmup() -> None:
     assert job(train={"steps": 3}).problems() == []
 
 
+def test_with_a_rest_what_is_wrong_anyhow_is_told() -> None:
+    layout = {"dp_shard": -1, "dp_replicate": 3, "tp": 3, "ep": 2, "activation_checkpoint_every": 2}
+    keys = [text.split()[0] for text in job(layout=layout).problems()]
+    assert keys == ["train.seq_len", "layout.tp", "layout.ep", "layout.activation_checkpoint_every"]
+    assert job(layout={"tp": -1}).problems() == []
+
+
 def test_axes_beyond_data_parallelism_do_not_split_the_batch() -> None:
     layout = {"pp": 2, "tp": 4, "cp": 2, "dp_shard": 4}
     assert job(train={"global_batch_size": 16}, layout=layout).problems() == []
