@@ -51,8 +51,10 @@ class _Order:
 
 def order_of_rank(rank: int, layout: Layout, num_microbatches: int) -> tuple[Action, ...]:
     """Return the compute actions of pipeline rank `rank` in order; the layout and the number must be valid."""
-    order = _ORDERS["1F1B" if layout.pp == 1 else layout.schedule]
-    return tuple(order(rank, layout, num_microbatches))
+    if layout.pp == 1:
+        # No schedule has anything to overlap then, and this one holds the fewest activations.
+        layout = layout.replace(schedule="1F1B")
+    return tuple(_ORDERS[layout.schedule](rank, layout, num_microbatches))
 
 
 def _gpipe(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:
@@ -80,7 +82,7 @@ def _one_forward_one_backward(rank: int, layout: Layout, num_microbatches: int) 
     `rank` microbatches late: the later a rank starts, the more of them it has left for the end, where it would wait.
     """
     splits_backward, num_own = layout.schedule == "InterleavedZeroBubble", layout.stages_per_rank
-    forwards_per_hop = 2 if layout.schedule == "Interleaved1F1B" and layout.pp > 1 else 1
+    forwards_per_hop = 2 if layout.schedule == "Interleaved1F1B" else 1
     round_size = num_microbatches // max(1, num_microbatches // layout.pp)
     total = num_own * num_microbatches
     warmup = min((num_own - 1) * round_size + forwards_per_hop * (layout.pp - 1 - rank), total)
