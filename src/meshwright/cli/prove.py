@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,9 @@ import click
 
 if TYPE_CHECKING:
     from meshwright.spec.proof import LayoutProof, Proof
+
+
+_NO_LIMIT = 10_000
 
 
 @click.command()
@@ -69,16 +74,16 @@ def command(
     sys.exit(ExitCode.DONE if proof.holds else ExitCode.DO_NOT_RETRY)
 
 
-def _progress(num_layouts: int):  # type: ignore[no-untyped-def]
-    from meshwright.prover.table import verdict
+def _progress(num_layouts: int) -> Callable[[LayoutProof], None]:
+    from meshwright.prover.table import reasons, verdict
     from meshwright.spec.layout_text import layout_text
 
-    done = 0
+    numbers = count(1)
 
     def tell(one: LayoutProof) -> None:
-        nonlocal done
-        done += 1
-        click.echo(f"[{done}/{num_layouts}] {layout_text(one.layout)}: {verdict(one)}, {one.took_s:.1f} s", err=True)
+        place = f"[{next(numbers)}/{num_layouts}]"
+        what = f"{layout_text(one.layout)}: {verdict(one)}"
+        click.echo(f"{place} {what}{'' if one.holds else f': {reasons(one)}'} ({one.took_s:.1f} s)", err=True)
 
     return tell
 
@@ -86,9 +91,13 @@ def _progress(num_layouts: int):  # type: ignore[no-untyped-def]
 def _print(proof: Proof) -> None:
     from rich.console import Console
 
-    from meshwright.prover.table import proof_table, summary
+    from meshwright.prover.table import changes_text, notes, proof_table
 
     console = Console(highlight=False)
-    console.print(proof_table(proof))
+    table = proof_table(proof)
+    needed = console.measure(table, options=console.options.update(max_width=_NO_LIMIT)).maximum
+    console.width = max(console.width, needed)
+    console.print(table)
     console.print()
-    console.print(summary(proof), soft_wrap=True)
+    for line in (*notes(proof), changes_text(proof)):
+        console.print(line, style="dim", soft_wrap=True, markup=False)

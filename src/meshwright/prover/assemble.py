@@ -1,4 +1,4 @@
-"""assemble: from what each rank holds to whole tensors, and whether ranks that hold the same thing agree on it."""
+"""assemble: from what each rank holds to whole tensors, and which ranks hold different copies of the same thing."""
 
 from __future__ import annotations
 
@@ -15,48 +15,47 @@ Tensors = dict[str, Array]
 
 @dataclass(frozen=True)
 class WholeRecord:
-    """A run as one process would have seen it."""
+    """A run as one process would have seen it; where copies differ, as the first rank that holds one saw it."""
 
     initial_weights: Tensors
     losses: list[float]
     grad_norms: list[float]
     gradients: list[Tensors]
     weights: Tensors
+    unequal_copies: list[str]
+    """What ranks disagree about that should be the same to the bit, in the order of the run."""
 
 
-class RanksDisagree(Exception):
-    """Copies of one thing differ between ranks, or a part of it is on none."""
+class Incomparable(Exception):
+    """A run's tensors are not those of one process: some are missing, or of another shape."""
 
 
 def assemble(records: Sequence[Record]) -> WholeRecord:
-    """Return the run that the ranks' `records` are parts of; raises RanksDisagree where they do not fit together."""
+    """Return the run that the ranks' `records` are parts of; raises Incomparable if parts of it are on no rank."""
+    unequal: list[str] = []
     first = records[0]
     for rank, other in enumerate(records):
         if (other.losses, other.grad_norms) != (first.losses, first.grad_norms):
-            raise RanksDisagree(f"rank {rank} tells another loss or gradient norm than rank 0")
+            unequal.append(f"losses or gradient norms of rank 0 and rank {rank}")
+    initial_weights = _whole("initial", [one.initial_weights for one in records], unequal)
     gradients = [
-        _whole(f"gradient of step {step}", boxes)
+        _whole(f"gradient of step {step}:", boxes, unequal)
         for step, boxes in enumerate(zip(*(one.gradients for one in records), strict=True), start=1)
     ]
-    return WholeRecord(
-        initial_weights=_whole("initial weight", [one.initial_weights for one in records]),
-        losses=first.losses,
-        grad_norms=first.grad_norms,
-        gradients=gradients,
-        weights=_whole("updated weight", [one.weights for one in records]),
-    )
+    weights = _whole("updated", [one.weights for one in records], unequal)
+    return WholeRecord(initial_weights, first.losses, first.grad_norms, gradients, weights, unequal)
 
 
-def _whole(what: str, boxes_of_ranks: Sequence[Boxes]) -> Tensors:
-    by_name: dict[str, list[tuple[int, Box]]] = {}
+def _whole(what: str, boxes_of_ranks: Sequence[Boxes], unequal: list[str]) -> Tensors:
+    parts: dict[str, list[tuple[int, Box]]] = {}
     for rank, boxes in enumerate(boxes_of_ranks):
         for name, box in boxes.items():
-            by_name.setdefault(name, []).append((rank, box))
-    return {name: _tensor(f"{what} {name}", parts) for name, parts in by_name.items()}
+            parts.setdefault(name, []).append((rank, box))
+    return {name: _tensor(f"{what} {name}", boxes, unequal) for name, boxes in parts.items()}
 
 
-def _tensor(what: str, parts: Sequence[tuple[int, Box]]) -> Array:
-    """Return one whole tensor: each element's value from the first rank that holds it, which all others must equal."""
+def _tensor(what: str, parts: Sequence[tuple[int, Box]], unequal: list[str]) -> Array:
+    """Return one whole tensor, each element from the first rank that holds it."""
     _, first = parts[0]
     whole = np.empty(first.shape, first.values.dtype)
     # Who said so; -1 is nobody.
@@ -66,10 +65,9 @@ def _tensor(what: str, parts: Sequence[tuple[int, Box]]) -> Array:
         is_new = source[at] < 0
         differs = ~is_new & (whole[at] != box.values)
         if differs.any():
-            other = int(source[at][differs][0])
-            raise RanksDisagree(f"{what}: rank {rank} holds another copy of it than rank {other}")
+            unequal.append(f"{what} of rank {source[at][differs][0]} and rank {rank}")
         whole[at] = np.where(is_new, box.values, whole[at])
         source[at] = np.where(is_new, rank, source[at])
     if (source < 0).any():
-        raise RanksDisagree(f"{what}: no rank holds {int((source < 0).sum())} of its {source.size} elements")
+        raise Incomparable(f"{what}: no rank holds {int((source < 0).sum())} of its {source.size} elements")
     return whole

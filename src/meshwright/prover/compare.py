@@ -3,21 +3,32 @@
 A parameter's gradient is compared as a whole, by its 2-norm, and against that of one process. Where that is tiny (a
 norm whose gradients cancel), rounding in what was summed up is large beside it: a thousandth of the typical parameter's
 norm, that of all gradients over the root of the number of parameters, is the least that counts. Weights are compared by
-the way that they went, like a gradient: beside the weights themselves a wrong update would vanish.
+the way that they went, like a gradient: beside the weights themselves a wrong update would vanish. But each step rounds
+them, and where they hardly moved, that is what differs.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.prover.assemble import RanksDisagree, Tensors, WholeRecord
+from meshwright.prover.assemble import Incomparable, Tensors, WholeRecord
 from meshwright.prover.boxes import Array
-from meshwright.spec.proof import Difference
+from meshwright.spec.proof import Difference, DifferenceKind
 
 _LEAST_SHARE = 1e-3
+
+
+class _Quantity(NamedTuple):
+    """What is compared: the fields of a Difference that say so."""
+
+    kind: DifferenceKind
+    name: str
+    step: int
 
 
 @dataclass(frozen=True)
@@ -34,56 +45,78 @@ FLOAT64_BARS = Bars(loss=1e-11, gradient=1e-11, weight=1e-11)
 
 
 def compare(record: WholeRecord, reference: WholeRecord, bars: Bars) -> tuple[Difference, Difference, Difference]:
-    """Return the worst difference of losses, of gradients and of weights; raises RanksDisagree for other names."""
+    """Return the worst difference of losses, of gradients and of weights; raises Incomparable for other names."""
+    steps = range(1, len(reference.losses) + 1)
     losses = [
-        Difference(name="loss", step=step, relative=abs(loss - one) / abs(one), bar=bars.loss)
-        for step, (loss, one) in enumerate(zip(record.losses, reference.losses, strict=True), start=1)
+        _difference(_Quantity("loss", "", step), abs(loss - one), abs(one), bars.loss)
+        for step, loss, one in zip(steps, record.losses, reference.losses, strict=True)
     ]
     gradients = [
-        _worst(tensors, ones, step, bars.gradient)
-        for step, (tensors, ones) in enumerate(zip(record.gradients, reference.gradients, strict=True), start=1)
+        difference
+        for step, tensors, ones in zip(steps, record.gradients, reference.gradients, strict=True)
+        for difference in _gradients(tensors, ones, step, bars.gradient)
     ]
     norms = [
-        Difference(name="all, before clipping", step=step, relative=abs(norm - one) / one, bar=bars.gradient)
-        for step, (norm, one) in enumerate(zip(record.grad_norms, reference.grad_norms, strict=True), start=1)
+        _difference(_Quantity("gradient", "all", step), abs(norm - one), one, bars.gradient)
+        for step, norm, one in zip(steps, record.grad_norms, reference.grad_norms, strict=True)
     ]
-    return (_max(losses), _max([*gradients, *norms]), _weights(record, reference, bars.weight))
+    weights = _weights(record, reference, bars.weight)
+    return _max(losses), _max([*gradients, *norms]), _max(weights)
 
 
-def _weights(record: WholeRecord, reference: WholeRecord, bar: float) -> Difference:
-    moved = {name: reference.weights[name] - initial for name, initial in reference.initial_weights.items()}
-    start = _worst(record.initial_weights, reference.initial_weights, 0, bar)
+def _weights(record: WholeRecord, reference: WholeRecord, bar: float) -> list[Difference]:
+    """Return how far each parameter ended from where it should have, beside the way that it should have gone."""
+    start, end = record.initial_weights, record.weights
+    _require_same_names(start, reference.initial_weights)
+    _require_same_names(end, reference.weights)
     # Initial weights depend on no layout, not even in the last bit.
-    if start.relative:
-        raise RanksDisagree(f"initial weight {start.name} is not that of one process")
-    _require_same_names(record.weights, reference.weights)
-    end = {name: weight - reference.initial_weights[name] for name, weight in record.weights.items()}
-    return _worst(end, moved, len(record.losses), bar)
-
-
-def _worst(tensors: Tensors, references: Tensors, step: int, bar: float) -> Difference:
-    """Return the parameter that lies furthest from its reference."""
-    _require_same_names(tensors, references)
-    least = _LEAST_SHARE * math.sqrt(sum(_norm(one) ** 2 for one in references.values()) / len(references))
+    unlike = [name for name, weight in reference.initial_weights.items() if not np.array_equal(start[name], weight)]
+    if unlike:
+        raise Incomparable(f"initial weight {unlike[0]} is not that of one process{_more(unlike)}")
+    num_steps = len(record.losses)
+    ways = {name: weight - reference.initial_weights[name] for name, weight in reference.weights.items()}
+    least = _least(ways)
     differences = []
-    for name, reference in references.items():
-        distance = _norm(tensors[name].astype(np.float64) - reference)
-        # Where one process has nothing but zeros, anything else is infinitely wrong, as far as JSON can say.
-        size = max(_norm(reference), least, np.finfo(np.float64).tiny)
-        differences.append(Difference(name=name, step=step, relative=min(distance / size, 1e300), bar=bar))
-    return _max(differences)
+    for name, weight in reference.weights.items():
+        rounding = num_steps * float(np.finfo(weight.dtype).eps) * _norm(weight)
+        size = max(_norm(ways[name]), least, rounding / bar)
+        differences.append(_difference(_Quantity("weight", name, num_steps), _norm(end[name] - weight), size, bar))
+    return differences
+
+
+def _gradients(tensors: Tensors, references: Tensors, step: int, bar: float) -> list[Difference]:
+    _require_same_names(tensors, references)
+    least = _least(references)
+    return [
+        _difference(
+            _Quantity("gradient", name, step), _norm(tensors[name] - reference), max(_norm(reference), least), bar
+        )
+        for name, reference in references.items()
+    ]
+
+
+def _least(references: Tensors) -> float:
+    return _LEAST_SHARE * math.sqrt(sum(_norm(one) ** 2 for one in references.values()) / len(references))
+
+
+def _difference(what: _Quantity, distance: float, size: float, bar: float) -> Difference:
+    relative = 0.0
+    if distance:
+        # Where one process has nothing but zeros, anything else is as wrong as JSON can say.
+        relative = min(distance / size if size else math.inf, sys.float_info.max)
+    return Difference(kind=what.kind, name=what.name, step=what.step, relative=relative, bar=bar)
 
 
 def _require_same_names(tensors: Tensors, references: Tensors) -> None:
     missing = [name for name in references if name not in tensors]
     if missing:
-        raise RanksDisagree(f"no rank holds {missing[0]}{_more(missing)}")
+        raise Incomparable(f"no rank holds {missing[0]}{_more(missing)}")
     unknown = [name for name in tensors if name not in references]
     if unknown:
-        raise RanksDisagree(f"one process has no {unknown[0]}{_more(unknown)}")
+        raise Incomparable(f"one process has no {unknown[0]}{_more(unknown)}")
     for name, reference in references.items():
         if tensors[name].shape != reference.shape:
-            raise RanksDisagree(f"{name} is {tensors[name].shape}, and {reference.shape} in one process")
+            raise Incomparable(f"{name} is {tensors[name].shape}, and {reference.shape} in one process")
 
 
 def _more(names: list[str]) -> str:
@@ -95,4 +128,4 @@ def _norm(tensor: Array) -> float:
 
 
 def _max(differences: list[Difference]) -> Difference:
-    return max(differences, key=lambda difference: difference.relative)
+    return max(differences, key=lambda difference: difference.relative / difference.bar)

@@ -14,28 +14,13 @@ from meshwright.data.loader import Loader
 from meshwright.data.order import Share
 from meshwright.parallelism.sequence_split import sequence_indices
 from meshwright.parallelism.token_exchange import TokenExchange
-from meshwright.spec.layout import Layout
+from meshwright.prover.faults import degree
 from meshwright.spec.proof import PlantedAxis
 from meshwright.trainer.training import Training
 
-FAULTS: Mapping[PlantedAxis, str] = {
-    "tp": "gradients of what every tp rank holds are not summed over tp",
-    "cp": "each rank turns queries and keys by the positions of the next cp rank",
-    "pp": "every stage but the first gets the activations of the microbatch before",
-    "ep": "rows come back from their experts in the place of the row before",
-    "dp": "every data-parallel rank sees the samples of the first",
-}
-"""What is done to each axis."""
-
-
-def degree(layout: Layout, axis: PlantedAxis) -> int:
-    """Return over how many ranks an axis splits: a fault in one of degree 1 changes nothing."""
-    value: int = getattr(layout, axis)
-    return value
-
 
 def plant(axis: PlantedAxis, training: Training) -> None:
-    """Break `axis` of `training`, as FAULTS says, where its layout has that axis."""
+    """Break `axis` of `training`, as prover/faults.py says, where its layout has that axis."""
     if degree(training.layout, axis) > 1:
         _PLANTERS[axis](training)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.log import logger
-from meshwright.prover.assemble import RanksDisagree, WholeRecord, assemble
+from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
 from meshwright.prover.compare import FLOAT32_BARS, FLOAT64_BARS, compare
-from meshwright.prover.plant import degree
+from meshwright.prover.faults import degree
 from meshwright.prover.record import record
 from meshwright.prover.small_job import SmallJob, small_job, write_corpus
 from meshwright.spec.job import Job
@@ -118,12 +118,14 @@ def _prove_layout(request: ProofRequest, small: SmallJob, layout: Layout, refere
             device=request.device,
         )
         repeats = all(is_equal for _, is_equal in answers) if request.repeat else None
-        differences = compare(assemble([one for one, _ in answers]), reference, bars)
+        whole = assemble([one for one, _ in answers])
+        problem = _unequal_text(whole.unequal_copies)
+        differences = compare(whole, reference, bars)
     except RanksFailed as failure:
         logger.error("%s: %s", layout_text(layout), failure)
         problem = failure.reason
-    except RanksDisagree as disagreement:
-        problem = str(disagreement)
+    except Incomparable as difference:
+        problem = str(difference)
     return LayoutProof(
         layout=layout,
         differences=differences,
@@ -131,3 +133,9 @@ def _prove_layout(request: ProofRequest, small: SmallJob, layout: Layout, refere
         repeats=repeats,
         took_s=time.monotonic() - started_s,
     )
+
+
+def _unequal_text(unequal: Sequence[str]) -> str | None:
+    if not unequal:
+        return None
+    return f"copies differ: {unequal[0]}" + (f", and {len(unequal) - 1} more" if len(unequal) > 1 else "")

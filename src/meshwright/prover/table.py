@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from meshwright.prover.faults import FAULTS
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.proof import Difference, LayoutProof, Proof
-from meshwright.units import format_duration
-
-_NO_LIMIT = 10_000
+from meshwright.units import format_count, format_duration
 
 
 def proof_table(proof: Proof) -> Table:
-    """Return the outcome of each layout, with the differences and, in %, how much of its bar each one takes."""
+    """Return the outcome of each layout, with its worst differences and how much of its bar each one takes."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("layout", "ranks", "loss", "gradient", "weight", "worst in", "s", "verdict"):
         is_number = header in ("ranks", "loss", "gradient", "weight", "s")
-        table.add_column(header, justify="right" if is_number else "left", overflow="fold")
+        # A layout or a name cut short cannot be copied.
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=True)
     for one in proof.layouts:
         table.add_row(*row_of(one), style=None if one.holds else "bold red")
     return table
@@ -36,38 +36,58 @@ def row_of(one: LayoutProof) -> list[str]:
 
 
 def difference_text(difference: Difference) -> str:
-    """Return a relative difference and the share of its bar: "3.1e-07 3%"; "=" where there is none at all."""
+    """Return a relative difference and the share of its bar: "3.1e-07 (3%)"; "equal" where there is none at all."""
     if difference.relative == 0:
-        return "="
+        return "equal"
     share = difference.relative / difference.bar
-    percent = f"{share:.0%}" if share < 10 else f"{share:.0e}x"
-    return f"{difference.relative:.1e} {percent}"
+    return f"{difference.relative:.1e} ({share:.0%})" if share < 10 else f"{difference.relative:.1e} ({share:.0e} x)"
 
 
 def worst_text(one: LayoutProof) -> str:
-    """Return where the layout differs most from one process, "" where it does not."""
+    """Return where the layout comes closest to a bar, or lies furthest above it; "" where nothing differs."""
     worst = one.worst
-    return f"{worst.name}, step {worst.step}" if worst is not None and worst.relative else ""
+    if worst is None or not worst.relative:
+        return ""
+    return f"{worst.kind}{f' of {worst.name}' if worst.name else ''}, step {worst.step}"
 
 
 def verdict(one: LayoutProof) -> str:
-    """Return whether the layout trains what one process trains, and what is wrong if it does not."""
-    if one.problem is not None:
-        return f"FAILS: {one.problem}"
-    if one.repeats is False:
-        return "DIFFERS from itself when it runs again"
+    """Return in a word whether the layout trains what one process trains."""
     if one.holds:
-        return "equal" if not any(difference.relative for difference in one.differences) else "holds"
-    what = dict(zip(("loss", "gradient", "weight"), one.differences, strict=True))
-    return f"DIFFERS in {', '.join(name for name, difference in what.items() if not difference.is_within)}"
+        return "holds"
+    return "WRONG" if one.differences else "FAILS"
 
 
-def summary(proof: Proof) -> str:
-    """Return what was compared and how it came out, in a line or two."""
-    num_layouts, wrong = len(proof.layouts), [one for one in proof.layouts if not one.holds]
-    what = "float64" if proof.exact else "float32"
-    outcome = "all hold" if not wrong else f"{len(wrong)} do not hold"
-    return (
-        f"{num_layouts} layouts against one process, {proof.num_steps} steps in {what}: {outcome} "
-        f"({format_duration(proof.took_s)})"
+def reasons(one: LayoutProof) -> str:
+    """Return what is wrong with a layout that does not hold; "" of one that does."""
+    wrong = [difference.kind for difference in one.differences if not difference.is_within]
+    texts = [f"{' and '.join(wrong)} not that of one process"] if wrong else []
+    texts += [one.problem] if one.problem else []
+    texts += ["another run gives other bits"] if one.repeats is False else []
+    return "; ".join(texts)
+
+
+def notes(proof: Proof) -> list[str]:
+    """Return what one must know to read the table, and how it came out, one sentence a line."""
+    wrong = sum(not one.holds for one in proof.layouts)
+    bars = next((one.differences for one in proof.layouts if one.differences), ())
+    lines = [f"{layout_text(one.layout)}: {reasons(one)}" for one in proof.layouts if not one.holds]
+    if bars:
+        allowed = ", ".join(f"{difference.kind} {difference.bar:.0e}" for difference in bars)
+        lines.append(f"Relative to one process; in brackets the share of what rounding explains: {allowed}.")
+    if proof.planted is not None:
+        found = "found" if wrong else "NOT found"
+        lines.append(f"A fault was planted in {proof.planted}, and {found}: {FAULTS[proof.planted]}.")
+    again = ", each twice with equal bits" if all(one.repeats for one in proof.layouts) else ""
+    outcome = "all hold" if not wrong else f"{wrong} of {len(proof.layouts)} do not hold"
+    lines.append(
+        f"{len(proof.layouts)} layouts, {proof.num_steps} steps in {'float64' if proof.exact else 'float32'}{again}: "
+        f"{outcome}; {format_duration(proof.took_s)}."
     )
+    return lines
+
+
+def changes_text(proof: Proof) -> str:
+    """Return what was made smaller, or fit for a comparison, in one paragraph."""
+    changes = ", ".join(f"{change.key} {change.original} -> {change.proven}" for change in proof.changes)
+    return f"{format_count(proof.num_parameters)} parameters: {changes}"

@@ -13,12 +13,17 @@ from meshwright.spec.noun import Noun
 PlantedAxis = Literal["tp", "cp", "pp", "ep", "dp"]
 """The axes that a proof can break on purpose."""
 
+DifferenceKind = Literal["loss", "gradient", "weight"]
+"""What a proof compares."""
+
 
 class Difference(Noun):
     """The worst distance of one kind between a layout and one process."""
 
+    kind: DifferenceKind
+    """What was compared; gradients are those before clipping, weights those after the last step."""
     name: str
-    """The loss, or the parameter that it was found in, by its name in the plain model."""
+    """The parameter that it was found in, by its name in the plain model; "" of the loss, "all" of a norm over all."""
     step: NonNegativeInt
     """The optimizer step at which it was worst; 0 is before the first one."""
     relative: NonNegativeFloat

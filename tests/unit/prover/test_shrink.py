@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from meshwright.prover.shrink import shrink
 from meshwright.prover.small_job import small_job
-from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout_text import layout_text
