@@ -1,5 +1,6 @@
 """A run that stopped is the run that never did."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ import pytest
 from torch import distributed as dist
 
 from meshwright.errors import ExitCode
+from meshwright.spec.layout import AXES
 from run_ranks import run_ranks
-from training_runs import tiny_job, train_on_ranks, train_on_this_rank
+from training_runs import TINY_MODEL, FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
 
 
 def test_resume_on_the_same_layout_is_bit_equal(tmp_path: Path) -> None:
@@ -37,6 +39,40 @@ def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_
     assert len(compared) == 20
     for step in compared:
         assert resumed.losses[step] == pytest.approx(straight.losses[step], rel=1e-5)
+
+
+DENSE = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 4, "tie_embeddings": True}}
+MIXTURE = {"source": "moe-4m", "options": {"dim": 32, "num_layers": 3, "num_experts": 8, "expert_ffn_dim": 16}}
+
+
+@pytest.mark.parametrize(
+    ("model", "saved", "others"),
+    [
+        (DENSE, {"pp": 2, "tp": 2}, [{"dp_shard": 4}]),
+        (DENSE, {"pp": 2, "schedule": "ZBVZeroBubble"}, [{"dp_replicate": 2}]),
+        (MIXTURE, {"dp_shard": 2, "tp": 2, "ep": 4}, [{}, {"pp": 2, "dp_shard": 2, "ep": 2}]),
+    ],
+    ids=str,
+)
+def test_resume_on_any_layout(
+    tmp_path: Path, model: dict[str, Any], saved: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    def run(name: str, layout: dict[str, Any], *, resume: bool, **train: int) -> FinishedRun:
+        job = tiny_job(tmp_path, layout={"dp_shard": 1, **layout}, train=train, model=model)
+        num_ranks = math.prod(layout.get(axis, 1) for axis in AXES)
+        return train_on_ranks(job, tmp_path / name, num_ranks, resume=resume)
+
+    straight = run("straight", saved, resume=False)
+    run("stopped", saved, resume=False, stop_after=3)
+    for number, layout in enumerate([saved, *others]):
+        name = shutil.copytree(tmp_path / "stopped", tmp_path / f"resumed-{number}").name
+        resumed = run(name, layout, resume=True)
+        if layout == saved:
+            assert resumed.parameter_hash == straight.parameter_hash
+            assert resumed.losses == straight.losses
+        for step in (4, 5, 6):
+            assert resumed.losses[step] == pytest.approx(straight.losses[step], rel=1e-5)
+            assert resumed.grad_norms[step] == pytest.approx(straight.grad_norms[step], rel=1e-4)
 
 
 def train_where_the_last_rank_sees_no_checkpoint(job: dict[str, Any], folder: str) -> None:
