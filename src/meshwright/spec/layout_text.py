@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -66,7 +67,9 @@ def _value(name: str, text: str) -> Any:
     return int(text) if is_number else text
 
 
+@cache
 def _kinds(name: str) -> list[dict[str, Any]]:
+    """Return the JSON Schemas of what a value of the key `name` may be."""
     schema = Layout.model_json_schema()["properties"][name]
     kinds: list[dict[str, Any]] = schema.get("anyOf", [schema])
     return kinds
