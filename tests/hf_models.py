@@ -9,15 +9,47 @@ import pytest
 import torch
 
 from meshwright.checkpoint.save import save
+from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
 from meshwright.models.llama import Llama
 from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
 from meshwright.spec.job import Job
+from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.run import Manifest, Run
 
 # Queries, outputs and all of the feed-forward network are square here: a transposed matrix has the right shape.
 SQUARE = {"dim": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "ffn_dim": 32}
 NARROW = {"dim": 24, "num_heads": 4, "num_kv_heads": 1, "head_dim": 10, "ffn_dim": 40}
+THEIR_SIZES = {
+    "vocab_size": 264,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "max_position_embeddings": 128,
+}
+THEIR_EXPERTS = {
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
+    "deepseek_v3": {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 12,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 12,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "num_mtp_layers": 0,
+    },
+}
 SCALING = RopeScaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=32)
 
 
@@ -25,21 +57,42 @@ def architecture(**changes: Any) -> LlamaArchitecture:
     return LlamaArchitecture.from_dict({"vocab_size": 264, "num_layers": 2, "max_seq_len": 128, **SQUARE, **changes})
 
 
+def moe_architecture(**changes: Any) -> MoEArchitecture:
+    """Return a small one of Mixtral's kind."""
+    experts = {"num_experts": 6, "experts_per_token": 2, "expert_ffn_dim": 16}
+    return MoEArchitecture.from_dict({**architecture().to_dict(), **experts, **changes})
+
+
 def write_run(folder: Path, model: LlamaArchitecture, seed: int = 0, data: dict[str, Any] | None = None) -> Llama:
     """Write a run with the checkpoint step-3 of a model with random weights, and return the model."""
-    llama = Llama(model)
+    llama = build_architecture(model)
     initialize(llama, seed)
     with torch.no_grad():
         for name, parameter in llama.named_parameters():
             # Norms that are all 1 would hide that two of them were swapped.
             if name.endswith("norm.weight"):
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) / 4)
+        for name, buffer in llama.named_buffers():
+            buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(len(name))) / 4)
     run = Run(folder)
-    options = {name: value for name, value in model.to_dict().items() if value is not None}
-    job = Job.from_dict({"model": {"source": "llama-1m", "options": options}, "data": data or {}})
-    save(run.checkpoint(3), {"model": dict(llama.named_parameters()), "optimizer": {}}, {"step": 3})
+    buffers = {f"buffer.{name}": buffer for name, buffer in llama.named_buffers() if name in llama.state_dict()}
+    save(run.checkpoint(3), {"model": {**dict(llama.named_parameters()), **buffers}, "optimizer": {}}, {"step": 3})
+    section = {"source": _preset_like(model), "options": _plain(model.to_dict())}
+    job = Job.from_dict({"model": section, "data": data or {}})
     run.manifest.write_text(Manifest(job=job, seed=0, num_parameters=1).to_json())
     return llama.requires_grad_(False).eval()
+
+
+def _preset_like(model: LlamaArchitecture) -> str:
+    if not isinstance(model, MoEArchitecture):
+        return "llama-1m"
+    return "moe-4m" if model.latent is None else "mla-moe-4m"
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what a job file can hold: no null."""
+    kept = {name: value for name, value in values.items() if value is not None}
+    return {name: _plain(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def require_transformers() -> Any:
@@ -53,25 +106,15 @@ def write_hf(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **opti
     """Write a folder as transformers writes it, of a model with random weights, and return their model."""
     transformers = require_transformers()
     save_options = {key: options.pop(key) for key in ("max_shard_size",) if key in options}
-    config_class = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[kind]
-    config = config_class(
-        **{
-            "vocab_size": 264,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "intermediate_size": 32,
-            "max_position_embeddings": 128,
-            **options,
-        }
-    )
+    config = transformers.AutoConfig.for_model(kind, **{**THEIR_SIZES, **THEIR_EXPERTS.get(kind, {}), **options})
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
     model = model.to(dtype).eval()
     model.save_pretrained(folder, **save_options)
     return model

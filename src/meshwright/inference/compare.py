@@ -16,12 +16,14 @@ def max_logits_difference(model: Llama, hf_folder: Path, dtype: torch.dtype) -> 
     """Return the largest absolute difference of logits between `model` and transformers' reading of `hf_folder`.
 
     Both compute in float32 on the CPU, on random tokens. The weights of `model` are rounded to `dtype` in place, as the
-    export rounded them. Raises UnsupportedError where transformers is not installed.
+    export rounded them, but no buffer is. Raises UnsupportedError where transformers is not installed.
     """
     transformers = import_extra("transformers", "comparing with transformers")
     transformers.utils.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(hf_folder, dtype=torch.float32).eval()
-    ours = model.cpu().to(dtype).float()
+    ours = model.cpu()
+    for parameter in ours.parameters():
+        parameter.copy_(parameter.to(dtype))
     generator = torch.Generator().manual_seed(0)
     tokens_BS = torch.randint(model.architecture.vocab_size, (_NUM_SEQUENCES, _SEQ_LEN), generator=generator)
     with torch.inference_mode():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meshwright.checkpoint.contents import FILE_NAME
+from meshwright.checkpoint.hf.families import BUFFER
 from meshwright.checkpoint.hf.folder import read_json
 from meshwright.checkpoint.hf.side_files import CONFIG, GENERATION_CONFIG, TOKENIZER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
@@ -19,6 +20,7 @@ from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from meshwright.errors import ConfigError
 from meshwright.extras import import_extra
+from meshwright.models.build import build_architecture
 from meshwright.models.llama import Llama
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.hf_config import architecture_from_hf
@@ -69,8 +71,14 @@ def load_model(source: Path, step: int | None = None, device: torch.device | Non
 def build_with(architecture: LlamaArchitecture, parameters: Mapping[str, Tensor], device: torch.device) -> Llama:
     """Return the model with these parameters in float32, for inference."""
     with torch.device("meta"):
-        model = Llama(architecture)
-    state = {name: tensor.to(device=device, dtype=torch.float32) for name, tensor in parameters.items()}
+        model = build_architecture(architecture)
+    # What is counted in training is in no checkpoint, and would stay without memory.
+    for name, buffer in list(model.named_buffers()):
+        module_name, _, buffer_name = name.rpartition(".")
+        setattr(model.get_submodule(module_name), buffer_name, torch.zeros_like(buffer, device=device))
+    state = {
+        name.removeprefix(BUFFER): tensor.to(device=device, dtype=torch.float32) for name, tensor in parameters.items()
+    }
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(False).eval()
 

@@ -67,9 +67,9 @@ class LayerCache:
         assert self.length <= self._max_len, f"{self.length} positions in a KVCache of {self._max_len}"
         if self._key_BMKH is None or self._value_BMKH is None:
             # Sized by what arrives: the batch, and the key heads, which may be this rank's share of them.
-            batch_size, _, *rest = key_BSKH.shape
-            self._key_BMKH = key_BSKH.new_empty(batch_size, self._max_len, *rest)
-            self._value_BMKH = value_BSKH.new_empty(batch_size, self._max_len, *rest)
+            batch_size = key_BSKH.shape[0]
+            self._key_BMKH = key_BSKH.new_empty(batch_size, self._max_len, *key_BSKH.shape[2:])
+            self._value_BMKH = value_BSKH.new_empty(batch_size, self._max_len, *value_BSKH.shape[2:])
         self._key_BMKH[:, start : self.length] = key_BSKH
         self._value_BMKH[:, start : self.length] = value_BSKH
         return self._key_BMKH[:, : self.length], self._value_BMKH[:, : self.length]

@@ -69,10 +69,11 @@ class LatentAttention(nn.Module):
     def _queries(self, x_BSD: Tensor) -> Tensor:
         """Return query_BSNH, before RoPE."""
         if self.has_query_latent:
-            query_BSQ: Tensor = self.query_up(self.query_norm(self.query_down(x_BSD)))
+            heads_BSQ = self.query_up(self.query_norm(self.query_down(x_BSD)))
         else:
-            query_BSQ = self.query(x_BSD)
-        return query_BSQ.unflatten(-1, (-1, sum(self.head_parts)))
+            heads_BSQ = self.query(x_BSD)
+        query_BSNH: Tensor = heads_BSQ.unflatten(-1, (-1, sum(self.head_parts)))
+        return query_BSNH
 
     def _rotate(self, x_BSNR: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
         if self.interleaved:

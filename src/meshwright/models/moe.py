@@ -48,9 +48,10 @@ class MixtureOfExperts(nn.Module):
         # Sorted by expert, and in the order of tokens within each, whoever runs this: sums come out the same.
         order_R = routing.expert_TK.flatten().argsort(stable=True)
         place_R = torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
-        rows_RD = _ToRows.apply(x_BSD.flatten(0, 1), order_R, place_R)
+        rows_RD = _ToRows.apply(x_BSD.flatten(0, 1), order_R, place_R)  # type: ignore[no-untyped-call]
         rows_RD = self.dispatch(self.experts, rows_RD, routing.counts_E)
-        chosen_TKD = _Permute.apply(rows_RD, place_R, order_R).view(*routing.expert_TK.shape, -1)
+        rows_RD = _Permute.apply(rows_RD, place_R, order_R)  # type: ignore[no-untyped-call]
+        chosen_TKD = rows_RD.view(*routing.expert_TK.shape, -1)
         mixed_TD = (chosen_TKD * routing.weight_TK.type_as(chosen_TKD)[..., None]).sum(1)
         mixed_BSD: Tensor = mixed_TD.view_as(x_BSD)
         return mixed_BSD if self.shared is None else mixed_BSD + self.shared(x_BSD)
@@ -145,8 +146,10 @@ class Router(nn.Module):
             self.z_loss += z_loss.detach()
             loss = loss + self.rules.z_loss * z_loss
         self.num_forwards += 1
-        with_loss: Tensor = _WithLoss.apply(weight_BSK, loss, self.loss_scale) if loss.requires_grad else weight_BSK
-        return with_loss
+        if not loss.requires_grad:
+            return weight_BSK
+        with_loss_BSK: Tensor = _WithLoss.apply(weight_BSK, loss, self.loss_scale)  # type: ignore[no-untyped-call]
+        return with_loss_BSK
 
 
 class Experts(nn.Module):

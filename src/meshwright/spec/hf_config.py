@@ -1,7 +1,7 @@
-"""architecture_from_hf and architecture_to_hf: a Hugging Face config.json of a Llama or Qwen3 model, both ways.
+"""architecture_from_hf and architecture_to_hf: a Hugging Face config.json of a known family, both ways.
 
-What changes the function that the model computes is either understood or refused by name; what does not is listed.
-Reads both spellings of RoPE: `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+What changes the function that the model computes is either understood or refused by name; what does not is listed. The
+names stand in spec/hf_families.py.
 """
 
 from __future__ import annotations
@@ -11,51 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
+from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.hf_families import ALIASES, FAMILIES, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
+from meshwright.spec.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
+from meshwright.spec.moe_architecture import MoEArchitecture
 
-_MODEL_TYPES = ("llama", "qwen3")
-
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "dim",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "ffn_dim",
-}
-"""Keys that every config must have -> our fields."""
-
-_OPTIONAL = {
-    "num_key_value_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "rms_norm_eps": "norm_eps",
-    "max_position_embeddings": "max_seq_len",
-    "tie_word_embeddings": "tie_embeddings",
-}
-"""Keys for which transformers has a default -> our fields."""
-
-_ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
-
-_ONLY_VALUES: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "attention_dropout": 0.0,
-    "use_sliding_window": False,
-    "is_encoder_decoder": False,
-    "quantization_config": None,
-    "partial_rotary_factor": 1.0,
-}
-"""Keys that would change the model, with the one value that leaves it as ours is."""
-
-_HARMLESS = {
-    *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "initializer_range"),
-    *("use_cache", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id", "chunk_size_feed_forward"),
-    *("id2label", "label2id", "problem_type", "return_dict", "output_hidden_states", "output_attentions"),
-    *("max_length", "temperature", "top_p", "top_k", "do_sample"),
-    *("sliding_window", "max_window_layers", "layer_types"),
-}
-"""Keys that do not change the logits: provenance, storage, generation defaults, other heads. The last line counts only
-with use_sliding_window; layer_types is looked into on its own."""
+_ELSEWHERE = "choose another model.source, or bring the model as my_module:MyModel"
 
 
 def architecture_from_hf(config: dict[str, Any], source: str = "config.json") -> LlamaArchitecture:
@@ -63,73 +24,105 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
 
     Raises UnsupportedError for a model or an attribute that Meshwright does not compute, ConfigError for a broken file.
     """
-    model_type = config.get("model_type")
-    if model_type not in _MODEL_TYPES:
+    model_type = str(config.get("model_type"))
+    if model_type not in FAMILIES:
+        *others, last = FAMILIES
         raise UnsupportedError(
-            f"{source} has model_type = {model_type!r}, but Meshwright reads {' and '.join(_MODEL_TYPES)} only: "
-            "choose another model.source, or bring the model as my_module:MyModel"
+            f"{source} has model_type = {config.get('model_type')!r}, but Meshwright reads {', '.join(others)} and "
+            f"{last} only: {_ELSEWHERE}"
         )
-    _refuse_unsupported(config, source)
-    missing = [key for key in _SIZES if type(config.get(key)) is not int or config[key] < 1]
+    family = FAMILIES[model_type]
+    config = {ALIASES.get(model_type, {}).get(key, key): value for key, value in config.items()}
+    _refuse_unsupported(config, family, source)
+    missing = [key for key in family.sizes if type(config.get(key)) is not int or config[key] < 1]
     if missing:
         raise ConfigError(
             f"{source} has no whole number above 0 for {', '.join(missing)}, which every {model_type} config has: "
             "take the whole config.json of the model"
         )
-    fields = {ours: config[theirs] for theirs, ours in _SIZES.items()}
-    fields |= _defaults(config, source)
-    fields |= {ours: config[theirs] for theirs, ours in _OPTIONAL.items() if config.get(theirs) is not None}
+    fields = {ours: config[theirs] for theirs, ours in family.sizes.items()}
+    fields |= _defaults(config, family, source)
+    fields |= {ours: config[theirs] for theirs, ours in family.optional.items() if config.get(theirs) is not None}
+    fields |= {**family.implied, **_derived(config, model_type, source), **rope_from_hf(config, family, source)}
     try:
-        return LlamaArchitecture.from_dict({**fields, **_rope_fields(config, source), "qk_norm": model_type == "qwen3"})
+        return family.architecture.from_dict(_nested(fields))
     except ValidationError as error:
-        theirs = {ours: key for key, ours in {**_SIZES, **_OPTIONAL}.items()}
+        theirs = {ours: key for key, ours in {**family.sizes, **family.optional}.items()}
         raise ConfigError("\n".join(_explain(problem, source, theirs) for problem in error.errors())) from None
 
 
 def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
     """Return the config that transformers 4 and 5 read as `architecture`; token ids and dtype are the caller's to add.
 
-    RoPE is written in the older spelling, which both versions and the inference engines understand.
+    Raises UnsupportedError for a mixture of experts that no family of transformers computes.
     """
-    model_type, name = ("qwen3", "Qwen3") if architecture.qk_norm else ("llama", "Llama")
-    scaling = architecture.rope_scaling
+    model_type = hf_model_type(architecture)
+    family = FAMILIES[model_type]
+    if obstacles := hf_obstacles(architecture):
+        raise UnsupportedError(
+            f"no model of transformers computes this one; {family.title} comes nearest, but does not have "
+            f"{'; nor '.join(obstacles)}: change that, or read the tensors with meshwright.checkpoint.load"
+        )
+    keys = {**family.sizes, **family.optional}
+    special: dict[str, Any] = {}
+    if model_type == "qwen3_moe":
+        assert isinstance(architecture, MoEArchitecture)
+        special["mlp_only_layers"] = list(range(architecture.num_dense_layers))
     return {
-        "architectures": [f"{name}ForCausalLM"],
+        "architectures": [f"{family.title}ForCausalLM"],
         "model_type": model_type,
-        **{theirs: getattr(architecture, ours) for theirs, ours in {**_SIZES, **_OPTIONAL}.items()},
-        "rope_theta": architecture.rope_theta,
-        "rope_scaling": None if scaling is None else _scaling_to_hf(scaling),
+        **{theirs: _get(architecture, ours) for theirs, ours in keys.items()},
+        **rope_to_hf(architecture),
         "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        **({"use_sliding_window": False} if architecture.qk_norm else {"mlp_bias": False}),
+        **family.written,
+        **special,
     }
 
 
-def _scaling_to_hf(scaling: RopeScaling) -> dict[str, Any]:
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_seq_len,
-    }
+def hf_model_type(architecture: LlamaArchitecture) -> str:
+    """Return the family of transformers that computes `architecture`, or comes nearest to it."""
+    if not isinstance(architecture, MoEArchitecture):
+        return "qwen3" if architecture.qk_norm else "llama"
+    if architecture.latent is not None:
+        return "deepseek_v3"
+    return "qwen3_moe" if architecture.qk_norm else "mixtral"
 
 
-def _refuse_unsupported(config: dict[str, Any], source: str) -> None:
-    for key, allowed in _ONLY_VALUES.items():
+def hf_obstacles(architecture: LlamaArchitecture) -> list[str]:
+    """Return the fields, with their values, in which `architecture` differs from all that its family can be."""
+    if not isinstance(architecture, MoEArchitecture):
+        return []
+    family, router = FAMILIES[hf_model_type(architecture)], architecture.router
+    wrong = [name for name, value in family.implied.items() if _get(architecture, name) != value]
+    # The rate itself is not in a config, only that there is a bias.
+    wrong = [name for name in wrong if name != "router.bias_update_rate" or not router.bias_update_rate]
+    if architecture.latent is None:
+        wrong += ["router.bias_update_rate"] if router.bias_update_rate else []
+        wrong += ["router.groups_per_token"] if router.groups_per_token < router.num_groups else []
+    else:
+        wrong += ["router.num_groups"] if architecture.num_experts == router.num_groups > 1 else []
+        wrong += ["num_shared_experts"] if not architecture.num_shared_experts else []
+    obstacles = [f"{name} = {_get(architecture, name)}" for name in wrong]
+    yarn = architecture.yarn
+    obstacle = None if yarn is None else yarn_obstacle(yarn.mscale, yarn.mscale_all_dim)
+    return obstacles if obstacle is None else [*obstacles, obstacle]
+
+
+def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> None:
+    only = {**ONLY, **family.only}
+    for key, allowed in only.items():
         if config.get(key, allowed) != allowed:
             raise UnsupportedError(
                 f"{source} has {key} = {config[key]!r}, which Meshwright does not compute: it would have to be "
-                f"{allowed!r}; choose another model.source, or bring the model as my_module:MyModel"
+                f"{allowed!r}; {_ELSEWHERE}"
             )
     unlike = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
     if unlike:
         raise UnsupportedError(
             f"{source} has layers of type {', '.join(unlike)} in layer_types, but Meshwright computes full_attention "
-            "only: choose another model.source, or bring the model as my_module:MyModel"
+            f"only: {_ELSEWHERE}"
         )
-    known = {*_SIZES, *_OPTIONAL, *_ONLY_VALUES, *_ROPE_KEYS, *_HARMLESS}
+    known = {*family.sizes, *family.optional, *only, *ROPE_KEYS, *HARMLESS, *family.harmless}
     unknown = sorted(key for key in config if key not in known and not key.startswith("_"))
     if unknown:
         raise UnsupportedError(
@@ -138,58 +131,68 @@ def _refuse_unsupported(config: dict[str, Any], source: str) -> None:
         )
 
 
-def _defaults(config: dict[str, Any], source: str) -> dict[str, Any]:
-    # What transformers 5.23 (configuration_llama.py, configuration_qwen3.py) takes where a key is absent.
+def _defaults(config: dict[str, Any], family: Family, source: str) -> dict[str, Any]:
     heads, width = config["num_attention_heads"], config["hidden_size"]
-    if config["model_type"] == "qwen3":
-        kv_heads = heads if "num_key_value_heads" in config else 32
-        return {"num_kv_heads": kv_heads, "head_dim": 128, "norm_eps": 1e-6, "max_seq_len": 32_768}
-    if config.get("head_dim") is None and width % heads:
-        raise ConfigError(
-            f"{source} has no head_dim, and hidden_size = {width} does not divide by num_attention_heads = {heads}: "
-            "set head_dim, or make them divide"
-        )
-    return {"num_kv_heads": heads, "head_dim": width // heads, "norm_eps": 1e-6, "max_seq_len": 2048}
+    defaults = {"num_kv_heads": heads, **family.defaults}
+    # For these transformers tells null from absent.
+    if "num_key_value_heads" in config:
+        defaults["num_kv_heads"] = heads
+    if "q_lora_rank" in config:
+        defaults.pop("latent.query_rank", None)
+    if defaults.get("head_dim") == WIDTH_OF_HEADS:
+        if config.get("head_dim") is None and width % heads:
+            raise ConfigError(
+                f"{source} has no head_dim, and hidden_size = {width} does not divide by num_attention_heads = "
+                f"{heads}: set head_dim, or make them divide"
+            )
+        defaults["head_dim"] = width // heads
+    return defaults
 
 
-def _rope_fields(config: dict[str, Any], source: str) -> dict[str, Any]:
-    rope = {"rope_theta": config.get("rope_theta")}
-    for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(config.get(key) or {}, dict):
-            raise ConfigError(f"{source} has {key} = {config[key]!r} where an object was expected: correct it there")
-        rope |= config.get(key) or {}
-    theta = rope.pop("rope_theta")
-    fields: dict[str, Any] = {"rope_theta": 10_000.0 if theta is None else theta}
-    # "type" is the older name of "rope_type"; some files have both.
-    legacy_type = rope.pop("type", None)
-    rope_type = rope.pop("rope_type", legacy_type) or "default"
-    if rope_type not in ("default", "llama3"):
-        raise UnsupportedError(
-            f"{source} has rope_type = {rope_type!r}, but Meshwright computes 'default' and 'llama3' only: "
-            "choose another model.source, or bring the model as my_module:MyModel"
-        )
-    names = {"original_max_position_embeddings": "original_max_seq_len"}
-    scaling = {names.get(key, key): value for key, value in rope.items() if value is not None}
-    if scaling.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedError(
-            f"{source} turns only a part of each head (partial_rotary_factor), which Meshwright does not compute: "
-            "choose another model.source, or bring the model as my_module:MyModel"
-        )
-    if rope_type == "llama3":
-        return {**fields, "rope_scaling": scaling}
-    if scaling:
-        raise UnsupportedError(
-            f"{source} has {', '.join(sorted(scaling))} with the default RoPE, which takes none: "
-            "set rope_type to 'llama3' in a copy of the file, or remove them"
-        )
-    return fields
+def _derived(config: dict[str, Any], model_type: str, source: str) -> dict[str, Any]:
+    """Return the fields that no single key gives."""
+    if model_type == "deepseek_v3":
+        return {"head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"]}
+    if model_type == "mixtral":
+        return {"ffn_dim": config["intermediate_size"]}
+    if model_type == "qwen3_moe":
+        dense = sorted(config.get("mlp_only_layers") or ())
+        if dense != list(range(len(dense))):
+            raise UnsupportedError(
+                f"{source} has mlp_only_layers = {dense}, but Meshwright computes models whose first layers are the "
+                f"dense ones: {_ELSEWHERE}"
+            )
+        return {"num_dense_layers": len(dense)}
+    return {}
+
+
+def _get(architecture: LlamaArchitecture, dotted: str) -> Any:
+    value: Any = architecture
+    for name in dotted.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _nested(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return {"a.b": 1} as {"a": {"b": 1}}."""
+    nested: dict[str, Any] = {}
+    for dotted, value in fields.items():
+        *parts, name = dotted.split(".")
+        place = nested
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[name] = value
+    return nested
 
 
 def _explain(problem: Any, source: str, theirs: dict[str, str]) -> str:
     reason = problem["msg"].removeprefix("Value error, ")
-    if not problem["loc"]:
+    place = ".".join(str(part) for part in problem["loc"])
+    place = theirs.get(place, place)
+    if not place:
         return f"{source}: {reason}"
-    place = ".".join(theirs.get(str(part), str(part)) for part in problem["loc"])
+    # The stretch of RoPE keeps our names of its parts, but for this one.
+    place = place.replace("original_max_seq_len", "original_max_position_embeddings").replace("yarn", "rope_scaling")
     if problem["type"] == "missing":
         return f"{source} has no {place}: set it there"
     return f"{source} has {place} = {problem['input']!r}: {reason}"

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from meshwright.errors import ConfigError
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.hf_config import architecture_from_hf
+from meshwright.spec.noun import Noun
 from meshwright.spec.presets import PRESETS
 from meshwright.spec.sections import ModelSection
 from meshwright.spec.user_object import is_object_source
@@ -65,7 +66,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> LlamaArchitecture:
-    fields = list(LlamaArchitecture.model_fields)
+    fields = list(type(architecture).model_fields)
     unknown = [
         f"model.options.{name} is no field of the architecture of {section.source!r}: "
         f"did you mean {_nearest(name, fields)}? (fields: {', '.join(fields)})"
@@ -75,9 +76,15 @@ def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> Lla
     if unknown:
         raise ConfigError("\n".join(unknown))
     try:
-        return architecture.replace(**section.options)
+        merged = {name: _merged(getattr(architecture, name), value) for name, value in section.options.items()}
+        return architecture.replace(**merged)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem, section.source) for problem in error.errors())) from None
+
+
+def _merged(current: Any, value: Any) -> Any:
+    """Return a part of the architecture with the given fields of it changed; anything else is replaced whole."""
+    return {**current.to_dict(), **value} if isinstance(current, Noun) and isinstance(value, dict) else value
 
 
 def _explain(problem: Any, source: str) -> str:

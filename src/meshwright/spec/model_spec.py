@@ -1,9 +1,10 @@
 """ModelSpec: a model as an ordered list of block groups, each op with its shapes; no tensor, no torch.
 
-The FLOPs are those of MFU: for one token 6 x matmul parameters (head included, embedding lookup not) plus
-6 L heads head_dim s of causal attention. The 6 of the parameters is 2 (multiply, add) x 3 (forward, backward to the
-inputs, backward to the weights). That of attention is 2 matmuls x 2 x 3 passes, halved since the mask hides one half of
-the pairs. Recomputation does not count. The mask's half is exact up to one part in s: the diagonal.
+The FLOPs are those of MFU: for one token 6 x matmul parameters (head included, embedding lookup not; of the experts
+those that the token goes to) plus 6 L heads head_dim s of causal attention, head_dim being the mean of that of keys and
+that of values. The 6 of the parameters is 2 (multiply, add) x 3 (forward, backward to the inputs, backward to the
+weights). That of attention is 2 matmuls x 2 x 3 passes, halved since the mask hides one half of the pairs.
+Recomputation does not count. The mask's half is exact up to one part in s: the diagonal.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pydantic import Field, PositiveInt
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.moe_architecture import LatentAttention, MoEArchitecture
 from meshwright.spec.noun import Noun
-from meshwright.spec.op import Attention, Elementwise, Embedding, Head, Matmul, Norm, Op, Rope
+from meshwright.spec.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
@@ -73,20 +75,30 @@ class ModelSpec(Noun):
 
 
 def model_spec(architecture: LlamaArchitecture) -> ModelSpec:
-    """Return what meshwright.models.llama.Llama computes for `architecture`, op by op."""
+    """Return what the model of `architecture` computes (models/build.py), op by op."""
     first = Embedding(name="embedding", vocab_size=architecture.vocab_size, dim=architecture.dim)
     last = (
         Norm(name="norm", width=architecture.dim),
         Head(name="head", dim=architecture.dim, vocab_size=architecture.vocab_size, tied=architecture.tie_embeddings),
     )
-    block = (*_attention_ops(architecture), *_ffn_ops(architecture))
     return ModelSpec(
         groups=(
             BlockGroup(name="", count=1, ops=(first,)),
-            BlockGroup(name="blocks", count=architecture.num_layers, ops=block),
+            *_block_groups(architecture),
             BlockGroup(name="", count=1, ops=last),
         )
     )
+
+
+def _block_groups(architecture: LlamaArchitecture) -> tuple[BlockGroup, ...]:
+    """Return the groups of equal blocks, in order: dense ones, then mixtures of experts, where there are any."""
+    if not isinstance(architecture, MoEArchitecture):
+        attention, kinds = _attention_ops(architecture), [(architecture.num_layers, _ffn_ops(architecture))]
+    else:
+        latent, num_dense = architecture.latent, architecture.num_dense_layers
+        attention = _attention_ops(architecture) if latent is None else _latent_attention_ops(architecture, latent)
+        kinds = [(num_dense, _ffn_ops(architecture)), (architecture.num_layers - num_dense, _moe_ops(architecture))]
+    return tuple(BlockGroup(name="blocks", count=count, ops=(*attention, *ffn)) for count, ffn in kinds if count)
 
 
 def _attention_ops(architecture: LlamaArchitecture) -> tuple[Op, ...]:
@@ -103,19 +115,95 @@ def _attention_ops(architecture: LlamaArchitecture) -> tuple[Op, ...]:
         Matmul(name="attention.value", in_features=dim, out_features=architecture.kv_dim),
         *(norms if architecture.qk_norm else ()),
         Rope(name="attention.rope", num_heads=heads + kv_heads, head_dim=head_dim),
-        Attention(name="attention", num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, causal=True),
+        Attention(
+            name="attention",
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_head_dim=head_dim,
+            causal=True,
+        ),
         Matmul(name="attention.output", in_features=architecture.attention_dim, out_features=dim),
         Elementwise(name="attention_residual", reads_per_token=2 * dim, writes_per_token=dim),
     )
 
 
+def _latent_attention_ops(architecture: MoEArchitecture, latent: LatentAttention) -> tuple[Op, ...]:
+    dim, heads = architecture.dim, architecture.num_heads
+    queries, values = heads * architecture.head_dim, heads * latent.value_head_dim
+    kv_heads = heads * (latent.plain_head_dim + latent.value_head_dim)
+    query: tuple[Op, ...] = (Matmul(name="attention.query", in_features=dim, out_features=queries),)
+    if latent.query_rank is not None:
+        query = (
+            Matmul(name="attention.query_down", in_features=dim, out_features=latent.query_rank),
+            Norm(name="attention.query_norm", width=latent.query_rank),
+            Matmul(name="attention.query_up", in_features=latent.query_rank, out_features=queries),
+        )
+    return (
+        Norm(name="attention_norm", width=dim),
+        *query,
+        Matmul(name="attention.kv_down", in_features=dim, out_features=latent.kv_rank + latent.rope_head_dim),
+        Norm(name="attention.kv_norm", width=latent.kv_rank),
+        Matmul(name="attention.kv_up", in_features=latent.kv_rank, out_features=kv_heads),
+        # The turned part of the key is one for all heads.
+        Rope(name="attention.rope", num_heads=heads + 1, head_dim=latent.rope_head_dim),
+        Attention(
+            name="attention",
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=architecture.head_dim,
+            value_head_dim=latent.value_head_dim,
+            causal=True,
+        ),
+        Matmul(name="attention.output", in_features=values, out_features=dim),
+        Elementwise(name="attention_residual", reads_per_token=2 * dim, writes_per_token=dim),
+    )
+
+
 def _ffn_ops(architecture: LlamaArchitecture) -> tuple[Op, ...]:
-    dim, ffn_dim = architecture.dim, architecture.ffn_dim
+    dim = architecture.dim
     return (
         Norm(name="ffn_norm", width=dim),
-        Matmul(name="ffn.gate", in_features=dim, out_features=ffn_dim),
-        Matmul(name="ffn.up", in_features=dim, out_features=ffn_dim),
-        Elementwise(name="ffn.swiglu", reads_per_token=2 * ffn_dim, writes_per_token=ffn_dim),
-        Matmul(name="ffn.down", in_features=ffn_dim, out_features=dim),
+        *_swiglu_ops("ffn", dim, architecture.ffn_dim),
         Elementwise(name="ffn_residual", reads_per_token=2 * dim, writes_per_token=dim),
+    )
+
+
+def _moe_ops(architecture: MoEArchitecture) -> tuple[Op, ...]:
+    dim, ffn_dim, chosen = architecture.dim, architecture.expert_ffn_dim, architecture.experts_per_token
+    shared = _swiglu_ops("ffn.shared", dim, architecture.shared_ffn_dim) if architecture.num_shared_experts else ()
+
+    def experts(part: str, in_features: int, out_features: int) -> GroupedMatmul:
+        return GroupedMatmul(
+            name=f"ffn.experts.{part}",
+            num_experts=architecture.num_experts,
+            experts_per_token=chosen,
+            in_features=in_features,
+            out_features=out_features,
+        )
+
+    def elementwise(name: str, reads: int, writes: int) -> Elementwise:
+        return Elementwise(name=name, reads_per_token=reads, writes_per_token=writes)
+
+    return (
+        Norm(name="ffn_norm", width=dim),
+        Matmul(name="ffn.router", in_features=dim, out_features=architecture.num_experts),
+        elementwise("ffn.to_rows", chosen * dim, chosen * dim),
+        experts("gate", dim, ffn_dim),
+        experts("up", dim, ffn_dim),
+        elementwise("ffn.experts.swiglu", 2 * chosen * ffn_dim, chosen * ffn_dim),
+        experts("down", ffn_dim, dim),
+        elementwise("ffn.from_rows", chosen * dim, chosen * dim),
+        elementwise("ffn.mix", chosen * dim, dim),
+        *shared,
+        elementwise("ffn_residual", (3 if shared else 2) * dim, dim),
+    )
+
+
+def _swiglu_ops(name: str, dim: int, ffn_dim: int) -> tuple[Op, ...]:
+    return (
+        Matmul(name=f"{name}.gate", in_features=dim, out_features=ffn_dim),
+        Matmul(name=f"{name}.up", in_features=dim, out_features=ffn_dim),
+        Elementwise(name=f"{name}.swiglu", reads_per_token=2 * ffn_dim, writes_per_token=ffn_dim),
+        Matmul(name=f"{name}.down", in_features=ffn_dim, out_features=dim),
     )

@@ -137,6 +137,8 @@ class MoEArchitecture(LlamaArchitecture):
     def _turns(self) -> MoEArchitecture:
         if self.yarn is not None and self.rope_scaling is not None:
             raise ValueError("yarn and rope_scaling are both given: keep one of them")
+        if self.latent is not None and self.qk_norm:
+            raise ValueError("qk_norm = true is not of latent attention, which normalises its latents: leave one out")
         if self.latent is None and self.rope_interleaved:
             raise ValueError("rope_interleaved = true is of latent attention only: leave it out, or give latent")
         if self.latent is None and self.yarn is not None and self.yarn.mscale_all_dim:

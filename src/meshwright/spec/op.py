@@ -52,6 +52,30 @@ class Matmul(_Op):
         return self.in_features * self.out_features
 
 
+class GroupedMatmul(_Op):
+    """One linear layer without bias for each of several experts; each token goes through a few of them."""
+
+    kind: Literal["grouped_matmul"] = "grouped_matmul"
+    num_experts: PositiveInt
+    """Layers side by side."""
+    experts_per_token: PositiveInt
+    """Layers that each token goes through."""
+    in_features: PositiveInt
+    """Width of the input."""
+    out_features: PositiveInt
+    """Width of the output."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the weights of all experts."""
+        return self.num_experts * self.in_features * self.out_features
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Return the weights of the experts that one token goes through."""
+        return self.experts_per_token * self.in_features * self.out_features
+
+
 class Head(_Op):
     """The last matmul, from the residual stream to the vocabulary."""
 
@@ -83,13 +107,15 @@ class Attention(_Op):
     num_kv_heads: PositiveInt
     """Key and value heads."""
     head_dim: PositiveInt
-    """Width of a head."""
+    """Width of a query or key head."""
+    value_head_dim: PositiveInt
+    """Width of a value head."""
     causal: bool
     """Whether a token attends only to itself and to what is before it."""
 
     def forward_flops_per_token(self, seq_len: int) -> int:
         """Return the FLOPs of query x key and probabilities x value, the mean over a sequence; half if causal."""
-        all_pairs = 4 * self.num_heads * self.head_dim * seq_len
+        all_pairs = 2 * self.num_heads * (self.head_dim + self.value_head_dim) * seq_len
         return all_pairs // 2 if self.causal else all_pairs
 
 
@@ -144,7 +170,7 @@ class Elementwise(_Op):
 
 
 Op = Annotated[
-    Matmul | Head | Attention | Norm | Embedding | Rope | Elementwise,
+    Matmul | GroupedMatmul | Head | Attention | Norm | Embedding | Rope | Elementwise,
     Field(discriminator="kind"),
 ]
 """Any of them, told apart by `kind`."""

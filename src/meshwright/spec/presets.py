@@ -4,6 +4,7 @@ Dates are those of reading. The totals of parameters that the publishers print a
 """
 
 from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
+from meshwright.spec.moe_architecture import LatentAttention, MoEArchitecture, Router, YarnScaling
 
 
 def _small(dim: int, num_layers: int, num_heads: int, num_kv_heads: int, ffn_dim: int) -> LlamaArchitecture:
@@ -66,6 +67,88 @@ def _qwen3(
     )
 
 
+def _qwen3_moe(dim: int, num_layers: int, num_heads: int, ffn_dim: int, *, expert_ffn_dim: int) -> MoEArchitecture:
+    # config.json of Qwen/Qwen3-30B-A3B and Qwen/Qwen3-235B-A22B, and table 2 of the same report: 128 experts, 8 of them
+    # for each token, none shared. 2026-11.
+    return MoEArchitecture(
+        vocab_size=151_936,
+        dim=dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=4,
+        head_dim=128,
+        ffn_dim=ffn_dim,
+        norm_eps=1e-6,
+        rope_theta=1_000_000.0,
+        qk_norm=True,
+        max_seq_len=40_960,
+        num_experts=128,
+        experts_per_token=8,
+        expert_ffn_dim=expert_ffn_dim,
+    )
+
+
+# "Mixtral of Experts" (arXiv:2401.04088), table 1, and config.json of mistralai/Mixtral-8x7B-v0.1. 2026-11.
+_MIXTRAL_8X7B = MoEArchitecture(
+    vocab_size=32_000,
+    dim=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    ffn_dim=14_336,
+    rope_theta=1_000_000.0,
+    max_seq_len=32_768,
+    num_experts=8,
+    experts_per_token=2,
+    expert_ffn_dim=14_336,
+)
+# "DeepSeek-V3 Technical Report" (arXiv:2412.19437), section 4.2, and config.json of deepseek-ai/DeepSeek-V3, whose
+# RoPE is stretched from 4096 tokens. Its layer that predicts a further token is not built. 2026-11.
+_DEEPSEEK_V3 = MoEArchitecture(
+    vocab_size=129_280,
+    dim=7168,
+    num_layers=61,
+    num_heads=128,
+    num_kv_heads=128,
+    head_dim=192,
+    ffn_dim=18_432,
+    norm_eps=1e-6,
+    rope_theta=10_000.0,
+    max_seq_len=163_840,
+    num_experts=256,
+    experts_per_token=8,
+    expert_ffn_dim=2048,
+    num_shared_experts=1,
+    num_dense_layers=3,
+    router=Router(score="sigmoid", weight_scale=2.5, num_groups=8, groups_per_token=4, bias_update_rate=0.001),
+    latent=LatentAttention(query_rank=1536, kv_rank=512, plain_head_dim=128, rope_head_dim=64, value_head_dim=128),
+    yarn=YarnScaling(factor=40.0, mscale=1.0, mscale_all_dim=1.0, original_max_seq_len=4096),
+    rope_interleaved=True,
+)
+
+# Our own sizes again, of the shapes of Mixtral and of DeepSeek-V3; all that ranks share divides by 4.
+_SMALL_SIZES = {"vocab_size": 288, "dim": 128, "num_layers": 4, "num_heads": 4, "rope_theta": 10_000.0}
+_MOE_4M = MoEArchitecture.from_dict(
+    {
+        **_SMALL_SIZES,
+        **{"num_kv_heads": 2, "head_dim": 32, "ffn_dim": 320, "max_seq_len": 4096},
+        **{"num_experts": 8, "experts_per_token": 2, "expert_ffn_dim": 320},
+    }
+)
+_MLA_MOE_4M = MoEArchitecture.from_dict(
+    {
+        **_SMALL_SIZES,
+        **{"num_kv_heads": 4, "head_dim": 48, "ffn_dim": 512, "max_seq_len": 4096},
+        **{"num_experts": 16, "experts_per_token": 4, "expert_ffn_dim": 160},
+        **{"num_shared_experts": 1, "num_dense_layers": 1, "rope_interleaved": True},
+        "router": {"score": "sigmoid", "num_groups": 4, "groups_per_token": 2, "bias_update_rate": 0.001},
+        "latent": {
+            **{"query_rank": 96, "kv_rank": 64, "plain_head_dim": 32, "rope_head_dim": 16, "value_head_dim": 32},
+        },
+    }
+)
+
 _LLAMA3_8B = _llama3(dim=4096, num_layers=32, num_heads=32, ffn_dim=14_336)
 _LLAMA3_70B = _llama3(dim=8192, num_layers=80, num_heads=64, ffn_dim=28_672)
 _LLAMA3_405B = _llama3(dim=16_384, num_layers=126, num_heads=128, ffn_dim=53_248)
@@ -87,5 +170,11 @@ PRESETS: dict[str, LlamaArchitecture] = {
     "llama3.2-3b": _stretched(_LLAMA32_3B, factor=32.0),
     "qwen3-0.6b": _qwen3(dim=1024, num_layers=28, num_heads=16, ffn_dim=3072, tie_embeddings=True),
     "qwen3-8b": _qwen3(dim=4096, num_layers=36, num_heads=32, ffn_dim=12_288),
+    "moe-4m": _MOE_4M,
+    "mla-moe-4m": _MLA_MOE_4M,
+    "mixtral-8x7b": _MIXTRAL_8X7B,
+    "qwen3-30b-a3b": _qwen3_moe(dim=2048, num_layers=48, num_heads=32, ffn_dim=6144, expert_ffn_dim=768),
+    "qwen3-235b-a22b": _qwen3_moe(dim=4096, num_layers=94, num_heads=64, ffn_dim=12_288, expert_ffn_dim=1536),
+    "deepseek-v3": _DEEPSEEK_V3,
 }
 """Architectures by the name that `model.source` takes."""

@@ -6,39 +6,67 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_models import architecture
-from meshwright.checkpoint.hf.llama import LLAMA, name_map, parameter_shapes
+from hf_models import architecture, moe_architecture
+from meshwright.checkpoint.hf.families import name_map, stored_shapes
+from meshwright.checkpoint.hf.llama import LLAMA
+from meshwright.checkpoint.hf.moe import MIXTRAL
 from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
 from meshwright.errors import CheckpointError
+from meshwright.spec.hf_config import hf_model_type
+from meshwright.spec.presets import PRESETS
 
 MAP = NameMap(
     renames=(Rename("blocks.{i}.gate", "layers.{i}.g_proj"), Rename("norm", "final_norm")),
     drops=(Drop("layers.{i}.inv_freq", "computed"),),
 )
-OURS = ["blocks.0.gate", "blocks.1.gate", "norm"]
+OURS = {"blocks.0.gate": (2, 3), "blocks.1.gate": (2, 3), "norm": (3,)}
 THEIRS = ["layers.0.g_proj", "layers.1.g_proj", "final_norm"]
 
 
+MODELS = {
+    "llama": architecture(num_layers=11),
+    "qwen3": architecture(num_layers=11, qk_norm=True),
+    "mixtral": moe_architecture(num_layers=11),
+    "qwen3_moe": moe_architecture(num_layers=11, num_dense_layers=2, qk_norm=True),
+    "deepseek_v3": PRESETS["mla-moe-4m"].replace(num_layers=11),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("tie_embeddings", [False, True])
-def test_the_llama_table_is_a_bijection_on_the_models_parameters(tie_embeddings: bool) -> None:
-    model = architecture(qk_norm=True, num_layers=11, tie_embeddings=tie_embeddings)
-    table = name_map(model)
-    names = list(parameter_shapes(model))
-    theirs = [table.theirs(name) for name in names]
-    assert len(set(theirs)) == len(names)
-    assert [table.ours(name) for name in theirs] == names
-    assert ("lm_head.weight" in theirs) is not tie_embeddings
+def test_each_table_is_a_bijection_on_the_models_tensors(kind: str, tie_embeddings: bool) -> None:
+    model = MODELS[kind].replace(tie_embeddings=tie_embeddings)
+    assert hf_model_type(model) == kind
+    table, shapes = name_map(model), stored_shapes(model)
+    theirs = [(name, part) for name, shape in shapes.items() for part in table.theirs(name, shape)]
+    assert len({part for _, part in theirs}) == len(theirs)
+    assert all(table.ours(part) == name for name, part in theirs)
+    assert any(part == "lm_head.weight" for _, part in theirs) is not tie_embeddings
+    num_experts = sum(shape[0] - 1 for name, shape in shapes.items() if ".experts." in name)
+    assert len(theirs) == len(shapes) + num_experts
 
 
 @given(st.integers(0, 10**6))
 def test_numbers_go_both_ways(number: int) -> None:
     ours = f"blocks.{number}.attention.query.weight"
-    assert LLAMA.ours(LLAMA.theirs(ours)) == ours
+    (theirs,) = LLAMA.theirs(ours)
+    assert LLAMA.ours(theirs) == ours
+
+
+@given(st.integers(0, 10**6), st.integers(1, 300))
+def test_experts_are_stacked(number: int, num_experts: int) -> None:
+    ours = f"blocks.{number}.ffn.experts.down"
+    theirs = MIXTRAL.theirs(ours, (num_experts, 3, 4))
+    assert theirs[-1] == f"model.layers.{number}.block_sparse_moe.experts.{num_experts - 1}.w2.weight"
+    assert {MIXTRAL.ours(part) for part in theirs} == {ours}
+    assert MIXTRAL.is_stacked(ours)
+    assert not MIXTRAL.is_stacked(f"blocks.{number}.ffn.router.weight")
 
 
 def test_exactly_the_expected_keys_are_accounted_for() -> None:
-    assert MAP.account(THEIRS, OURS, "here") == dict(zip(OURS, THEIRS, strict=True))
-    assert MAP.account([*THEIRS, "layers.7.inv_freq"], OURS, "here") == dict(zip(OURS, THEIRS, strict=True))
+    expected = {ours: [theirs] for ours, theirs in zip(OURS, THEIRS, strict=True)}
+    assert MAP.account(THEIRS, OURS, "here") == expected
+    assert MAP.account([*THEIRS, "layers.7.inv_freq"], OURS, "here") == expected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ from meshwright.models.grouped_matmul import grouped_matmul
 from meshwright.models.initial import Constant, initialize
 from meshwright.models.moe import Experts, MixtureOfExperts, Router
 from meshwright.models.shardable import require_shardable
+from meshwright.spec.model_spec import model_spec
 from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.spec.op import GroupedMatmul
+from meshwright.spec.presets import PRESETS
 
 SIZES = {"vocab_size": 97, "dim": 16, "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "ffn_dim": 24}
 DEEPSEEK = {
@@ -276,6 +279,22 @@ def test_a_model_of_mixtures_trains() -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("name", ["moe-4m", "mla-moe-4m"])
+def test_every_op_with_weights_names_its_module(name: str) -> None:
+    with torch.device("meta"):
+        sizes = {fqn: p.numel() for fqn, p in build_architecture(PRESETS[name]).named_parameters()}
+    priced: dict[str, int] = {}
+    index = 0
+    for group in model_spec(PRESETS[name]).groups:
+        for _ in range(group.count):
+            prefix = f"{group.name}.{index}." if group.name else ""
+            index += bool(group.name)
+            for op in group.ops:
+                suffix = "" if isinstance(op, GroupedMatmul) else ".weight"
+                priced |= {f"{prefix}{op.name}{suffix}": op.num_parameters} if op.num_parameters else {}
+    assert priced == sizes
 
 
 # torch 2.13's compiler makes an instance of its own of every autograd.Function that it traces.

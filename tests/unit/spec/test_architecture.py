@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
+from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.presets import PRESETS
 
 TINY = PRESETS["llama-1m"]
@@ -11,8 +12,9 @@ TINY = PRESETS["llama-1m"]
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_json_round_trip(name: str) -> None:
-    assert LlamaArchitecture.from_json(PRESETS[name].to_json()) == PRESETS[name]
-    assert LlamaArchitecture.from_dict(PRESETS[name].to_dict()) == PRESETS[name]
+    kind = type(PRESETS[name])
+    assert kind.from_json(PRESETS[name].to_json()) == PRESETS[name]
+    assert kind.from_dict(PRESETS[name].to_dict()) == PRESETS[name]
 
 
 @pytest.mark.parametrize(
@@ -42,8 +44,10 @@ def test_rope_scaling_wants_a_band() -> None:
 
 
 def test_small_presets_split_over_two_and_four_ranks() -> None:
-    for name in ("llama-1m", "llama-15m", "llama-100m"):
+    for name in ("llama-1m", "llama-15m", "llama-100m", "moe-4m", "mla-moe-4m"):
         small = PRESETS[name]
         assert small.num_kv_heads % 2 == 0
+        if isinstance(small, MoEArchitecture):
+            assert small.num_experts % 4 == small.expert_ffn_dim % 4 == small.shared_ffn_dim % 4 == 0
         assert all(size % 4 == 0 for size in (small.vocab_size, small.dim, small.ffn_dim, small.num_heads))
         assert not small.tie_embeddings

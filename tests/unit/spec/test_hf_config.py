@@ -35,7 +35,7 @@ def test_absent_keys_take_the_defaults_of_transformers() -> None:
     ("changes", "kind", "told"),
     [
         ({"model_type": "mamba"}, UnsupportedError, "model_type = 'mamba'"),
-        ({"model_type": None}, UnsupportedError, "llama and qwen3"),
+        ({"model_type": None}, UnsupportedError, "llama, qwen3, mixtral, qwen3_moe and deepseek_v3 only"),
         ({"attention_bias": True}, UnsupportedError, "attention_bias = True"),
         ({"mlp_bias": True}, UnsupportedError, "mlp_bias = True"),
         ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act = 'gelu'"),

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from meshwright.checkpoint.durable import commit, temporary_beside, write_durably
+from meshwright.checkpoint.hf.families import BUFFER, name_map, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.folder import INDEX, SINGLE
-from meshwright.checkpoint.hf.llama import name_map, parameter_shapes
 from meshwright.checkpoint.hf.side_files import write_side_files
 from meshwright.checkpoint.load import load_parameters
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
@@ -47,12 +47,14 @@ def export(
     """Write the model in `source`, a run or a checkpoint folder, as the new Hugging Face folder `out`.
 
     Weights are rounded to `dtype` once. No file holds more than `max_shard_bytes` of tensors, unless one tensor is
-    larger. `out` appears complete or not at all; raises ConfigError if it exists, CheckpointError for a damaged source.
+    larger; the experts of a layer are one here. `out` appears complete or not at all; raises ConfigError if it exists,
+    CheckpointError for a damaged source, UnsupportedError for a model that transformers does not have.
     """
     if out.exists():
         raise ConfigError(f"{out} exists and an export never overwrites: name a new folder, or move it away")
     model = find_saved_model(source, step)
-    shards = _shards(parameter_shapes(model.architecture), _DTYPES[dtype].itemsize, max_shard_bytes)
+    shapes = stored_shapes(model.architecture)
+    shards = _shards(shapes, _DTYPES[dtype].itemsize, max_shard_bytes)
     temporary = temporary_beside(out)
     try:
         temporary.mkdir(parents=True)
@@ -67,8 +69,7 @@ def export(
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    shapes = parameter_shapes(model.architecture).values()
-    return Exported(model, sum(math.prod(shape) for shape in shapes), len(shards), num_bytes)
+    return Exported(model, num_parameters(model.architecture), len(shards), num_bytes)
 
 
 def _shards(shapes: dict[str, tuple[int, ...]], itemsize: int, max_bytes: int) -> list[list[str]]:
@@ -92,8 +93,12 @@ def _write_weights(model: SavedModel, shards: list[list[str]], dtype: torch.dtyp
     num_bytes = 0
     for number, shard in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        parameters = load_parameters(model.checkpoint, shard)
-        tensors = {names.theirs(name): tensor.to(dtype).contiguous() for name, tensor in parameters.items()}
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in load_parameters(model.checkpoint, shard).items():
+            # A router's bias is compared and not multiplied: transformers too keeps it wide.
+            whole = tensor.to(torch.float32 if name.startswith(BUFFER) else dtype).contiguous()
+            parts = names.theirs(name, tensor.shape)
+            tensors |= dict(zip(parts, whole.unbind() if names.is_stacked(name) else [whole], strict=True))
         # Without this entry transformers refuses the file.
         save_file(tensors, folder / file, metadata={"format": "pt"})
         _make_readable(folder / file)

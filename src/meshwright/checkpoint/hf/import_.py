@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.checkpoint.durable import commit, temporary_beside, write_durably
+from meshwright.checkpoint.hf.families import num_parameters
 from meshwright.checkpoint.hf.folder import read_json
 from meshwright.checkpoint.hf.side_files import CONFIG, TOKENIZER, copy_side_files
 from meshwright.checkpoint.hf.weights import load_hf_parameters
@@ -42,9 +42,9 @@ def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
         raise ConfigError(f"{run_folder} exists and an import never overwrites: name a new folder, or move it away")
     config = read_json(hf_folder / CONFIG)
     architecture = architecture_from_hf(config, str(hf_folder / CONFIG))
-    # As stored: in memory they are the mapped files, whatever their size.
+    # As stored: in memory they are the mapped files, whatever their size; stacked experts are copies.
     parameters = dict(load_hf_parameters(hf_folder, architecture, dtype=None))
-    num_parameters = sum(math.prod(tensor.shape) for tensor in parameters.values())
+    count = num_parameters(architecture)
     temporary = temporary_beside(run_folder)
     run = Run(temporary)
     try:
@@ -52,7 +52,7 @@ def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
         copy_side_files(hf_folder, temporary)
         save(run.checkpoint(0), {"model": parameters}, {"step": 0, IMPORTED_FROM: str(hf_folder)})
         job = _job(hf_folder, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
-        manifest = Manifest(job=job, seed=job.train.seed, num_parameters=num_parameters, exit=ExitCode.DONE)
+        manifest = Manifest(job=job, seed=job.train.seed, num_parameters=count, exit=ExitCode.DONE)
         write_durably(run.manifest, manifest.to_json())
         write_durably(run.job, to_toml(job))
         commit(temporary, run_folder)
@@ -64,7 +64,7 @@ def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in parameters.values()})
-    return Imported(Run(run_folder), architecture, num_parameters, dtypes)
+    return Imported(Run(run_folder), architecture, count, dtypes)
 
 
 def _job(hf_folder: Path, run_folder: Path, *, has_tokenizer: bool) -> Job:

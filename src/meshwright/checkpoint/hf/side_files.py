@@ -11,7 +11,7 @@ from meshwright.checkpoint.hf.folder import read_json
 from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.data.tokenizer import BYTES, Tokenizer
 from meshwright.errors import ConfigError
-from meshwright.spec.hf_config import architecture_to_hf
+from meshwright.spec.hf_config import architecture_to_hf, hf_obstacles
 from meshwright.spec.job import Job
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.run import Run
@@ -54,7 +54,9 @@ def write_side_files(model: SavedModel, folder: Path, dtype: str) -> None:
 def keep_side_files(job: Job, run: Run) -> None:
     """Copy into the run folder what the job only points to, so that the folder can be moved and exported anywhere."""
     architecture = resolve_architecture(job.model)
-    if architecture is not None and not (run.folder / CONFIG).exists():
+    # A mixture of experts that transformers does not have is trained all the same, and read by what the job says.
+    has_config = architecture is not None and not hf_obstacles(architecture)
+    if architecture is not None and has_config and not (run.folder / CONFIG).exists():
         temporary = run.folder / f".{CONFIG}.tmp"
         _write(temporary, architecture_to_hf(architecture))
         temporary.replace(run.folder / CONFIG)

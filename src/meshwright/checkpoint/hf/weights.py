@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshwright.checkpoint.hf.families import name_map, stored_shapes
 from meshwright.checkpoint.hf.folder import HfFolder, read_json
-from meshwright.checkpoint.hf.llama import HEAD, name_map, parameter_shapes
+from meshwright.checkpoint.hf.llama import HEAD
+from meshwright.checkpoint.hf.name_map import NameMap
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.log import logger
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.hf_config import architecture_from_hf
+from meshwright.spec.moe_architecture import MoEArchitecture
 
 _NUM_NAMED = 4
 # Sizes show in the tensors; these change what the same tensors compute.
-_UNSEEN_IN_SHAPES = ("norm_eps", "rope_theta", "rope_scaling")
+_UNSEEN_IN_SHAPES = ("norm_eps", "rope_theta", "rope_scaling", "yarn", "rope_interleaved", "experts_per_token")
+_UNSEEN_OF_ROUTER = ("score", "normalize_weights", "weight_scale", "num_groups", "groups_per_token")
 
 
 class HfWeights(Mapping[str, Tensor]):
     """Our name -> tensor, each read from disk when it is asked for and not kept."""
 
-    def __init__(self, folder: HfFolder, theirs: dict[str, str], dtype: torch.dtype | None) -> None:
-        self._folder, self._theirs, self._dtype = folder, theirs, dtype
+    def __init__(self, folder: HfFolder, theirs: dict[str, list[str]], names: NameMap, dtype: torch.dtype | None):
+        self._folder, self._theirs, self._names, self._dtype = folder, theirs, names, dtype
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._folder.read(self._theirs[name])
+        parts = [self._folder.read(part) for part in self._theirs[name]]
+        tensor = torch.stack(parts) if self._names.is_stacked(name) else parts[0]
         return tensor if self._dtype is None else tensor.to(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
@@ -43,7 +49,7 @@ def load_hf_parameters(
     names: Collection[str] | None = None,
     dtype: torch.dtype | None = torch.float32,
 ) -> Mapping[str, Tensor]:
-    """Return the whole parameters of `hf_folder` by our names, all or only `names`, in `dtype` (None: as stored).
+    """Return the whole tensors of `hf_folder` by our names, all or only `names`, in `dtype` (None: as stored).
 
     Every tensor of the folder is accounted for now; each is read when it is looked up, so memory holds one at a time.
     Raises CheckpointError for unknown, missing or damaged tensors, ConfigError for another architecture's,
@@ -51,21 +57,22 @@ def load_hf_parameters(
     """
     path = Path(hf_folder).expanduser()
     folder = HfFolder(path)
-    shapes = parameter_shapes(architecture)
-    theirs = name_map(architecture).account(folder.names, shapes.keys(), str(path))
+    shapes, table = stored_shapes(architecture), name_map(architecture)
+    theirs = table.account(folder.names, shapes, str(path))
     folder.require_floats()
-    _require_shapes(folder, theirs, shapes)
+    _require_shapes(folder, theirs, {name: shapes[name][table.is_stacked(name) :] for name in shapes})
     if architecture.tie_embeddings and HEAD in folder.names:
-        _require_copy(folder, theirs["embedding.weight"])
+        _require_copy(folder, theirs["embedding.weight"][0])
     _remark_differences(path, architecture)
-    return HfWeights(folder, {name: theirs[name] for name in (theirs if names is None else names)}, dtype)
+    return HfWeights(folder, {name: theirs[name] for name in (theirs if names is None else names)}, table, dtype)
 
 
-def _require_shapes(folder: HfFolder, theirs: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> None:
+def _require_shapes(folder: HfFolder, theirs: dict[str, list[str]], shapes: dict[str, tuple[int, ...]]) -> None:
     wrong = [
-        f"{theirs[name]} is {list(folder.shape(theirs[name]))}, the architecture has {list(shape)}"
+        f"{part} is {list(folder.shape(part))}, the architecture has {list(shape)}"
         for name, shape in shapes.items()
-        if folder.shape(theirs[name]) != shape
+        for part in theirs[name]
+        if folder.shape(part) != shape
     ]
     if wrong:
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
@@ -88,7 +95,15 @@ def _remark_differences(path: Path, architecture: LlamaArchitecture) -> None:
     if not (path / "config.json").is_file():
         return
     trained_as = architecture_from_hf(read_json(path / "config.json"), str(path / "config.json"))
-    for field in _UNSEEN_IN_SHAPES:
-        theirs, ours = getattr(trained_as, field), getattr(architecture, field)
-        if theirs != ours:
-            logger.warning("%s: its weights were made with %s = %s, the model has %s", path, field, theirs, ours)
+    theirs, ours = _unseen(trained_as), _unseen(architecture)
+    for field in sorted(theirs.keys() & ours.keys()):
+        if theirs[field] != ours[field]:
+            given = (path, field, theirs[field], ours[field])
+            logger.warning("%s: its weights were made with %s = %s, the model has %s", *given)
+
+
+def _unseen(architecture: LlamaArchitecture) -> dict[str, Any]:
+    fields = {name: getattr(architecture, name) for name in _UNSEEN_IN_SHAPES if hasattr(architecture, name)}
+    if isinstance(architecture, MoEArchitecture):
+        fields |= {f"router.{name}": getattr(architecture.router, name) for name in _UNSEEN_OF_ROUTER}
+    return fields

@@ -1,0 +1,50 @@
+"""name_map and stored_shapes: the names and shapes of an architecture's tensors, for every family that is known."""
+
+from __future__ import annotations
+
+import torch
+
+from meshwright.checkpoint.hf.llama import HEAD, LLAMA
+from meshwright.checkpoint.hf.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
+from meshwright.checkpoint.hf.name_map import Drop, NameMap
+from meshwright.models.build import build_architecture
+from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.hf_config import hf_model_type
+
+BUFFER = "buffer."
+"""What a buffer's name begins with in a checkpoint, where parameters have theirs as they are."""
+
+_MAPS = {
+    "llama": LLAMA,
+    "qwen3": LLAMA,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
+    "deepseek_v3": DEEPSEEK_V3,
+}
+
+
+def name_map(architecture: LlamaArchitecture) -> NameMap:
+    """Return the table for a model with a head of its own, or with a tied one."""
+    names = _MAPS[hf_model_type(architecture)]
+    if not architecture.tie_embeddings:
+        return names
+    return NameMap(
+        renames=tuple(rename for rename in names.renames if rename.theirs != HEAD),
+        drops=(*names.drops, Drop(HEAD, "a copy of the embedding, which is compared with it before it is dropped")),
+    )
+
+
+def stored_shapes(architecture: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor by its name in a checkpoint, in the model's order: buffers last."""
+    with torch.device("meta"):
+        model = build_architecture(architecture)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    parameters = {name for name, _ in model.named_parameters()}
+    buffers = {f"{BUFFER}{name}": shapes[name] for name in shapes if name not in parameters}
+    return {**{name: shapes[name] for name in shapes if name in parameters}, **buffers}
+
+
+def num_parameters(architecture: LlamaArchitecture) -> int:
+    """Return the exact number of parameters, tied ones once; a buffer is none."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build_architecture(architecture).parameters())
