@@ -9,7 +9,7 @@ from torch import nn
 from meshwright.parallelism.torch_compat import keep_backward_inputs
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 
-_SINGLE_OPS = (nn.Linear, nn.Embedding)
+_SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
 """Modules that are one kernel already: compiled alone they would gain nothing and cost a check of guards each time."""
 
 

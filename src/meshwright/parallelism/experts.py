@@ -20,6 +20,7 @@ from meshwright.parallelism.collectives import all_reduce_sum
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.tensor_modules import ReadsParts, change_class
 from meshwright.parallelism.token_exchange import TokenExchange
+from meshwright.spec.layout import Layout
 
 _FFN_DIMS = {"gate": 1, "up": 1, "down": 2}
 """The dim of each parameter that is the width inside an expert; dim 0 counts the experts."""
@@ -31,11 +32,19 @@ def apply_expert_parallel(model: nn.Module, meshes: Meshes) -> None:
         if isinstance(mixture, MixtureOfExperts):
             _place_experts(mixture.experts, meshes)
             _place_router(mixture, meshes)
+            if have_own_ranks(meshes.layout):
+                # FSDP2 gathers them when they are called, which the compiler cannot follow into a larger graph.
+                mixture.experts.is_eager = mixture.dispatch.is_eager = True  # type: ignore[assignment]
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
     """Return the modules whose parameters are FSDP2's to shard over "efsdp", and not with those of their block."""
     return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+def have_own_ranks(layout: Layout) -> bool:
+    """Return whether experts are shared by other ranks than the rest of their block, so that FSDP2 gathers them alone."""
+    return layout.ep > 1 or layout.tp > 1
 
 
 def expert_shard_dim(parameter: nn.Parameter, efsdp: int) -> int:

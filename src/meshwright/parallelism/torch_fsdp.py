@@ -5,9 +5,14 @@ torch's own pipelines do the same (torch/distributed/pipelining/stage.py). Check
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 
 def run_gradient_reduction(root: FSDPModule) -> None:
@@ -16,6 +21,24 @@ def run_gradient_reduction(root: FSDPModule) -> None:
     for group in _param_groups(state):
         group.post_backward()
     state._root_post_backward_final_callback()
+
+
+def hide_from_selective_checkpoint(unit: nn.Module) -> None:
+    """Keep what FSDP2 does around the forward of `unit`, which lies within a block, out of the block's record.
+
+    Selective checkpointing counts each op, and refuses one in recomputation that was not there before. Whether a unit
+    gathers when it is called or has been gathered ahead may differ between the two.
+    """
+    for hooks in (unit._forward_pre_hooks, unit._forward_hooks):
+        for key, hook in hooks.items():
+            hooks[key] = partial(_outside_of_checkpoint, hook)
+
+
+def _outside_of_checkpoint(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if isinstance(_get_current_dispatch_mode(), _CachingTorchDispatchMode | _CachedTorchDispatchMode):
+        with _pop_mode_temporarily():
+            return hook(*args, **kwargs)
+    return hook(*args, **kwargs)
 
 
 def _param_groups(root_state: Any) -> list[Any]:
