@@ -12,8 +12,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from meshwright.parallelism.mesh import Meshes, build_meshes
-from meshwright.parallelism.stages import Stages, stage_numbers
+from meshwright.parallelism.stages import Stages
 from meshwright.spec.layout import Layout
+from meshwright.spec.schedule import build_schedule
 
 # Sizes that not every number of ranks divides.
 SHAPES = {"rows": (10, 3), "columns": (5, 8), "norm": (7,), "experts.gate": (8, 4, 3), "experts.down": (8, 3, 4)}
@@ -38,8 +39,9 @@ def build(layout: Layout) -> tuple[Stages, Meshes]:
     """Return this rank's share of all parameters; a collective. Call it with a layout of 1, 2 or 4 stages."""
     meshes = build_meshes(layout, "cpu")
     per_stage = NUM_STAGES // layout.num_stages
+    schedule = build_schedule(layout, num_microbatches=2 * layout.pp)
     stages = {}
-    for number in stage_numbers(layout, meshes.rank("pp")):
+    for number in schedule.stages_of_rank(meshes.rank("pp")):
         stage = nn.Module()
         stage.blocks = nn.ModuleList([None] * NUM_STAGES)  # type: ignore[list-item]
         for index in range(number * per_stage, (number + 1) * per_stage):
@@ -48,7 +50,7 @@ def build(layout: Layout) -> tuple[Stages, Meshes]:
             stage.register_parameter(TIED, _on_tp(TIED, SHAPES["rows"], Shard(0), meshes))
         fully_shard(stage, mesh=meshes.sharding("fsdp"))
         stages[number] = stage
-    return Stages(stages, layout.num_stages), meshes
+    return Stages(stages, [schedule.rank_of_stage(number) for number in range(schedule.num_stages)]), meshes
 
 
 def _block(index: int, meshes: Meshes) -> nn.Module:

@@ -10,9 +10,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from meshwright.models.build import build_model
 from meshwright.models.initial import initialize
 from meshwright.parallelism.apply import parallelize
-from meshwright.parallelism.mesh import build_mesh
+from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.torch_compat import canonical_parameters, local_box
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout_text import layout_text
+from meshwright.spec.schedule import build_schedule
 from meshwright.spec.sections import ModelSection, PrecisionSection
 
 NUM_RANKS = 256
@@ -26,14 +28,22 @@ def fake_rank(request: pytest.FixtureRequest) -> Iterator[int]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("dp_replicate", "dp_shard"), [(1, 256), (8, 32)])
-def test_a_rank_holds_its_slice_of_the_whole(fake_rank: int, dp_replicate: int, dp_shard: int) -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dp_shard=256),
+        Layout(dp_replicate=8, dp_shard=32),
+        Layout(dp_replicate=2, dp_shard=8, cp=2, tp=4, pp=2, stage_boundaries=(1,)),
+    ],
+    ids=layout_text,
+)
+def test_a_rank_holds_its_slice_of_the_whole(fake_rank: int, layout: Layout) -> None:
     whole = build_model(MODEL)
     initialize(whole, seed=3)
     with torch.device("meta"):
         model = build_model(MODEL)
-    layout = Layout(dp_replicate=dp_replicate, dp_shard=dp_shard)
-    sharded = parallelize(model, layout, PrecisionSection(), build_mesh(layout, "cpu"), seed=3)
+    meshes, schedule = build_meshes(layout, "cpu"), build_schedule(layout, num_microbatches=4)
+    sharded = parallelize(model, meshes, PrecisionSection(), schedule, seq_len=64, seed=3)
     expected = dict(whole.named_parameters())
     num_local = 0
     for name, parameter in canonical_parameters(sharded):
@@ -43,4 +53,4 @@ def test_a_rank_holds_its_slice_of_the_whole(fake_rank: int, dp_replicate: int, 
         assert torch.equal(local, expected[name][box]), name
     # FSDP2 deals out whole rows, so the fullest rank of a tensor has at most one row more than the mean.
     row = max(parameter[0].numel() for parameter in expected.values())
-    assert num_local <= sum(p.numel() for p in expected.values()) / dp_shard + row * len(expected)
+    assert num_local <= sum(p.numel() for p in expected.values()) / (layout.fsdp * layout.tp) + row * len(expected)

@@ -31,13 +31,16 @@ from meshwright.parallelism.materialize import materialize
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.stages import Stages, split
 from meshwright.parallelism.tensor import apply_tensor_parallel
+from meshwright.spec.schedule import Schedule
 from meshwright.spec.sections import PrecisionSection
 
 
-def parallelize(model: nn.Module, meshes: Meshes, precision: PrecisionSection, *, seq_len: int, seed: int) -> Stages:
+def parallelize(
+    model: nn.Module, meshes: Meshes, precision: PrecisionSection, schedule: Schedule, *, seq_len: int, seed: int
+) -> Stages:
     """Return this rank's part of `model`, which is used up: split as meshes.layout says, with its initial weights."""
     layout = meshes.layout
-    stages = split(model, layout, meshes.rank("pp"))
+    stages = split(model, layout, schedule, meshes.rank("pp"))
     for stage in stages:
         apply_tensor_parallel(stage, meshes)
         apply_expert_parallel(stage, meshes)

@@ -75,14 +75,14 @@ class Gradients:
 
     def _sum_tied(self) -> None:
         first, last = self._tied.get(0, []), self._tied.get(self._model.num_stages - 1, [])
-        if first and last and first[0] is not last[0]:
+        if first and last:
             for one, other in zip(_local_gradients(first), _local_gradients(last), strict=True):
                 one.add_(other)
                 other.copy_(one)
         elif self._model.num_stages > 1:
             for gradient in _local_gradients(first or last):
                 # Both ranks add the same two numbers, so their copies stay equal to the bit.
-                gradient.add_(_exchange(gradient, self._meshes, self._model.num_stages))
+                gradient.add_(_exchange(gradient, self._meshes, self._model))
 
 
 def tied_parameters(model: Stages) -> dict[int, list[nn.Parameter]]:
@@ -105,16 +105,16 @@ def share_tied(model: Stages, meshes: Meshes) -> None:
                 _local(target).copy_(_local(source))
             return
         for parameter in first or last:
-            received = _exchange(_local(parameter), meshes, model.num_stages)
+            received = _exchange(_local(parameter), meshes, model)
             if last:
                 _local(parameter).copy_(received)
 
 
-def _exchange(tensor: Tensor, meshes: Meshes, num_stages: int) -> Tensor:
+def _exchange(tensor: Tensor, meshes: Meshes, model: Stages) -> Tensor:
     """Return the same tensor of the rank that holds the other end of the pipeline."""
-    layout, group = meshes.layout, meshes.group("pp")
-    last_rank = 0 if num_stages == 1 else (num_stages - 1) % layout.pp
-    peer = last_rank if meshes.rank("pp") == 0 else 0
+    group = meshes.group("pp")
+    first_rank, last_rank = model.rank_of_stage[0], model.rank_of_stage[-1]
+    peer = last_rank if meshes.rank("pp") == first_rank else first_rank
     received = torch.empty_like(tensor)
     sending = dist.isend(tensor.contiguous(), group=group, group_dst=peer)
     dist.recv(received, group=group, group_src=peer)

@@ -49,9 +49,8 @@ class Pipeline:
     """This rank's part of a pipeline's step."""
 
     def __init__(self, stages: Stages, schedule: Schedule, loss: Loss, meshes: Meshes, dtype: torch.dtype) -> None:
-        self._stages, self._loss, self._meshes, self._dtype = stages, loss, meshes, dtype
+        self.stages, self._loss, self._meshes, self._dtype = stages, loss, meshes, dtype
         self._actions = lower(schedule)[meshes.rank("pp")]
-        self._rank_of_stage = schedule.rank_of_stage
         self._last_backward = {
             action.stage: index for index, action in enumerate(self._actions) if action.kind in ("B", "W")
         }
@@ -68,18 +67,17 @@ class Pipeline:
         A collective. After it the gradients of each stage are complete over the ranks that shard it.
         """
         self._start(microbatches)
-        for number in self._stages.numbers:
-            self._sync(number, is_on=False)
+        for number in self.stages.numbers:
+            set_gradient_sync(self.stages[number], self._meshes.layout, is_on=False)
         for index, action in enumerate(self._actions):
             is_last = self._last_backward.get(action.stage) == index
             if is_last and action.stage not in self._splits_backward:
                 # The reduction of each block then hides behind the backward of the one before it.
-                self._sync(action.stage, is_on=True)
+                set_gradient_sync(self.stages[action.stage], self._meshes.layout, is_on=True)
             self._run(action, microbatches[action.microbatch])
             if is_last and action.stage in self._splits_backward:
                 # The hooks that reduce gradients fire in the backward to the inputs, when there are none yet.
-                self._sync(action.stage, is_on=True)
-                reduce_gradients(self._stages[action.stage])
+                reduce_gradients(self.stages[action.stage], self._meshes.layout)
         self._finish()
         return self._total
 
@@ -88,27 +86,19 @@ class Pipeline:
         """Return the sum of the losses (0 on ranks without the last stage), forward only; a collective."""
         self._start(microbatches)
         # A stage depends on earlier ones only, so that ascending order cannot wait for itself.
-        for stage in self._stages.numbers:
+        for stage in self.stages.numbers:
             for number, microbatch in enumerate(microbatches):
                 if stage > 0 and self._is_elsewhere(stage - 1):
                     self._receive(Action("RECV_F", stage, number), microbatch)
                 self._forward(Action("F", stage, number), microbatch)
                 self._passed.clear()
-                if not self._stages.is_last(stage) and self._is_elsewhere(stage + 1):
+                if not self.stages.is_last(stage) and self._is_elsewhere(stage + 1):
                     self._send(Action("SEND_F", stage, number))
         self._finish()
         return self._total
 
     def _start(self, microbatches: Sequence[StageInput]) -> None:
         self._total = torch.zeros((), dtype=torch.float64, device=microbatches[0].inputs.device)
-
-    def _sync(self, stage: int, *, is_on: bool) -> None:
-        """Let the next backward of a stage reduce its gradients over ranks, or only add them up here."""
-        module: Any = self._stages[stage]
-        set_gradient_sync(module, is_on)
-        if self._meshes.layout.pp > 1:
-            # Other microbatches are between their forward and their backward: parameters stay gathered until the end.
-            module.set_reshard_after_backward(is_on)
 
     def _finish(self) -> None:
         for work, _ in self._sends:
@@ -138,8 +128,8 @@ class Pipeline:
         if received is not None:
             received.requires_grad_(torch.is_grad_enabled())
         microbatch.prepare()
-        output = self._stages[stage](microbatch.inputs if received is None else received, **microbatch.context)
-        if self._stages.is_last(stage):
+        output = self.stages[stage](microbatch.inputs if received is None else received, **microbatch.context)
+        if self.stages.is_last(stage):
             output = self._loss(output, microbatch.targets)
             self._total += output.detach()
         else:
@@ -149,12 +139,12 @@ class Pipeline:
     def _backward(self, action: Action) -> None:
         stage, number = action.stage, action.microbatch
         passed = self._passed[stage, number]
-        gradient = None if self._stages.is_last(stage) else self._take("B", stage, number)
+        gradient = None if self.stages.is_last(stage) else self._take("B", stage, number)
         if action.kind == "B":
             torch.autograd.backward(passed.output, gradient)
             del self._passed[stage, number]
         else:
-            passed.pending = backward_to_inputs(passed.output, gradient, passed.received, self._stages[stage])
+            passed.pending = backward_to_inputs(passed.output, gradient, passed.received, self.stages[stage])
         if passed.received is not None:
             assert passed.received.grad is not None
             self._hand_over("B", stage, stage - 1, number, passed.received.grad)
@@ -162,10 +152,10 @@ class Pipeline:
     def _backward_to_weights(self, action: Action) -> None:
         passed = self._passed.pop((action.stage, action.microbatch))
         assert passed.pending is not None, f"{action} before the backward to the inputs"
-        backward_to_weights(passed.pending, self._stages[action.stage])
+        backward_to_weights(passed.pending, self.stages[action.stage])
 
     def _is_elsewhere(self, stage: int) -> bool:
-        return self._rank_of_stage(stage) != self._meshes.rank("pp")
+        return self.stages.rank_of_stage[stage] != self._meshes.rank("pp")
 
     def _hand_over(self, kind: str, stage: int, target: int, number: int, tensor: Tensor) -> None:
         """Keep `tensor` for the send that follows, or for the target itself where it is on this rank."""
@@ -183,7 +173,7 @@ class Pipeline:
     def _send(self, action: Action) -> None:
         kind = action.kind.removeprefix("SEND_")
         tensor = self._outgoing.pop((kind, action.stage, action.microbatch)).contiguous()
-        peer = self._rank_of_stage(action.stage + (1 if kind == "F" else -1))
+        peer = self.stages.rank_of_stage[action.stage + (1 if kind == "F" else -1)]
         # The peer is a rank of the group: a plain dst would be a rank of the whole job.
         work = dist.isend(tensor, group=self._meshes.group("pp"), group_dst=peer)
         assert work is not None
@@ -191,11 +181,11 @@ class Pipeline:
 
     def _receive(self, action: Action, microbatch: StageInput) -> None:
         kind = action.kind.removeprefix("RECV_")
-        stage: Any = self._stages[action.stage]
+        stage: Any = self.stages[action.stage]
         shape = [*microbatch.inputs.shape, stage.stage_width]
         # Between blocks the tensor-parallel ranks split the sequence.
         shape[1] //= self._meshes.degree("tp")
         buffer = torch.empty(shape, dtype=self._dtype, device=microbatch.inputs.device)
-        peer = self._rank_of_stage(action.stage + (-1 if kind == "F" else 1))
+        peer = self.stages.rank_of_stage[action.stage + (-1 if kind == "F" else 1)]
         work = dist.irecv(buffer, group=self._meshes.group("pp"), group_src=peer)
         self._arriving[kind, action.stage, action.microbatch] = (work, buffer)

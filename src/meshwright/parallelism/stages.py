@@ -14,22 +14,29 @@ from torch import nn
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.contract import blocks_of
-from meshwright.spec.layout import V_SCHEDULES, Layout
+from meshwright.spec.layout import Layout
+from meshwright.spec.schedule import Schedule
 
 
 class Stages(nn.Module):
-    """This rank's stages by number, of `num_stages` in all."""
+    """This rank's stages by number."""
 
-    def __init__(self, stages: Mapping[int, nn.Module], num_stages: int) -> None:
+    def __init__(self, stages: Mapping[int, nn.Module], rank_of_stage: Sequence[int]) -> None:
         super().__init__()
         self.stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
-        self.num_stages = num_stages
+        self.rank_of_stage = rank_of_stage
+        """The pipeline rank that holds each stage of all ranks."""
 
     def __getitem__(self, number: int) -> nn.Module:
         return self.stages[str(number)]
 
     def __iter__(self) -> Iterator[nn.Module]:
         return iter(self.stages.values())
+
+    @property
+    def num_stages(self) -> int:
+        """Return the number of stages over all ranks."""
+        return len(self.rank_of_stage)
 
     @property
     def numbers(self) -> list[int]:
@@ -41,30 +48,23 @@ class Stages(nn.Module):
         return number == self.num_stages - 1
 
 
-def stage_numbers(layout: Layout, pp_rank: int) -> list[int]:
-    """Return the stages that a pipeline rank holds, ascending: r and its mirror image in a V, else r, r + pp, ..."""
-    if layout.schedule in V_SCHEDULES:
-        return [pp_rank, layout.num_stages - 1 - pp_rank]
-    return list(range(pp_rank, layout.num_stages, layout.pp))
-
-
-def split(model: nn.Module, layout: Layout, pp_rank: int) -> Stages:
-    """Return this pipeline rank's stages of `model`, cut at layout.stage_boundaries; `model` is used up.
+def split(model: nn.Module, layout: Layout, schedule: Schedule, pp_rank: int) -> Stages:
+    """Return the stages of `model` that `schedule` gives a rank, cut at layout.stage_boundaries; `model` is used up.
 
     Raises UnsupportedError for a model that does not say which of its parts are the first and the last.
     """
     if layout.pp == 1:
-        return Stages({0: model}, 1)
+        return Stages({0: model}, (0,))
     require_stages(model)
     assert layout.stage_boundaries is not None, "the boundaries are chosen before the model is split"
-    numbers = stage_numbers(layout, pp_rank)
+    numbers = schedule.stages_of_rank(pp_rank)
     copies = [copy.deepcopy(model) for _ in numbers[1:]]
     return Stages(
         {
             number: _cut(stage, number, layout.stage_boundaries)
             for number, stage in zip(numbers, [model, *copies], strict=True)
         },
-        layout.num_stages,
+        tuple(schedule.rank_of_stage(number) for number in range(schedule.num_stages)),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from meshwright.checkpoint.hf.families import BUFFER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.checkpoint.load import load
 from meshwright.checkpoint.save import prune, save
@@ -20,7 +21,7 @@ from meshwright.data.order import Share
 from meshwright.data.resume import check_resumable
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.models.build import build_model
-from meshwright.models.contract import Loss, blocks_of
+from meshwright.models.contract import blocks_of
 from meshwright.models.shardable import require_shardable
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.fully_sharded import TORCH_DTYPES
@@ -29,7 +30,6 @@ from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.materialize import fill_from
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline import Pipeline
-from meshwright.parallelism.stages import Stages
 from meshwright.parallelism.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout
@@ -53,8 +53,9 @@ class Training:
     num_parameters: int
     """Parameters of the whole model, tied ones counted once."""
 
-    def __init__(self, job: Job, ranks: Ranks, meshes: Meshes, dataset: Dataset, model: Stages, loss: Loss) -> None:
-        self.job, self.ranks, self.meshes, self.dataset, self.model = job, ranks, meshes, dataset, model
+    def __init__(self, job: Job, ranks: Ranks, meshes: Meshes, dataset: Dataset, pipeline: Pipeline) -> None:
+        self.job, self.ranks, self.meshes, self.dataset = job, ranks, meshes, dataset
+        self.model = model = pipeline.stages
         self.layout = layout = meshes.layout
         share = Share(job.global_batch_size, layout.microbatch_size, meshes.dp_rank, layout.dp)
         self.loader = Loader(
@@ -65,8 +66,6 @@ class Training:
             pin_memory=ranks.device.type == "cuda",
         )
         self.optimizer: AdamW = build_optimizer(model, job.optimizer)
-        schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
-        pipeline = Pipeline(model, schedule, loss, meshes, TORCH_DTYPES[job.precision.compute])
         self.step = TrainStep(job, model, meshes, self.optimizer, pipeline)
 
     @classmethod
@@ -80,10 +79,12 @@ class Training:
         meshes = build_meshes(layout, ranks.device.type)
         dataset = build_dataset(job.data, job.train.seq_len)
         require_vocabulary(job, dataset)
-        model = parallelize(whole, meshes, job.precision, seq_len=job.train.seq_len, seed=job.train.seed)
+        schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+        model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
         fill_from_hf(model, job.model)
         share_tied(model, meshes)
-        training = cls(job, ranks, meshes, dataset, model, make_loss(whole, meshes))
+        pipeline = Pipeline(model, schedule, make_loss(whole, meshes), meshes, TORCH_DTYPES[job.precision.compute])
+        training = cls(job, ranks, meshes, dataset, pipeline)
         training.num_parameters = num_parameters
         return training
 
@@ -158,8 +159,12 @@ def fill_from_hf(model: nn.Module, section: ModelSection) -> None:
             f"model.initial_weights = {section.initial_weights!r} needs a preset or a config.json, but "
             f"model.source = {section.source!r} is a class: load the weights in its constructor"
         )
-    names = [name for name, _ in canonical_parameters(model)]
-    fill_from(model, load_hf_parameters(Path(section.initial_weights).expanduser(), architecture, names).__getitem__)
+    names, buffers = [name for name, _ in canonical_parameters(model)], persistent_buffers(model)
+    names += [f"{BUFFER}{name}" for name in buffers]
+    weights = load_hf_parameters(Path(section.initial_weights).expanduser(), architecture, names)
+    fill_from(model, weights.__getitem__)
+    for name, buffer in buffers.items():
+        buffer.copy_(weights[f"{BUFFER}{name}"])
 
 
 def require_positions(job: Job, model: nn.Module) -> None:

@@ -1,0 +1,69 @@
+"""A pipeline computes what one process computes, under every schedule, and every rank knows the loss."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import distributed as dist
+
+from meshwright.parallelism.mesh import build_meshes
+from meshwright.prover.prove import ProofRequest, prove
+from meshwright.spec.job import Job
+from meshwright.spec.layout import SCHEDULES, V_SCHEDULES, Layout
+from meshwright.spec.layout_text import parse_layout
+from meshwright.spec.schedule import build_schedule
+from meshwright.spec.schedule_csv import orders_to_csv
+from run_ranks import run_ranks
+from training_runs import TINY_MODEL, tiny_job, train_on_ranks
+
+
+def holds(layout: str, **options: Any) -> None:
+    model = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 4, **options}}
+    proof = prove(ProofRequest(Job.from_dict({"model": model}), [parse_layout(layout)], num_steps=2), lambda _: None)
+    assert proof.holds, proof.layouts[0].problem or proof.layouts[0].worst
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_trains_as_one_process(schedule: str) -> None:
+    holds(f"pp=2,schedule={schedule}")
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", *V_SCHEDULES])
+def test_tied_embeddings_get_the_gradients_of_both_stages(schedule: str) -> None:
+    holds(f"pp=2,tp=2,schedule={schedule}", tie_embeddings=True)
+
+
+def test_a_schedule_is_read_from_a_file(tmp_path: Path) -> None:
+    # Every forward first, but the stages' backwards in turns: no schedule that has a name.
+    order = build_schedule(Layout(pp=2, schedule="GPipe"), 4)
+    path = tmp_path / "own.csv"
+    path.write_text(orders_to_csv(order.actions))
+    holds(f"pp=2,schedule={path}")
+
+
+def test_stages_may_be_uneven() -> None:
+    holds("pp=2,stage_boundaries=3")
+
+
+def test_peers_are_ranks_of_the_pipeline_and_not_of_the_job() -> None:
+    # The second pipeline is ranks 1 and 3: its rank 1 is not the job's rank 1.
+    holds("pp=2,dp_shard=2,tp=1")
+
+
+def test_every_rank_logs_the_loss_of_the_last_stage(tmp_path: Path) -> None:
+    finished = train_on_ranks(tiny_job(tmp_path, layout={"dp_shard": 1, "pp": 2}), tmp_path / "run", 2)
+    one = train_on_ranks(tiny_job(tmp_path, layout={"dp_shard": 1}), tmp_path / "one", 1)
+    assert finished.losses == pytest.approx(one.losses, rel=2e-6)
+    assert all(loss > 0 for loss in finished.losses.values())
+    assert [row["validation_loss"] for row in finished.validation] == pytest.approx(
+        [row["validation_loss"] for row in one.validation], rel=2e-6
+    )
+
+
+def _peers() -> list[int]:
+    meshes = build_meshes(Layout(pp=2, dp_shard=2), "cpu")
+    return dist.get_process_group_ranks(meshes.group("pp"))
+
+
+def test_the_pipelines_of_a_job_are_side_by_side() -> None:
+    assert run_ranks(_peers, 4) == [[0, 2], [1, 3], [0, 2], [1, 3]]
