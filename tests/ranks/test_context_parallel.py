@@ -61,6 +61,8 @@ CASES = (
     Case("plain"),
     Case("grouped", num_kv_heads=2),
     Case("one key head", num_kv_heads=1, scale=0.2),
+    # With 4 ranks each has 3 query heads, which look at 2 key heads unevenly.
+    Case("key heads cut in two", num_heads=12, num_kv_heads=6),
     Case("narrow values", value_width=6),
     Case("wide values", value_width=12, num_kv_heads=2),
     Case("documents", document_starts=(3, 10, 11, 24)),
@@ -109,7 +111,7 @@ def shared_core(meshes: Meshes, scale: float | None) -> nn.Module:
 def worst_differences(
     layout: dict[str, Any], dtype: torch.dtype, cases: tuple[Case, ...] = CASES
 ) -> dict[str, dict[str, float]]:
-    """Return by case and by name the largest difference from one process, 0 where all bits are equal."""
+    """Return by case and by name the largest difference from one process as a share of its largest value."""
     torch.set_num_threads(1)
     meshes = build_meshes(Layout(**layout), "cpu")
     cp, method = meshes.layout.cp, meshes.layout.cp_method
@@ -122,7 +124,7 @@ def worst_differences(
         core = shared_core(meshes, case.scale)
         given = attend(core, mine, None if documents is None else documents[:, positions])
         pairs = zip(NAMES, given, expected, strict=True)
-        worst[case.name] = {name: (a - b[:, positions]).abs().max().item() for name, a, b in pairs}
+        worst[case.name] = {name: ((a - b[:, positions]).abs().max() / b.abs().max()).item() for name, a, b in pairs}
     return worst
 
 
@@ -136,7 +138,7 @@ def assert_close(by_rank: list[dict[str, dict[str, float]]], tolerance: float) -
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("cp", [2, 4])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 5e-6), (torch.bfloat16, 0.06)], ids=str
+    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 0.02)], ids=str
 )
 def test_attention_is_that_of_one_process(method: ContextMethod, cp: int, dtype: torch.dtype, tolerance: float) -> None:
     assert_close(run_ranks(worst_differences, cp, {"cp": cp, "cp_method": method}, dtype), tolerance)
@@ -177,7 +179,7 @@ def test_a_ring_stays_out_of_the_compiler() -> None:
 
 def test_ulysses_changes_no_bit() -> None:
     # Key heads that several ranks need have gradients that are sums over them, in another order.
-    whole_heads = tuple(case for case in CASES if case.num_kv_heads >= 2)
+    whole_heads = tuple(case for case in CASES if case.num_kv_heads % 2 == 0)
     for worst in run_ranks(worst_differences, 2, {"cp": 2, "cp_method": "ulysses"}, torch.float32, whole_heads):
         assert {case: max(each.values()) for case, each in worst.items()} == {case.name: 0.0 for case in whole_heads}
 
