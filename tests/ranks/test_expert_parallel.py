@@ -50,6 +50,7 @@ class Case:
     dtype: str = "float64"
     same_tokens: bool = False
     """Whether all tokens are equal, so that all go to the same two experts."""
+    latent: Mapping[str, int | None] | None = None
 
     def architecture(self) -> MoEArchitecture:
         """Return the sizes of three blocks, the first with a plain ffn."""
@@ -58,8 +59,8 @@ class Case:
             dim=DIM,
             num_layers=3,
             num_heads=4,
-            num_kv_heads=2,
-            head_dim=4,
+            num_kv_heads=2 if self.latent is None else 4,
+            head_dim=4 if self.latent is None else 6,
             ffn_dim=24,
             num_experts=NUM_EXPERTS,
             experts_per_token=2,
@@ -67,6 +68,7 @@ class Case:
             num_shared_experts=self.num_shared_experts,
             num_dense_layers=1,
             router=dict(self.router),
+            latent=self.latent,
         )
 
 
@@ -184,6 +186,12 @@ def check(case: Case, num_ranks: int, degrees: dict[str, Any], num_steps: int = 
 )
 def test_gradients_are_those_of_one_process(num_ranks: int, degrees: dict[str, Any]) -> None:
     check(Case(), num_ranks, degrees)
+
+
+@pytest.mark.parametrize("query_rank", [None, 8])
+def test_latent_attention_shares_its_heads(query_rank: int | None) -> None:
+    sizes = {"query_rank": query_rank, "kv_rank": 12, "plain_head_dim": 4, "rope_head_dim": 2, "value_head_dim": 3}
+    check(Case(GROUPED, latent=sizes), 4, {"dp_shard": 2, "tp": 2, "ep": 2})
 
 
 @pytest.mark.parametrize("degrees", [{"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "tp": 2, "ep": 4}], ids=str)

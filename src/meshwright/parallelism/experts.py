@@ -43,7 +43,7 @@ def expert_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def have_own_ranks(layout: Layout) -> bool:
-    """Return whether experts are shared by other ranks than the rest of their block, so that FSDP2 gathers them alone."""
+    """Return whether FSDP2 gathers experts alone, since other ranks share them than share the rest of their block."""
     return layout.ep > 1 or layout.tp > 1
 
 

@@ -59,13 +59,13 @@ def expert_order(counts_PL: Tensor, num_rows: int) -> Tensor:
 
 def exchange_rows(rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
     """Return the rows that arrive, by source rank; the first sent[0] go to rank 0. Backward sends gradients back."""
-    arrived_QD: Tensor = _ExchangeRows.apply(rows_RD, sent, received, group)
+    arrived_QD: Tensor = _ExchangeRows.apply(rows_RD, sent, received, group)  # type: ignore[no-untyped-call]
     return arrived_QD
 
 
 def reorder(rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
     """Return rows_RD[order_R]. Backward gathers by `inverse_R`: that of indexing would add row by row."""
-    ordered_RD: Tensor = _Reorder.apply(rows_RD, order_R, inverse_R)
+    ordered_RD: Tensor = _Reorder.apply(rows_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]
     return ordered_RD
 
 

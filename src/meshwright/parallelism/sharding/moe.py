@@ -4,6 +4,7 @@ With etp = 1 each rank routes the tokens of its own share of the sequence, which
 experts. With etp = tp the whole mixture computes on the gathered sequence, and all of its outputs are parts of one sum.
 """
 
+from meshwright.parallelism.sharding.latent_attention import LATENT_ATTENTION
 from meshwright.parallelism.sharding.llama import ATTENTION, ENDS, FEED_FORWARD
 from meshwright.parallelism.sharding.role import Table
 from meshwright.spec.moe_architecture import MoEArchitecture
@@ -28,5 +29,6 @@ def moe_table(architecture: MoEArchitecture, etp: int) -> Table:
     dense: Table = {f"blocks.{index}.ffn": "gather" for index in range(architecture.num_dense_layers)}
     of_dense_ffn: Table = {pattern: role for pattern, role in FEED_FORWARD.items() if pattern != "blocks.*.ffn"}
     mixtures: Table = _TOKENS_APART if etp == 1 else {**_TOKENS_GATHERED, "blocks.*.ffn": "gather_sum"}
+    attention = ATTENTION if architecture.latent is None else LATENT_ATTENTION
     # The first pattern that matches counts.
-    return {**dense, **of_dense_ffn, **mixtures, **ATTENTION, **ENDS}
+    return {**dense, **of_dense_ffn, **mixtures, **attention, **ENDS}
