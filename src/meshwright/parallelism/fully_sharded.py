@@ -19,9 +19,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import Shard
 
 from meshwright.models.contract import blocks_of
-from meshwright.parallelism.experts import expert_modules, expert_shard_dim
+from meshwright.parallelism.experts import expert_modules, expert_shard_dim, have_own_ranks
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.torch_fsdp import run_gradient_reduction
+from meshwright.parallelism.torch_fsdp import hide_from_selective_checkpoint, run_gradient_reduction
 from meshwright.spec.layout import Layout
 from meshwright.spec.sections import DType, PrecisionSection
 
@@ -54,26 +54,24 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
     _prefetch(model, [_units(block) for block in blocks], layout.prefetch)
 
 
-def keeps_gathered(layout: Layout) -> bool:
-    """Return whether parameters stay gathered from a step's first forward to its last backward."""
-    return not _reshard_after_forward(layout, layout.fsdp)
+def set_gradient_sync(model: nn.Module, layout: Layout, *, is_on: bool) -> None:
+    """Let the next backward of a stage reduce its gradients over ranks, or only add them up on this rank.
 
-
-def set_gradient_sync(model: nn.Module, is_on: bool) -> None:
-    """Let the next backward of a stage reduce its gradients over ranks, or only add them up on this rank."""
+    Where parameters are not freed after forward, only the backward that reduces frees them: they travel once a step.
+    """
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(is_on)
     model.set_is_last_backward(is_on)
+    model.set_reshard_after_backward(is_on or bool(_reshard_after_forward(layout, layout.fsdp)))
 
 
-def reduce_gradients(model: nn.Module) -> None:
+def reduce_gradients(model: nn.Module, layout: Layout) -> None:
     """Reduce the gradients that a stage's backward passes without gradient sync have added up; a collective.
 
     Parameters hold their shards again afterwards, as the optimizer wants them.
     """
     assert isinstance(model, FSDPModule)
-    set_gradient_sync(model, True)
-    model.set_reshard_after_backward(True)
+    set_gradient_sync(model, layout, is_on=True)
     run_gradient_reduction(model)
 
 
@@ -86,7 +84,7 @@ def reshard_model(model: nn.Module) -> None:
 def _shard_experts(block: nn.Module, shard: Callable[..., Any], meshes: Meshes) -> None:
     """Shard the experts of `block` over the ranks that hold the same ones, where these are not those of the block."""
     layout = meshes.layout
-    if layout.ep == layout.tp == 1:
+    if not have_own_ranks(layout):
         return
     # torch keeps no groups of n for what ep has cut (2.13), so these free all that the block's would keep a part of.
     reshard = bool(_reshard_after_forward(layout, layout.efsdp))
@@ -97,6 +95,7 @@ def _shard_experts(block: nn.Module, shard: Callable[..., Any], meshes: Meshes) 
             reshard_after_forward=reshard,
             shard_placement_fn=lambda parameter: Shard(expert_shard_dim(parameter, layout.efsdp)),
         )
+        hide_from_selective_checkpoint(experts)
 
 
 def _units(module: nn.Module) -> list[FSDPModule]:
