@@ -96,7 +96,10 @@ MISTAKES = [
         told="The byte tokenizer has 256 bytes and the end of text.",
     ),
     Mistake(
-        "A layout that does not fit the ranks", "[layout]\ndp_shard = 4\n", ["check", "job.toml", "--ranks", "6"], 2
+        "A layout that fits neither the ranks nor the model",
+        "[layout]\ndp_shard = 4\ntp = 3\n",
+        ["check", "job.toml", "--ranks", "6"],
+        2,
     ),
     Mistake(
         "A run folder that exists",

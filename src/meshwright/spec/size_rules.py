@@ -13,10 +13,11 @@ _MAX_SUGGESTED = 4096
 """Divisors are looked for up to here: few axes have as many ranks."""
 
 
-def tensor_problems(layout: Layout, architecture: LlamaArchitecture) -> Iterator[str]:
-    """Yield why layout.tp cannot split the model's matmuls."""
+def tensor_problems(layout: Layout, architecture: LlamaArchitecture, seq_len: int) -> Iterator[str]:
+    """Yield why layout.tp cannot split the model's matmuls; what it suggests splits the sequences too."""
     tp, sizes = layout.tp, _sizes_over_tp(architecture)
-    allowed = [n for n in divisors(math.gcd(*sizes.values())) if _shares_kv_heads(architecture, n)]
+    common = math.gcd(*sizes.values(), seq_len // layout.cp or 1)
+    allowed = [n for n in divisors(common) if _shares_kv_heads(architecture, n)]
     advice = f"set layout.tp to {either(nearest_of(tp, allowed))}"
     if undivided := [f"{name} = {size}" for name, size in sizes.items() if size % tp]:
         yield f"layout.tp = {tp} does not divide the model's {both(undivided)}: {advice}"

@@ -41,9 +41,11 @@ def layout_problems(job: Job, layout: Layout) -> list[str]:
 
 def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_len: int) -> list[str]:
     """Return why `layout` cannot split a model (None: not known before it is built), whatever the batch is."""
-    problems = [*_sequence_problems(layout, seq_len)]
+    tensor = [] if architecture is None else [*tensor_problems(layout, architecture, seq_len)]
+    # A tp that is wrong anyhow is no reason to change the sequences.
+    problems = [*_sequence_problems(layout.replace(tp=1) if tensor else layout, seq_len), *tensor]
     if architecture is not None:
-        problems += [*tensor_problems(layout, architecture), *head_exchange_problems(layout, architecture)]
+        problems += head_exchange_problems(layout, architecture)
     num_layers = None if architecture is None else architecture.num_layers
     problems += [*expert_problems(layout, architecture), *_stage_problems(layout, num_layers)]
     return [*problems, *_reshard_problems(layout), *_option_problems(layout)]

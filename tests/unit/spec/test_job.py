@@ -90,7 +90,7 @@ def test_a_trial_run_may_be_shorter_than_the_default_warmup() -> None:
 def test_with_a_rest_what_is_wrong_anyhow_is_told() -> None:
     layout = {"dp_shard": -1, "dp_replicate": 3, "tp": 3, "ep": 2, "activation_checkpoint_every": 2}
     keys = [text.split()[0] for text in job(layout=layout).problems()]
-    assert keys == ["train.seq_len", "layout.tp", "layout.ep", "layout.activation_checkpoint_every"]
+    assert keys == ["layout.tp", "layout.ep", "layout.activation_checkpoint_every"]
     assert job(layout={"tp": -1}).problems() == []
 
 
