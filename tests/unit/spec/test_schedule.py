@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import ConfigError
@@ -33,6 +33,7 @@ def schedule_of(*rows: str) -> Schedule:
     return Schedule(actions=tuple(tuple(parse_action(text) for text in row.split()) for row in rows))
 
 
+@settings(deadline=None, max_examples=60)
 @given(schedules())
 def test_each_microbatch_runs_once_each_way_on_each_stage(case: tuple[Layout, Schedule]) -> None:
     layout, schedule = case
@@ -45,6 +46,7 @@ def test_each_microbatch_runs_once_each_way_on_each_stage(case: tuple[Layout, Sc
     check_schedule(schedule)
 
 
+@settings(deadline=None, max_examples=60)
 @given(schedules())
 def test_stages_lie_where_the_layout_says(case: tuple[Layout, Schedule]) -> None:
     layout, schedule = case
@@ -113,6 +115,7 @@ def compute(action: Action, schedule: Schedule, held: set[tuple[str, int, int]])
     held.add(("F_out" if is_forward else "B_out", stage, microbatch))
 
 
+@settings(deadline=None, max_examples=60)
 @given(schedules())
 def test_even_blocking_sends_end_and_every_input_is_there(case: tuple[Layout, Schedule]) -> None:
     _, schedule = case
@@ -123,6 +126,7 @@ def test_even_blocking_sends_end_and_every_input_is_there(case: tuple[Layout, Sc
         assert [action for action in with_transfers if action.kind in ("F", "B", "I", "W")] == list(order)
 
 
+@settings(deadline=None, max_examples=60)
 @given(schedules())
 def test_both_ends_of_every_pair_of_ranks_list_its_transfers_in_one_order(case: tuple[Layout, Schedule]) -> None:
     _, schedule = case
@@ -158,6 +162,7 @@ def test_a_lowered_schedule_by_hand() -> None:
     ]
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 6), st.integers(1, 20))
 def test_1f1b_holds_at_most_as_many_microbatches_as_ranks_are_left(pp: int, num_microbatches: int) -> None:
     assume(num_microbatches >= pp)
@@ -168,6 +173,7 @@ def test_1f1b_holds_at_most_as_many_microbatches_as_ranks_are_left(pp: int, num_
         assert held == (num_microbatches,) * pp
 
 
+@settings(deadline=None, max_examples=60)
 @given(schedules())
 def test_what_is_held_has_a_bound(case: tuple[Layout, Schedule]) -> None:
     layout, schedule = case
@@ -229,6 +235,7 @@ def test_microbatches_may_come_in_any_order() -> None:
     assert peak_in_flight(schedule) == (2, 2)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]), st.integers(0), st.integers(0))
 def test_an_action_is_written_and_read(kind: str, stage: int, microbatch: int) -> None:
     text = f"{stage}{kind}{microbatch}"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import ConfigError, InfeasibleLayout
@@ -18,6 +18,7 @@ GOOD = "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
 actions = st.builds(Action, st.sampled_from(COMPUTE_KINDS), st.integers(0, 99), st.integers(0, 99))
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(actions, min_size=1), min_size=1))
 def test_what_is_written_is_read_back(orders: list[list[Action]]) -> None:
     assert orders_from_csv(orders_to_csv(orders)) == tuple(tuple(order) for order in orders)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.spec.layout import SCHEDULES, Layout
@@ -38,6 +38,7 @@ def test_a_problem_names_what_would_do(layout: Layout, num_microbatches: int, pr
     assert problem in problems[0]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(SCHEDULES), st.integers(1, 5), st.integers(1, 13), st.integers(1, 3), st.integers(1, 3))
 def test_the_numbers_that_would_do_do(name: str, pp: int, num_microbatches: int, dp: int, size: int) -> None:
     layout = Layout(pp=pp, schedule=name, dp_shard=dp, microbatch_size=size)

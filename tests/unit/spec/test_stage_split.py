@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InfeasibleLayout
@@ -33,6 +33,7 @@ def stage_costs(units: Sequence[float], boundaries: tuple[int, ...]) -> list[flo
     return [sum(units[start:stop]) for start, stop in itertools.pairwise(cuts)]
 
 
+@settings(deadline=None)
 @given(problems())
 @example(([0, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 1], 2))
 def test_no_split_is_better(problem: tuple[list[int], list[int], int]) -> None:
@@ -46,6 +47,7 @@ def test_no_split_is_better(problem: tuple[list[int], list[int], int]) -> None:
     assert split_stages(times, sizes, num_stages) == min(every_split(len(times) - 2, num_stages), key=badness)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=8), st.integers(1, 8))
 def test_floats_split_as_well(times: list[float], num_stages: int) -> None:
     num_stages = min(num_stages, len(times))
