@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.parallelism.fully_sharded import (
-    keeps_gathered,
     reduce_gradients,
     reshard_model,
     set_gradient_sync,
@@ -66,10 +65,12 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
-def accumulate(model: nn.Module, dp_rank: int, num_microbatches: int, dtype: torch.dtype = torch.float32) -> None:
-    for microbatch in range(num_microbatches):
-        set_gradient_sync(model, microbatch == num_microbatches - 1)
-        loss_of(model, samples(dp_rank, microbatch, dtype)).backward()
+def accumulate(model: nn.Module, meshes: Meshes, *, reduces_last: bool = True) -> None:
+    """Run three microbatches."""
+    dtype = next(model.parameters()).dtype
+    for microbatch in range(3):
+        set_gradient_sync(model, meshes.layout, is_on=reduces_last and microbatch == 2)
+        loss_of(model, samples(meshes.dp_rank, microbatch, dtype)).backward()
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor | None]:
@@ -79,18 +80,17 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: whole(parameter.grad) for name, parameter in model.named_parameters()}
 
 
-def one_process(dp: int, num_microbatches: int) -> dict[str, Tensor | None]:
+def one_process(dp: int) -> dict[str, Tensor | None]:
     model = Net().to(torch.float64)
     for dp_rank in range(dp):
-        for microbatch in range(num_microbatches):
+        for microbatch in range(3):
             loss_of(model, samples(dp_rank, microbatch, torch.float64)).backward()
     return gradients_of(model)
 
 
 def summed(layout: Layout, compute: Any) -> dict[str, Tensor | None]:
-    dtype = torch.float64 if compute == "float64" else torch.float32
     model, meshes = sharded(layout, PrecisionSection(compute=compute))
-    accumulate(model, meshes.dp_rank, 3, dtype)
+    accumulate(model, meshes)
     return gradients_of(model)
 
 
@@ -109,7 +109,7 @@ def summed(layout: Layout, compute: Any) -> dict[str, Tensor | None]:
     ids=layout_text,
 )
 def test_gradients_are_sums_over_ranks_and_microbatches(layout: Layout, compute: str) -> None:
-    expected = one_process(layout.dp, 3)
+    expected = one_process(layout.dp)
     tolerance = 1e-13 if compute == "float64" else 1e-5
     for gradients in run_ranks(summed, layout.num_ranks, layout, compute):
         assert gradients["blocks.1.bias"] is None
@@ -122,12 +122,9 @@ def test_gradients_are_sums_over_ranks_and_microbatches(layout: Layout, compute:
 def reduced_late(layout: Layout, compute: Any) -> bool:
     precision = PrecisionSection(compute=compute)
     (early, meshes), (late, _) = sharded(layout, precision), sharded(layout, precision)
-    accumulate(early, meshes.dp_rank, 3)
-    for microbatch in range(3):
-        set_gradient_sync(late, False)
-        late.set_reshard_after_backward(not keeps_gathered(layout))  # type: ignore[operator]
-        loss_of(late, samples(meshes.dp_rank, microbatch)).backward()
-    reduce_gradients(late)
+    accumulate(early, meshes)
+    accumulate(late, meshes, reduces_last=False)
+    reduce_gradients(late, layout)
     assert all(isinstance(parameter, DTensor) for parameter in late.parameters())
     pairs = zip(gradients_of(early).values(), gradients_of(late).values(), strict=True)
     return all(one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs)
@@ -154,19 +151,10 @@ class CountCollectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def collectives_of_a_step(layout: Layout, num_microbatches: int) -> dict[str, int]:
+def collectives_of_a_step(layout: Layout) -> dict[str, int]:
     model, meshes = sharded(layout)
-    for _ in range(2):
-        # The second step counts: the first gathers what no optimizer step has freed yet.
-        with CountCollectives() as mode:
-            if keeps_gathered(layout):
-                model.set_reshard_after_backward(False)  # type: ignore[operator]
-            for microbatch in range(num_microbatches):
-                is_last = microbatch == num_microbatches - 1
-                set_gradient_sync(model, is_last)
-                if is_last:
-                    model.set_reshard_after_backward(True)  # type: ignore[operator]
-                loss_of(model, samples(meshes.dp_rank, microbatch)).backward()
+    with CountCollectives() as mode:
+        accumulate(model, meshes)
     return {kind: count for kind, count in mode.counts.items() if count}
 
 
@@ -192,7 +180,7 @@ def collectives_of_a_step(layout: Layout, num_microbatches: int) -> dict[str, in
 def test_gradients_travel_once_a_step_whatever_the_number_of_microbatches(
     layout: Layout, expected: dict[str, int]
 ) -> None:
-    for counts in run_ranks(collectives_of_a_step, layout.num_ranks, layout, 3):
+    for counts in run_ranks(collectives_of_a_step, layout.num_ranks, layout):
         assert counts == expected
 
 

@@ -108,7 +108,7 @@ class Router(nn.Module):
         counts_BE = _counts(expert_BSK, self.weight.shape[0])
         if self.training:
             with torch.no_grad():
-                self.load_E += counts_BE.sum(0)
+                self.load_E.add_(counts_BE.sum(0))
             weight_BSK = self._with_losses(weight_BSK, logits_BSE, scores_BSE, counts_BE)
         return Routing(expert_BSK.flatten(0, 1), weight_BSK.flatten(0, 1), counts_BE.sum(0))
 
@@ -139,13 +139,13 @@ class Router(nn.Module):
         loss = weight_BSK.new_zeros(())
         if self.rules.balance_loss:
             balance = _balance(scores_BSE, self.share_counts(counts_BE.type_as(scores_BSE)))
-            self.balance_loss += balance.detach()
+            self.balance_loss.add_(balance.detach())
             loss = loss + self.rules.balance_loss * balance
         if self.rules.z_loss:
             z_loss = logits_BSE.logsumexp(-1).square().mean()
-            self.z_loss += z_loss.detach()
+            self.z_loss.add_(z_loss.detach())
             loss = loss + self.rules.z_loss * z_loss
-        self.num_forwards += 1
+        self.num_forwards.add_(1)
         if not loss.requires_grad:
             return weight_BSK
         with_loss_BSK: Tensor = _WithLoss.apply(weight_BSK, loss, self.loss_scale)  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ class Experts(nn.Module):
         place_R = torch.arange(num_rows, device=rows_RD.device)
         place_R = place_R + shift_E.repeat_interleave(counts_E, output_size=num_rows)
         if self.training:
-            self.padded_rows += (padded_E - counts_E).sum()
+            self.padded_rows.add_((padded_E - counts_E).sum())
         # As many rows as there can be at most: the true number is known to the device only.
         most_rows = num_rows + num_experts * (self.alignment - 1)
         padded_PD = rows_RD.new_zeros(most_rows, rows_RD.shape[1]).index_copy(0, place_R, rows_RD)
