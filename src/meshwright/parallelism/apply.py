@@ -9,7 +9,8 @@
 5. context                 replaces the core of attention, which has no parameters: after 3, since the heads that
                            it shares out are those that tensor parallelism left to this rank
 6. activation checkpoint   what is recomputed is the block with its collectives, so after everything that adds some
-7. compile                 after 6: the compiler must see the recompute region to keep it
+7. compile                 after 6: the compiler must see the recompute region to keep it, and the collectives of 3,
+                           which it overlaps with matmuls where layout.async_tp asks for it
 8. FSDP2 / HSDP            after 7: its gather and reduce hooks stay outside the compiled graph, and it shards what
                            3 and 4 left of each parameter
 9. materialise             last: only now does a rank know which part of each tensor is its own, so no rank ever
@@ -22,6 +23,7 @@ from torch import nn
 
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
+from meshwright.parallelism.async_tensor import apply_async_tensor_parallel
 from meshwright.parallelism.compile_blocks import compile_blocks
 from meshwright.parallelism.context import apply_context_parallel
 from meshwright.parallelism.experts import apply_expert_parallel
@@ -41,6 +43,7 @@ def parallelize(
     """Return this rank's part of `model`, which is used up: split as meshes.layout says, with its initial weights."""
     layout = meshes.layout
     stages = split(model, layout, schedule, meshes.rank("pp"))
+    apply_async_tensor_parallel(meshes)
     for stage in stages:
         apply_tensor_parallel(stage, meshes)
         apply_expert_parallel(stage, meshes)

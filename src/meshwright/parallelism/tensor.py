@@ -26,6 +26,7 @@ from meshwright.parallelism.tensor_modules import (
     GathersInputSumsOutput,
     GathersOutput,
     LooksUpOwnRows,
+    PartOfSum,
     ReadsParts,
     SharesHeads,
     SumsOutput,
@@ -47,6 +48,7 @@ _BEHAVIOURS: Mapping[Role, type[ReadsParts]] = {
     "gather_sum": GathersInputSumsOutput,
     "head": GathersInput,
     "row": SumsOutput,
+    "row_part": PartOfSum,
     "vocabulary": LooksUpOwnRows,
 }
 

@@ -8,7 +8,7 @@ Shapes: B batch, S positions, D width, V this rank's rows of the vocabulary.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,9 +26,7 @@ class ReadsParts(nn.Module):
 
     def part(self, name: str) -> Tensor:
         """Return what `self.<name>` reads as."""
-        parameter = self._parameters[name]
-        assert isinstance(parameter, DTensor)
-        part: Tensor = parameter.to_local()
+        part: Tensor = cast(DTensor, self._parameters[name]).to_local()
         return part
 
 
@@ -48,13 +46,17 @@ class GathersOutput(ReadsParts):
         return gather(super().forward(*args, **kwargs), 1, self.tp_group)
 
 
-class SumsOutput(ReadsParts):
-    """Its ranks' outputs add up to the whole one, of which each rank keeps its share of the sequence."""
+class PartOfSum(ReadsParts):
+    """A linear layer whose ranks' outputs add up to the whole one."""
 
     def part(self, name: str) -> Tensor:
         """Return the part of the weight; of the bias an n-th, since n ranks add it."""
         part = super().part(name)
         return part / self.tp_group.size() if name == "bias" else part
+
+
+class SumsOutput(PartOfSum):
+    """The same, and each rank keeps its share of the sequence of the sum."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return this rank's share of the sequence, summed."""
@@ -92,7 +94,7 @@ class LooksUpOwnRows(ReadsParts):
 def change_class(module: nn.Module, behaviour: type[ReadsParts], tp_group: dist.ProcessGroup) -> None:
     """Put `behaviour` before the class of `module`, in place."""
     names = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
-    module.__class__ = _joined(behaviour, type(module), names)
+    module.__class__ = _joined(behaviour, type(module), names)  # type: ignore[arg-type]
     module.tp_group = tp_group  # type: ignore[assignment]
 
 

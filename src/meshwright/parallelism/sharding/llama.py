@@ -24,4 +24,4 @@ ENDS: Table = {
     "head": "column",
 }
 
-LLAMA: Table = ENDS | ATTENTION | FEED_FORWARD
+LLAMA: Table = {**ENDS, **ATTENTION, **FEED_FORWARD}

@@ -1,7 +1,7 @@
 """table_of(model): where the table of a model comes from."""
 
 from fnmatch import fnmatchcase
-from typing import get_args
+from typing import cast, get_args
 
 from torch import nn
 
@@ -43,4 +43,4 @@ def table_of(model: nn.Module, layout: Layout) -> Table:
             f"{name}.tensor_parallel names {unused[0]!r}, but no module of the model matches it, out of "
             f"{', '.join(names[1:5])}, ...: correct the pattern"
         )
-    return table
+    return cast(Table, table)
