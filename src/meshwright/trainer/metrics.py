@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshwright.units import format_bytes, format_count, format_duration
@@ -23,10 +23,14 @@ class StepMetrics:
     memory_bytes: int
     mfu: float | None
     attempt: int
+    experts: dict[str, float] = field(default_factory=dict)
+    """What ExpertLoad says of the step, by names of their own in the row; empty without experts."""
 
     def row(self) -> dict[str, Any]:
         """Return the row as plain values; null is unknown: MFU without a peak, tokens of data that has none."""
-        return asdict(self)
+        row = asdict(self)
+        experts = row.pop("experts")
+        return row | experts
 
     def line(self, num_steps: int, peak: str | None, left_s: float) -> str:
         """Return the log line; `peak` names the FLOP/s that MFU is a share of, None leaves the column empty."""
@@ -34,12 +38,14 @@ class StepMetrics:
         if self.tokens_per_s is not None:
             speed = f"{format_count(self.tokens_per_s)} tokens/s"
         mfu = "MFU -" if self.mfu is None else f"MFU {self.mfu:.1%} of {peak}"
+        skew = (f"router skew {self.experts['router_skew']:.2f}",) if self.experts else ()
         return " | ".join(
             (
                 f"step {self.step}/{num_steps}",
                 f"loss {self.loss:.4f}",
                 f"grad norm {self.grad_norm:.3f}",
                 f"lr {self.learning_rate:.2e}",
+                *skew,
                 speed,
                 f"{self.step_ms:.0f} ms (data {self.data_wait_ms:.1f})",
                 format_bytes(self.memory_bytes),
