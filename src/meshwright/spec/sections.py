@@ -132,7 +132,7 @@ class PrecisionSection(Noun):
     compute: DType = "float32"
     """Format of parameters and activations in forward and backward."""
     reduce: DType = "float32"
-    """Format in which gradients are summed over ranks."""
+    """Format in which gradients are summed over ranks; float64 wherever compute is float64."""
 
 
 class ClusterSection(Noun):

@@ -56,7 +56,10 @@ def test_golden_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         "\noptions                      { num_layers = 2 }      line 2        Fields of the architecture to\n" in text
     )
-    assert "\nsteps                        7                       line 5        Optimizer steps of the whole run.\n" in text
+    assert (
+        "\nsteps                        7                       line 5        Optimizer steps of the whole run.\n"
+        in text
+    )
     assert "\nseq_len                      64                      command line  Tokens in one sequence.\n" in text
     assert "\nstop_after                   none                    default       Step after" in text
 
