@@ -50,12 +50,15 @@ def command(
     from meshwright.config.load import load_job
     from meshwright.errors import ExitCode
     from meshwright.prover.prove import ProofRequest, prove
+    from meshwright.spec.covering import covering_layouts
     from meshwright.spec.layout_text import parse_layout
+    from meshwright.spec.model_source import resolve_architecture
 
     resolved = load_job(job_file)
     # A module that the job names may lie beside the job file.
     sys.path.insert(0, str(resolved.folder))
-    asked = [parse_layout(text) for text in layouts]
+    architecture = resolve_architecture(resolved.job.model)
+    asked = [parse_layout(text) for text in layouts] or covering_layouts(architecture)
     request = ProofRequest(
         job=resolved.job,
         layouts=asked,
