@@ -6,6 +6,7 @@ import torch
 from meshwright.models.attention import KVCache
 from meshwright.models.initial import fill_normal, initialize
 from meshwright.models.llama import Llama
+from meshwright.models.moe import Experts
 from meshwright.spec.presets import PRESETS
 
 pytestmark = [
@@ -36,3 +37,19 @@ def test_logits_equal_those_of_the_cpu(dtype: torch.dtype, tolerance: float) -> 
         parts = [model(part_BS, cache=cache) for part_BS in tokens_BS.cuda().split([40, 23, 1], dim=1)]
     torch.testing.assert_close(there_BSV.float().cpu(), here_BSV, rtol=0, atol=tolerance)
     torch.testing.assert_close(torch.cat(parts, dim=1), there_BSV, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 21, 8], [32, 0, 0, 0], [1, 1, 1, 29]])
+def test_experts_of_any_number_of_rows_equal_those_of_the_cpu(counts: list[int]) -> None:
+    torch.manual_seed(0)
+    here = Experts(4, dim=32, ffn_dim=48)
+    for parameter in here.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    rows_RD = torch.randn(sum(counts), 32)
+    gradients = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        experts = here.to(device, dtype)
+        out_RD = experts(rows_RD.to(device, dtype), torch.tensor(counts, device=device))
+        gradients.append([g.float().cpu() for g in torch.autograd.grad(out_RD.square().sum(), experts.parameters())])
+    for cpu, cuda in zip(*gradients, strict=True):
+        torch.testing.assert_close(cuda, cpu, rtol=0.05, atol=0.05 * cpu.abs().max().item())

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _KERNEL_WIDTH_BYTES = 16
+_CUDA_GROUP_ROWS = 8
 
 
 def grouped_matmul(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
@@ -24,6 +25,14 @@ def grouped_matmul(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Ten
         return F.grouped_mm(rows_RI, weight_EOI.transpose(1, 2), offs=ends_E)
     product: Tensor = _by_loop(rows_RI, weight_EOI, counts_E)
     return product
+
+
+def required_alignment(rows: Tensor) -> int:
+    """Return what the number of rows of every group has to be a multiple of, for `rows` of that dtype and device.
+
+    torch's kernel does not say: on CUDA the gradient of the weights sums over rows that begin at any 16 bytes only.
+    """
+    return _CUDA_GROUP_ROWS if rows.is_cuda and rows.dtype == torch.bfloat16 else 1
 
 
 def _kernel_takes(rows_RI: Tensor, weight_EOI: Tensor) -> bool:

@@ -9,6 +9,7 @@ that a rank that holds a share of them runs the same code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.grouped_matmul import grouped_matmul
+from meshwright.models.grouped_matmul import grouped_matmul, required_alignment
 from meshwright.models.rope import at_least_float32
 from meshwright.spec.moe_architecture import MoEArchitecture
 
@@ -157,7 +158,7 @@ class Experts(nn.Module):
 
     padded_rows: Tensor
     alignment = 1
-    """What each expert's number of rows is padded to a multiple of, with zeros; some kernels are faster then."""
+    """What each expert's number of rows is padded to a multiple of, with zeros, besides what the kernel requires."""
 
     def __init__(self, num_experts: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -168,17 +169,18 @@ class Experts(nn.Module):
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Return rows_RD after their experts: the first counts_E[0] rows are the first expert's, and so on."""
-        if self.alignment == 1:
+        alignment = math.lcm(self.alignment, required_alignment(rows_RD))
+        if alignment == 1:
             return self._swiglu(rows_RD, counts_E)
         num_rows, num_experts = rows_RD.shape[0], self.gate.shape[0]
-        padded_E = (counts_E + self.alignment - 1) // self.alignment * self.alignment
+        padded_E = (counts_E + alignment - 1) // alignment * alignment
         shift_E = (padded_E - counts_E).cumsum(0) - (padded_E - counts_E)
         place_R = torch.arange(num_rows, device=rows_RD.device)
         place_R = place_R + shift_E.repeat_interleave(counts_E, output_size=num_rows)
         if self.training:
             self.padded_rows.add_((padded_E - counts_E).sum())
         # As many rows as there can be at most: the true number is known to the device only.
-        most_rows = num_rows + num_experts * (self.alignment - 1)
+        most_rows = num_rows + num_experts * (alignment - 1)
         padded_PD = rows_RD.new_zeros(most_rows, rows_RD.shape[1]).index_copy(0, place_R, rows_RD)
         return self._swiglu(padded_PD, padded_E).index_select(0, place_R)
 

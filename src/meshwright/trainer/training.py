@@ -107,7 +107,7 @@ class Training:
         check_resumable(metadata["position"], self.loader.position)
 
     def _state(self) -> dict[str, Any]:
-        buffers = {f"buffer.{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
+        buffers = {f"{BUFFER}{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
         return {
             "model": {**copies_by_name(canonical_parameters(self.model)), **buffers},
             "optimizer": optimizer_state(self.model, self.optimizer),

@@ -9,6 +9,7 @@ import pytest
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.hf_config import architecture_to_hf
 from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.moe_architecture import MoEArchitecture, YarnScaling
 from meshwright.spec.presets import PRESETS
 from meshwright.spec.sections import ModelSection
 
@@ -23,6 +24,16 @@ def test_preset_with_options_on_top() -> None:
 
 def test_options_may_hold_a_table() -> None:
     assert resolve("llama-1m", rope_scaling={"factor": 8.0}).rope_scaling.factor == 8.0
+
+
+def test_options_change_fields_of_a_part_and_leave_the_others() -> None:
+    changed = resolve("mla-moe-4m", router={"balance_loss": 0.1}, latent={"kv_rank": 32}, yarn={"factor": 2.0})
+    before = PRESETS["mla-moe-4m"]
+    assert isinstance(before, MoEArchitecture)
+    assert before.latent is not None
+    assert changed.router == before.router.replace(balance_loss=0.1)
+    assert changed.latent == before.latent.replace(kv_rank=32)
+    assert changed.yarn == YarnScaling(factor=2.0)
 
 
 @pytest.mark.parametrize("source", ["my_module:MyModel", "package.module:Name"])
@@ -46,6 +57,9 @@ def test_config_file_or_its_folder(tmp_path: Path) -> None:
         ("llama-1m", {"hidden_dim": 2}, "head_dim|dim"),
         ("llama-1m", {"dim": "wide"}, "model.options.dim = 'wide'"),
         ("llama-1m", {"num_kv_heads": 3}, "set num_kv_heads to 2 or 4"),
+        ("moe-4m", {"expert_per_token": 2}, "did you mean experts_per_token"),
+        ("moe-4m", {"router": {"blance_loss": 0.1}}, r"model\.options\.router\.blance_loss"),
+        ("moe-4m", {"experts_per_token": 9}, "more than num_experts = 8: set it to 8"),
         ("llama-1m", {"rope_scaling": {"low_freq_factor": 1.0}}, "model.options.rope_scaling.factor is missing"),
     ],
 )
