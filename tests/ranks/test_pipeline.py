@@ -33,12 +33,12 @@ def test_tied_embeddings_get_the_gradients_of_both_stages(schedule: str) -> None
     holds(f"pp=2,tp=2,schedule={schedule}", tie_embeddings=True)
 
 
-def test_a_schedule_is_read_from_a_file(tmp_path: Path) -> None:
-    # Every forward first, but the stages' backwards in turns: no schedule that has a name.
-    order = build_schedule(Layout(pp=2, schedule="GPipe"), 4)
+@pytest.mark.parametrize("like", ["GPipe", "ZBVZeroBubble"])
+def test_a_schedule_is_read_from_a_file(tmp_path: Path, like: str) -> None:
+    layout = Layout(pp=2, schedule=like)
     path = tmp_path / "own.csv"
-    path.write_text(orders_to_csv(order.actions))
-    holds(f"pp=2,schedule={path}")
+    path.write_text(orders_to_csv(build_schedule(layout, 4).actions))
+    holds(f"pp=2,schedule={path},virtual_stages={layout.stages_per_rank}")
 
 
 def test_stages_may_be_uneven() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from torch import nn
 
 from meshwright.parallelism.torch_compat import keep_backward_inputs
-from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from meshwright.spec.layout import Layout
 
 _SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
 """Modules that are one kernel already: compiled alone they would gain nothing and cost a check of guards each time."""
@@ -35,7 +35,7 @@ def prepare_compile(layout: Layout) -> None:
     A backward in two parts runs a compiled block's backward twice over the same saved tensors, whose memory the
     compiler would otherwise use for its results in the first: an error without a text on one rank, and the others wait.
     """
-    if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+    if layout.may_split_backward:
         keep_backward_inputs()
 
 

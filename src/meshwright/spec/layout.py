@@ -86,6 +86,11 @@ class Layout(Noun):
         return self.pp * self.stages_per_rank
 
     @property
+    def may_split_backward(self) -> bool:
+        """Return whether a stage's backward may run in two parts: a schedule from a file can ask for anything."""
+        return self.pp > 1 and (self.schedule in SPLIT_BACKWARD_SCHEDULES or self.schedule not in SCHEDULES)
+
+    @property
     def fsdp(self) -> int:
         """Return the ranks that share one copy of the dense parameters: dp_shard x cp."""
         return self.dp_shard * self.cp

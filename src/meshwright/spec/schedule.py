@@ -12,7 +12,7 @@ from pydantic import Field
 
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.spec.action import COMPUTE_KINDS, Action
-from meshwright.spec.layout import V_SCHEDULES, Layout
+from meshwright.spec.layout import Layout
 from meshwright.spec.noun import Noun
 from meshwright.spec.schedule_csv import is_csv, orders_from_csv
 from meshwright.spec.schedule_orders import order_of_rank
@@ -128,17 +128,11 @@ def _check_fit(schedule: Schedule, layout: Layout, num_microbatches: int) -> Non
             f"set layout.pp to {len(schedule.actions)}"
         )
     for rank in range(layout.pp):
-        stages, held = schedule.stages_of_rank(rank), tuple(range(rank, layout.num_stages, layout.pp))
-        if len(stages) != len(held):
+        stages = schedule.stages_of_rank(rank)
+        if len(stages) != layout.stages_per_rank:
             raise InfeasibleLayout(
                 f"row {rank + 1} has {len(stages)} stages, but layout.virtual_stages = {layout.stages_per_rank}: "
                 f"set layout.virtual_stages to {max(1, len(stages))}, the same for every row"
-            )
-        if stages != held:
-            raise InfeasibleLayout(
-                f"row {rank + 1} has stages {_listed(stages)}, but where the schedule is a file, stages go round the "
-                f"layout.pp = {layout.pp} rows, and this one has {_listed(held)}: number them so, or set "
-                f"layout.schedule to {' or '.join(V_SCHEDULES)}, which lay them in a V"
             )
     if schedule.num_microbatches != num_microbatches:
         num_sequences = schedule.num_microbatches * layout.dp * layout.microbatch_size
@@ -146,10 +140,6 @@ def _check_fit(schedule: Schedule, layout: Layout, num_microbatches: int) -> Non
             f"it runs {schedule.num_microbatches} microbatches, but a step has {num_microbatches}: set "
             f"train.global_batch_size to {num_sequences}, or change layout.microbatch_size = {layout.microbatch_size}"
         )
-
-
-def _listed(stages: tuple[int, ...]) -> str:
-    return ", ".join(str(stage) for stage in stages)
 
 
 def _time_steps(schedule: Schedule) -> Iterator[list[tuple[int, Action]]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, nearest_multiples
+from meshwright.spec.layout import Layout, nearest_multiples
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.schedule_rules import schedule_problems
 from meshwright.spec.size_rules import (
@@ -126,7 +126,7 @@ def _even(num_stages: int, num_layers: int) -> tuple[int, ...]:
 
 def _reshard_problems(layout: Layout) -> Iterator[str]:
     kept = layout.reshard_after_forward
-    if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES and kept not in ("auto", "never"):
+    if layout.may_split_backward and kept not in ("auto", "never"):
         # The backward to the weights comes after other forwards, which would have freed what it reads.
         yield (
             f"layout.reshard_after_forward = {_shown(kept)} frees parameters that the split backward of "

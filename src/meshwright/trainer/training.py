@@ -39,7 +39,7 @@ from meshwright.spec.run import Run
 from meshwright.spec.schedule import build_schedule
 from meshwright.spec.schedule_csv import read_schedule
 from meshwright.spec.sections import ModelSection
-from meshwright.spec.stage_split import stage_boundaries
+from meshwright.spec.stage_split import split_stages, stage_boundaries
 from meshwright.spec.user_object import import_object
 from meshwright.spec.validity import layout_problems
 from meshwright.trainer.optimizer import build_optimizer, optimizer_state
@@ -137,10 +137,9 @@ def with_stage_boundaries(job: Job, layout: Layout, model: nn.Module) -> Layout:
     architecture = resolve_architecture(job.model)
     if architecture is not None:
         return layout.replace(stage_boundaries=stage_boundaries(layout, model_spec(architecture), job.train.seq_len))
-    num_blocks = len(blocks_of(model))
-    return layout.replace(
-        stage_boundaries=tuple(number * num_blocks // layout.num_stages for number in range(1, layout.num_stages))
-    )
+    # Nobody knows what these blocks cost: all the same, and their ends nothing.
+    costs = [0, *(1 for _ in blocks_of(model)), 0]
+    return layout.replace(stage_boundaries=split_stages(costs, costs, layout.num_stages))
 
 
 def require_valid(job: Job, layout: Layout) -> None:

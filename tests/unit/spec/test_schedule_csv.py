@@ -70,8 +70,6 @@ def test_what_a_file_may_not_hold(text: str, problem: str) -> None:
         (FILE.replace(pp=4), 2, GOOD, "2 rows, one for each pipeline rank, but layout.pp = 4: set layout.pp to 2"),
         (FILE.replace(virtual_stages=2), 2, GOOD, "row 1 has 1 stages, but layout.virtual_stages = 2: set "
          "layout.virtual_stages to 1"),
-        (FILE.replace(virtual_stages=2), 1, "0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n", "row 1 has stages 0, 3, but where "
-         "the schedule is a file, stages go round the layout.pp = 2 rows, and this one has 0, 2"),
         (FILE, 3, GOOD, "runs 2 microbatches, but a step has 3: set train.global_batch_size to 12, or change "
          "layout.microbatch_size = 2"),
     ],
