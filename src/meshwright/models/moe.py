@@ -90,7 +90,8 @@ class Router(nn.Module):
         # passes, and how many passes that were. Only ratios of them mean something: recomputation counts twice.
         self.register_buffer("load_E", torch.zeros(num_experts), persistent=False)
         for name in ("balance_loss", "z_loss", "num_forwards"):
-            self.register_buffer(name, torch.zeros(()), persistent=False)
+            # Of one dim: the compiler takes a float64 without any for a number, and loses what is added (2.13).
+            self.register_buffer(name, torch.zeros(1), persistent=False)
         self.share_counts: Callable[[Tensor], Tensor] = _unchanged
         """Sums counts_BE over the ranks that hold other parts of the same sequences; set from outside."""
         self.loss_scale = 1.0
@@ -165,7 +166,7 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(num_experts, ffn_dim, dim))
         self.up = nn.Parameter(torch.empty(num_experts, ffn_dim, dim))
         self.down = nn.Parameter(torch.empty(num_experts, dim, ffn_dim))
-        self.register_buffer("padded_rows", torch.zeros(()), persistent=False)
+        self.register_buffer("padded_rows", torch.zeros(1), persistent=False)
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Return rows_RD after their experts: the first counts_E[0] rows are the first expert's, and so on."""

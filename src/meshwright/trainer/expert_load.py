@@ -60,8 +60,8 @@ class ExpertLoad:
         )
         for number, mixture in self._mixtures.items():
             router = mixture.router
-            others = (mixture.padded_rows, router.balance_loss, router.z_loss, router.num_forwards)
-            table[number] = torch.cat([router.load_E.double(), torch.stack(others).double()])
+            counts = (router.load_E, mixture.padded_rows, router.balance_loss, router.z_loss, router.num_forwards)
+            table[number] = torch.cat([count.double() for count in counts])
         if dist.get_world_size() > 1:
             dist.all_reduce(table)
         load_LE, others_LO = table.split([self._num_experts, len(_OTHERS)], dim=1)

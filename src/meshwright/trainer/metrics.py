@@ -30,7 +30,7 @@ class StepMetrics:
         """Return the row as plain values; null is unknown: MFU without a peak, tokens of data that has none."""
         row = asdict(self)
         experts = row.pop("experts")
-        return row | experts
+        return {**row, **experts}
 
     def line(self, num_steps: int, peak: str | None, left_s: float) -> str:
         """Return the log line; `peak` names the FLOP/s that MFU is a share of, None leaves the column empty."""

@@ -308,3 +308,4 @@ def test_the_compiler_takes_it_whole(dtype: torch.dtype) -> None:
         torch.autograd.grad(compiled(x_BSD).square().sum(), (x_BSD, *one.parameters())), expected
     )
     assert one.router.num_forwards == 2
+    assert one.router.load_E.sum() == 2 * 2 * 10 * 3
