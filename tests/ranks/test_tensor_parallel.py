@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from meshwright.models.contract import next_token_loss
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.layout import Layout
 from run_ranks import run_ranks
@@ -53,6 +55,53 @@ def test_ranks_find_what_one_process_finds(
         assert loss == pytest.approx(expected_loss, rel=loss_bar)
         difference, name = worst(gradients, expected)
         assert difference <= gradient_bar, name
+
+
+class OwnModel(nn.Module):
+    """A user's model: built on the CPU, with biases, and with a loss of its own."""
+
+    tensor_parallel = {
+        "embedding": "vocabulary",
+        "blocks.*.ffn": "gather",
+        "blocks.*.ffn.0": "column",
+        "blocks.*.ffn.2": "row",
+        "head": "head",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.embedding = nn.Embedding(32, 8)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {"norm": nn.LayerNorm(8), "ffn": nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))}
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(8, 32)
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        x_BSD = self.embedding(tokens_BS)
+        for block in self.blocks:
+            x_BSD = x_BSD + block["ffn"](block["norm"](x_BSD))
+        return self.head(x_BSD)
+
+    def loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        return next_token_loss(logits_BSV, targets_BS) + 0.1 * logits_BSV.logsumexp(-1).square().mean()
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"tp": 4}], ids=str)
+def test_a_users_model_says_itself_how_it_is_shared(layout: dict[str, Any]) -> None:
+    expected_loss, expected = of_one_process(OwnModel().double())
+    wanted = Layout(**layout)
+    for loss, gradients in run_ranks(_own_on_a_rank, wanted.num_ranks, wanted):
+        assert loss == pytest.approx(expected_loss, rel=1e-13)
+        difference, name = worst(gradients, expected)
+        assert difference <= 1e-11, name
+
+
+def _own_on_a_rank(layout: Layout) -> Found:
+    return of_this_rank(OwnModel().double(), layout)
 
 
 def test_what_is_whole_on_each_rank_gets_a_part_of_its_gradient_there() -> None:
