@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -49,6 +50,7 @@ def command(
     """
     from meshwright.config.load import load_job
     from meshwright.errors import ExitCode
+    from meshwright.prover.page import matrix_page
     from meshwright.prover.prove import ProofRequest, prove
     from meshwright.spec.covering import covering_layouts
     from meshwright.spec.layout_text import parse_layout
@@ -70,11 +72,18 @@ def command(
         timeout_s=timeout,
     )
     proof = prove(request, _progress(len(asked)))
+    if matrix is not None:
+        matrix.write_text(matrix_page(proof, _own_words()), encoding="utf-8")
     if as_json:
         click.echo(proof.to_json())
     else:
         _print(proof)
     sys.exit(ExitCode.DONE if proof.holds else ExitCode.DO_NOT_RETRY)
+
+
+def _own_words() -> str:
+    """Return the command as it was written."""
+    return shlex.join(["meshwright", *sys.argv[1:]])
 
 
 def _progress(num_layouts: int) -> Callable[[LayoutProof], None]:

@@ -128,4 +128,4 @@ def _norm(tensor: Array) -> float:
 
 
 def _max(differences: list[Difference]) -> Difference:
-    return max(differences, key=lambda difference: difference.relative / difference.bar)
+    return max(differences, key=lambda difference: difference.share)

@@ -9,11 +9,13 @@ from meshwright.spec.layout_text import layout_text
 from meshwright.spec.proof import Difference, LayoutProof, Proof
 from meshwright.units import format_count, format_duration
 
+HEADERS = ("layout", "ranks", "loss", "gradient", "weight", "worst in", "s", "verdict")
+
 
 def proof_table(proof: Proof) -> Table:
     """Return the outcome of each layout, with its worst differences and how much of its bar each one takes."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("layout", "ranks", "loss", "gradient", "weight", "worst in", "s", "verdict"):
+    for header in HEADERS:
         is_number = header in ("ranks", "loss", "gradient", "weight", "s")
         # A layout or a name cut short cannot be copied.
         table.add_column(header, justify="right" if is_number else "left", no_wrap=True)
@@ -39,8 +41,12 @@ def difference_text(difference: Difference) -> str:
     """Return a relative difference and the share of its bar: "3.1e-07 (3%)"; "equal" where there is none at all."""
     if difference.relative == 0:
         return "equal"
-    share = difference.relative / difference.bar
-    return f"{difference.relative:.1e} ({share:.0%})" if share < 10 else f"{difference.relative:.1e} ({share:.0e} x)"
+    return f"{difference.relative:.1e} ({share_text(difference)})"
+
+
+def share_text(difference: Difference) -> str:
+    """Return how much of its bar a difference takes: "3%", or "6e+04 x" far above it."""
+    return f"{difference.share:.0%}" if difference.share < 10 else f"{difference.share:.0e} x"
 
 
 def worst_text(one: LayoutProof) -> str:
@@ -60,7 +66,7 @@ def verdict(one: LayoutProof) -> str:
 
 def reasons(one: LayoutProof) -> str:
     """Return what is wrong with a layout that does not hold; "" of one that does."""
-    wrong = [difference.kind for difference in one.differences if not difference.is_within]
+    wrong = [difference.kind for difference in one.differences if difference.share > 1]
     texts = [f"{' and '.join(wrong)} not that of one process"] if wrong else []
     texts += [one.problem] if one.problem else []
     texts += ["another run gives other bits"] if one.repeats is False else []

@@ -32,9 +32,9 @@ class Difference(Noun):
     """The largest relative distance that rounding explains."""
 
     @property
-    def is_within(self) -> bool:
-        """Return whether rounding explains the distance."""
-        return self.relative <= self.bar
+    def share(self) -> float:
+        """Return how much of what rounding explains the distance takes: more than 1 is a mistake."""
+        return self.relative / self.bar
 
 
 class LayoutProof(Noun):
@@ -54,12 +54,16 @@ class LayoutProof(Noun):
     @property
     def holds(self) -> bool:
         """Return whether the layout trains what one process trains."""
-        return self.problem is None and self.repeats is not False and all(d.is_within for d in self.differences)
+        return (
+            self.problem is None
+            and self.repeats is not False
+            and all(difference.share <= 1 for difference in self.differences)
+        )
 
     @property
     def worst(self) -> Difference | None:
         """Return the difference that comes closest to its bar, or lies furthest above it."""
-        return max(self.differences, key=lambda difference: difference.relative / difference.bar, default=None)
+        return max(self.differences, key=lambda difference: difference.share, default=None)
 
 
 class Change(Noun):

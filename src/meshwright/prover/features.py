@@ -1,0 +1,99 @@
+"""Feature: something that a layout has or has not; what composes is asked of pairs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.spec.covering import COVERED_AXES
+from meshwright.spec.job import Job
+from meshwright.spec.layout import SCHEDULES, Layout
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.proof import LayoutProof
+from meshwright.spec.validity import split_problems
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One axis, schedule or choice."""
+
+    name: str
+    is_in: Callable[[Layout], bool]
+    smallest: Mapping[str, Any]
+    """The keys of the smallest layout that has it."""
+
+
+def _axis(name: str) -> Feature:
+    return Feature(name, lambda layout: getattr(layout, name) > 1, {name: 2})
+
+
+def _choice(name: str, key: str, value: Any, **needs: Any) -> Feature:
+    def is_in(layout: Layout) -> bool:
+        return bool(getattr(layout, key) == value) and all(getattr(layout, need) > 1 for need in needs)
+
+    return Feature(name, is_in, {key: value, **needs})
+
+
+AXES = tuple(_axis(name) for name in COVERED_AXES)
+"""The axes, each above 1."""
+
+PIPELINES = tuple(_choice(name, "schedule", name, pp=2) for name in SCHEDULES)
+"""The pipeline schedules."""
+
+CHOICES = (
+    *(_choice(f"cp by {method}", "cp_method", method, cp=2) for method in ("all-gather", "ring", "ulysses")),
+    Feature("etp", lambda layout: layout.etp > 1, {"tp": 2, "etp": 2}),
+    _choice("recompute selective", "activation_checkpoint", "selective"),
+    _choice("recompute full", "activation_checkpoint", "full"),
+    Feature("compile (aot_eager)", lambda layout: layout.compile, {"compile": True, "compile_backend": "aot_eager"}),
+    _choice("reshard always", "reshard_after_forward", "always"),
+    _choice("reshard never", "reshard_after_forward", "never"),
+    Feature(
+        "reshard in groups",
+        lambda layout: isinstance(layout.reshard_after_forward, int),
+        {"dp_shard": 4, "reshard_after_forward": 2},
+    ),
+    _choice("CPU offload", "cpu_offload", True),
+)
+"""Everything else that a layout chooses and that could change a number by mistake."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Two features, or one alone, and the proofs in which they met."""
+
+    features: tuple[Feature, ...]
+    proofs: Sequence[LayoutProof]
+    impossible: str | None
+    """Why no layout of the model has both; None where one has."""
+
+    @property
+    def worst(self) -> LayoutProof | None:
+        """Return the proof that came closest to its bar or did not hold; None where there is none."""
+        return max(self.proofs, key=_badness, default=None)
+
+
+def _badness(one: LayoutProof) -> tuple[bool, float]:
+    return not one.holds, one.worst.share if one.worst is not None else 0.0
+
+
+def meeting(job: Job, proofs: Sequence[LayoutProof], *features: Feature) -> Meeting:
+    """Return where `features` met in the proofs of `job`."""
+    met = [one for one in proofs if all(feature.is_in(one.layout) for feature in features)]
+    return Meeting(features, met, None if met else _impossible(job, features))
+
+
+def _impossible(job: Job, features: Sequence[Feature]) -> str | None:
+    """Return what keeps even the smallest layout with all `features` from running."""
+    keys: dict[str, Any] = {}
+    for feature in features:
+        for key, value in feature.smallest.items():
+            keys[key] = max(value, keys.get(key, value)) if isinstance(value, int) else value
+    # Experts, and groups of ranks, are shared out over ranks that are there for other reasons.
+    wider = {"dp_shard": 2 * keys.get("dp_shard", 1)}
+    problems = [
+        split_problems(Layout(**attempt), resolve_architecture(job.model), job.train.seq_len)
+        for attempt in (keys, keys | wider)
+    ]
+    return None if any(not found for found in problems) else problems[0][0]
