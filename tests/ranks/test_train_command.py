@@ -235,9 +235,9 @@ def test_another_job_cannot_be_resumed_into_a_run(tmp_path: Path) -> None:
     assert "train.seed was 0, is 1" in output
 
 
-def test_a_degree_that_is_not_built_is_refused_by_name(tmp_path: Path) -> None:
-    command = Command(tmp_path, layout={"dp_shard": 1, "tp": 2})
+def test_a_layout_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+    command = Command(tmp_path, layout={"dp_shard": 1, "tp": 3})
     code, output = command.train()
     assert code == ExitCode.BAD_INPUT
-    assert "layout.tp = 2" in output
+    assert "layout.tp = 3" in output
     assert not command.run.manifest.exists()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _NO_LIMIT = 10_000
+_SECONDS = click.FloatRange(min=1)
 
 
 @click.command()
@@ -26,7 +27,7 @@ _NO_LIMIT = 10_000
 @click.option("--repeat", is_flag=True, help="Run each layout twice, which must give the same bits.")
 @click.option("--plant", type=click.Choice(["tp", "cp", "pp", "ep", "dp"]), help="Break this axis; it must be found.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What ranks use.")
-@click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds for a layout.")
+@click.option("--timeout", "timeout_s", type=_SECONDS, default=300.0, show_default=True, help="Seconds for a layout.")
 @click.option("--matrix", type=click.Path(dir_okay=False, path_type=Path), help="Write what composes as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 def command(
@@ -37,7 +38,7 @@ def command(
     repeat: bool,
     plant: str | None,
     device: str,
-    timeout: float,
+    timeout_s: float,
     matrix: Path | None,
     as_json: bool,
 ) -> None:
@@ -69,7 +70,7 @@ def command(
         repeat=repeat,
         planted=plant,  # type: ignore[arg-type]
         device=device,
-        timeout_s=timeout,
+        timeout_s=timeout_s,
     )
     proof = prove(request, _progress(len(asked)))
     if matrix is not None:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable
 
-from torch import Tensor, nn
+from torch import nn
 
-from meshwright.errors import ConfigError, MeshwrightError, NonFiniteError
+from meshwright.errors import MeshwrightError, NonFiniteError
 
 
 def require_finite(step: int, loss: float, grad_norm: float) -> None:
@@ -19,17 +19,6 @@ def require_finite(step: int, loss: float, grad_norm: float) -> None:
         f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, so the optimizer step was not taken "
         "and the last checkpoint is untouched: lower optimizer.learning_rate, lengthen optimizer.warmup_steps, "
         "or look at the data of this step"
-    )
-
-
-def require_scalar(loss: object) -> None:
-    """Raise ConfigError unless `loss` is a tensor of one number, as the mean over a batch is."""
-    if isinstance(loss, Tensor) and loss.dim() == 0:
-        return
-    given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-    raise ConfigError(
-        f"the model's loss(output, targets) returned {given}, but a scalar tensor is needed, the mean over the batch: "
-        "correct that method"
     )
 
 

@@ -75,6 +75,17 @@ def loss_of(model: nn.Module) -> Loss:
     return loss
 
 
+def require_scalar(loss: object) -> None:
+    """Raise ConfigError unless `loss` is a tensor of one number, as the mean over a batch is."""
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return
+    given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise ConfigError(
+        f"the model's loss(output, targets) returned {given}, but a scalar tensor is needed, the mean over the batch: "
+        "correct that method"
+    )
+
+
 def blocks_of(model: nn.Module) -> nn.ModuleList:
     """Return the model's `blocks`, or an empty list where it has none: then the model is one unit."""
     blocks = getattr(model, "blocks", None)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from meshwright.models.contract import Loss
+from meshwright.models.contract import Loss, require_scalar
 from meshwright.parallelism.fully_sharded import reduce_gradients, set_gradient_sync
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.split_backward import PendingWeights, backward_to_inputs, backward_to_weights
@@ -131,6 +131,7 @@ class Pipeline:
         output = self.stages[stage](microbatch.inputs if received is None else received, **microbatch.context)
         if self.stages.is_last(stage):
             output = self._loss(output, microbatch.targets)
+            require_scalar(output)
             self._total += output.detach()
         else:
             self._hand_over("F", stage, stage + 1, number, output.detach())
