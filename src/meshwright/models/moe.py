@@ -49,12 +49,11 @@ class MixtureOfExperts(nn.Module):
         # Sorted by expert, and in the order of tokens within each, whoever runs this: sums come out the same.
         order_R = routing.expert_TK.flatten().argsort(stable=True)
         place_R = torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
-        rows_RD = _ToRows.apply(x_BSD.flatten(0, 1), order_R, place_R)  # type: ignore[no-untyped-call]
+        rows_RD = token_rows(x_BSD.flatten(0, 1), order_R, place_R)
         rows_RD = self.dispatch(self.experts, rows_RD, routing.counts_E)
-        rows_RD = _Permute.apply(rows_RD, place_R, order_R)  # type: ignore[no-untyped-call]
-        chosen_TKD = rows_RD.view(*routing.expert_TK.shape, -1)
+        chosen_TKD = reorder(rows_RD, place_R, order_R).view(*routing.expert_TK.shape, -1)
         mixed_TD = (chosen_TKD * routing.weight_TK.type_as(chosen_TKD)[..., None]).sum(1)
-        mixed_BSD: Tensor = mixed_TD.view_as(x_BSD)
+        mixed_BSD = mixed_TD.view_as(x_BSD)
         return mixed_BSD if self.shared is None else mixed_BSD + self.shared(x_BSD)
 
     @property
@@ -62,10 +61,15 @@ class MixtureOfExperts(nn.Module):
         """Return the rows of zeros computed since the last reset to satisfy `experts.alignment`."""
         return self.experts.padded_rows
 
-    def reset_statistics(self) -> None:
-        """Start counting anew: loads, padded rows and the router's losses."""
+    @property
+    def statistics(self) -> tuple[Tensor, ...]:
+        """Return what forward passes add up in place: loads, padded rows and the router's losses."""
         router = self.router
-        for statistic in (router.load_E, router.balance_loss, router.z_loss, router.num_forwards, self.padded_rows):
+        return (router.load_E, router.balance_loss, router.z_loss, router.num_forwards, self.padded_rows)
+
+    def reset_statistics(self) -> None:
+        """Start counting anew."""
+        for statistic in self.statistics:
             statistic.zero_()
 
 
@@ -87,7 +91,7 @@ class Router(nn.Module):
         # Added to the scores for the choice only. It is state, but no gradient moves it: `update_bias` does.
         self.register_buffer("bias", torch.zeros(num_experts) if self.rules.bias_update_rate else None)
         # Since the last reset: rows that chose each expert, the losses (without their weights) summed over forward
-        # passes, and how many passes that were. Only ratios of them mean something: recomputation counts twice.
+        # passes, and how many passes that were. Only ratios of them mean something: a pass may run on a share of tokens.
         self.register_buffer("load_E", torch.zeros(num_experts), persistent=False)
         for name in ("balance_loss", "z_loss", "num_forwards"):
             # Of one dim: the compiler takes a float64 without any for a number, and loses what is added (2.13).
@@ -232,8 +236,23 @@ class _WithLoss(torch.autograd.Function):
         return gradient, gradient.new_full((), ctx.scale), None
 
 
-class _ToRows(torch.autograd.Function):
-    # Tokens -> rows, K of each. Autograd's own backward adds row by row, in an order that CUDA does not promise.
+def token_rows(x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
+    """Return K rows of each token: row r is that of choice order_R[r], whose inverse is place_R.
+
+    Backward gathers. Autograd's own does not know that no two indices are the same: it adds row by row, in an order
+    that CUDA does not promise. So does `reorder`'s.
+    """
+    rows_RD: Tensor = _TokenRows.apply(x_TD, order_R, place_R)  # type: ignore[no-untyped-call]
+    return rows_RD
+
+
+def reorder(rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
+    """Return rows_RD[order_R], whose inverse is inverse_R."""
+    ordered_RD: Tensor = _Reorder.apply(rows_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]
+    return ordered_RD
+
+
+class _TokenRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
         ctx.save_for_backward(place_R)
@@ -246,12 +265,11 @@ class _ToRows(torch.autograd.Function):
         return gradient_RD[place_R].view(ctx.shape).sum(1), None, None
 
 
-class _Permute(torch.autograd.Function):
-    # A permutation's transpose is its inverse; autograd does not know that the indices differ, and would add.
+class _Reorder(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows_RD: Tensor, places_R: Tensor, inverse_R: Tensor) -> Tensor:
+    def forward(ctx: Any, rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
         ctx.save_for_backward(inverse_R)
-        return rows_RD[places_R]
+        return rows_RD[order_R]
 
     @staticmethod
     def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from meshwright.models.moe import reorder
 from meshwright.parallelism.host_values import host_values
 
 _ops = torch.ops._c10d_functional
@@ -63,12 +64,6 @@ def exchange_rows(rows_RD: Tensor, sent: list[int], received: list[int], group: 
     return arrived_QD
 
 
-def reorder(rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-    """Return rows_RD[order_R]. Backward gathers by `inverse_R`: that of indexing would add row by row."""
-    ordered_RD: Tensor = _Reorder.apply(rows_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]
-    return ordered_RD
-
-
 class _ExchangeRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -85,15 +80,3 @@ def _all_to_all(rows_RD: Tensor, sent: list[int], received: list[int], group: di
     arriving = _ops.all_to_all_single(rows_RD.contiguous(), received, sent, group.group_name)
     arrived_QD: Tensor = _ops.wait_tensor(arriving)
     return arrived_QD
-
-
-class _Reorder(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse_R)
-        return rows_RD[order_R]
-
-    @staticmethod
-    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None]:
-        (inverse_R,) = ctx.saved_tensors
-        return gradient_RD[inverse_R], None, None

@@ -14,7 +14,7 @@ from meshwright.spec.proof import LayoutProof
 from meshwright.spec.validity import split_problems
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Feature:
     """One axis, schedule or choice."""
 
