@@ -112,6 +112,7 @@ def take_step(training: Training, step: int, speed: SpeedLimit, recorder: Record
             memory_bytes=peak_memory_bytes(training.ranks.device),
             mfu=speed.mfu(step_s),
             attempt=recorder.attempt,
+            experts=result.experts,
         )
     )
 
