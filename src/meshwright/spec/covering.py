@@ -50,12 +50,16 @@ dp_replicate=2,dp_shard=2,reshard_after_forward=never,compile=true,compile_backe
 dp_replicate=2,cp=2,cp_method=ulysses,activation_checkpoint=selective
 dp_replicate=2,tp=2,activation_checkpoint=full
 dp_replicate=2,pp=2,schedule=ZBVZeroBubble,activation_checkpoint=full
+dp_replicate=2,pp=2,schedule=LoopedBFS,cpu_offload=true
+dp_replicate=2,pp=2,schedule=InterleavedZeroBubble,activation_checkpoint=selective
 dp_replicate=2,dp_shard=2,ep=2,activation_checkpoint=full
 dp_shard=2,cp=2,cp_method=ring,prefetch=0
+dp_shard=2,cp=2,reshard_after_forward=2
 dp_shard=2,tp=2,reshard_after_forward=never
 dp_shard=2,pp=2,ep=2,schedule=LoopedBFS,reshard_after_forward=always
 dp_shard=2,pp=2,ep=2,schedule=InterleavedZeroBubble
 cp=2,tp=2,cp_method=ulysses
+cp=2,tp=2,ep=2,cpu_offload=true
 cp=2,tp=2,cp_method=ring,activation_checkpoint=full
 cp=2,pp=2,cp_method=ring,schedule=GPipe
 cp=2,pp=2,ep=2,cp_method=ulysses,schedule=DualPipeV,activation_checkpoint=selective
@@ -66,6 +70,9 @@ dp_shard=2,tp=2,ep=2,etp=2
 
 dp_replicate=2,dp_shard=2,tp=2,activation_checkpoint=selective
 dp_replicate=2,cp=2,tp=2,ep=2
+dp_replicate=2,dp_shard=4,ep=2,reshard_after_forward=2
+dp_replicate=2,dp_shard=2,pp=2,ep=2,reshard_after_forward=always
+dp_replicate=2,tp=2,pp=2,etp=2,schedule=DualPipeV
 dp_replicate=2,cp=2,pp=2,cp_method=ring,schedule=Interleaved1F1B
 dp_shard=2,cp=2,tp=2,cp_method=ulysses,ep=4,reshard_after_forward=always
 dp_shard=2,cp=2,pp=2,cp_method=ring,schedule=InterleavedZeroBubble,activation_checkpoint=full
