@@ -1,4 +1,4 @@
-# make demo | test | test-long | lint | venv | constraints | transcript | clean
+# make demo | test | test-long | matrix | lint | venv | constraints | transcript | clean
 # PYTHON=python3.12 chooses the Python, TORCH_INDEX=https://... where torch comes from, VENV=folder the environment.
 
 PYTHON ?= python3
@@ -12,12 +12,12 @@ TEST_EXTRAS := train,hf,parquet,tensorboard,dev
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint venv venv-demo python constraints transcript clean
+.PHONY: help demo test test-long matrix lint venv venv-demo python constraints transcript clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: venv-demo ## train, kill, resume, export and generate: two minutes, all in .demo/
+demo: venv-demo ## prove, train, kill, resume, export and generate: minutes, all in .demo/
 	@$(BIN)/python examples/demo.py
 
 test: venv ## the quick tests
@@ -25,6 +25,9 @@ test: venv ## the quick tests
 
 test-long: venv ## all tests
 	@$(BIN)/pytest
+
+matrix: venv ## prove what composes and write docs/composability.md
+	@$(BIN)/meshwright prove examples/tiny-moe.toml --matrix docs/composability.md
 
 lint: venv ## style, types, layers
 	$(BIN)/ruff check .
