@@ -65,6 +65,8 @@ def run_folder(resolved: ResolvedJob) -> Run:
 
 def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]:
     """Return why a run folder cannot be used; one that exists is never written to unasked."""
+    from meshwright.hardware.machine import nearest_existing
+
     folder = run.folder
     if resume and overwrite:
         return ["--resume continues the run folder and --overwrite replaces it: give one of them"]
@@ -190,11 +192,3 @@ def _refusal_to_write(folder: Path) -> str | None:
             return None
     except OSError as error:
         return f"{folder} takes no new files ({error.strerror})"
-
-
-def nearest_existing(folder: Path) -> Path:
-    """Return `folder`, or the innermost folder above it that exists."""
-    path = folder.absolute()
-    while not path.exists():
-        path = path.parent
-    return path

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from meshwright.cli.check import nearest_existing
-from meshwright.hardware.machine import free_disk_bytes
+from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.layout import AXES
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec

@@ -57,6 +57,14 @@ def free_disk_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def nearest_existing(folder: Path) -> Path:
+    """Return `folder`, or the innermost folder above it that exists."""
+    path = folder.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
 def max_open_files() -> int | None:
     """Return how many files a process may hold open (ulimit -n); None on a system without such a limit."""
     try:
