@@ -102,11 +102,6 @@ class Ranks:
         """Return whether this is rank 0, which writes what is written once."""
         return self.rank == 0
 
-    def mean(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the mean of `value` over all ranks; a collective."""
-        dist.all_reduce(value)
-        return value / self.num_ranks
-
     def agree_on(self, wish: signal.Signals | None) -> signal.Signals | None:
         """Return the strongest stop signal that any rank got (SIGTERM, SIGINT, SIGHUP), or None; a collective."""
         number = torch.tensor(wish or 0, device=self.device)

@@ -1,0 +1,58 @@
+"""A step of the real trainer runs on any of hundreds of ranks: nobody answers, so shapes and peers are what is tested."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from meshwright.errors import NonFiniteError
+from meshwright.parallelism.torch_compat import canonical_parameters
+from meshwright.prover.small_job import small_job, write_corpus
+from meshwright.spec.job import Job
+from meshwright.spec.layout_text import parse_layout
+from meshwright.spec.sections import ModelSection
+from meshwright.trainer.ranks import Ranks
+from meshwright.trainer.training import Training
+
+NUM_RANKS = 512
+
+
+@pytest.fixture(params=[0, 133, 511])
+def fake_rank(request: pytest.FixtureRequest) -> Iterator[int]:
+    dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=NUM_RANKS)
+    yield request.param
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dp_replicate=2,dp_shard=8,cp=2,tp=4,pp=4",
+        "dp_shard=4,cp=4,tp=4,pp=8,cp_method=ring,schedule=Interleaved1F1B,activation_checkpoint=full",
+        "dp_shard=8,cp=4,tp=4,pp=4,cp_method=ulysses,schedule=ZBVZeroBubble,reshard_after_forward=never",
+    ],
+)
+def test_a_step_runs_on_any_rank(fake_rank: int, words: str, tmp_path: Path) -> None:
+    layout = parse_layout(words)
+    assert layout.num_ranks == NUM_RANKS
+    write_corpus(tmp_path / "corpus.jsonl")
+    job = Job(model=ModelSection(source="llama3-8b"))
+    small = small_job(job, [layout], tmp_path / "corpus.jsonl", num_steps=1, exact=False).with_layout(layout)
+    training = Training.build(small, Ranks(fake_rank, NUM_RANKS, torch.device("cpu")))
+    reached = []
+    training.step.observe_gradients = lambda model: reached.extend(_with_gradients(model))
+    # What nobody sent can be any number, and the step says so after everything else.
+    with contextlib.suppress(NonFiniteError):
+        training.step(1, training.loader.microbatches(0))
+    training.loader.close()
+    assert reached == [name for name, _ in canonical_parameters(training.model)]
+    assert reached
+
+
+def _with_gradients(model: nn.Module) -> list[str]:
+    return [name for name, parameter in canonical_parameters(model) if parameter.grad is not None]
