@@ -1,4 +1,4 @@
-"""A step of the real trainer runs on any of hundreds of ranks: nobody answers, so shapes and peers are what is tested."""
+"""A step of the real trainer runs on any of hundreds of ranks. Nobody answers: shapes, peers and order are tested."""
 
 import contextlib
 from collections.abc import Iterator
