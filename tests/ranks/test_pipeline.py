@@ -18,7 +18,10 @@ from training_runs import TINY_MODEL, tiny_job, train_on_ranks
 
 
 def holds(layout: str, **options: Any) -> None:
-    model = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 4, **options}}
+    check({**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 4, **options}}, layout)
+
+
+def check(model: dict[str, Any], layout: str) -> None:
     proof = prove(ProofRequest(Job.from_dict({"model": model}), [parse_layout(layout)], num_steps=2), lambda _: None)
     assert proof.holds, proof.layouts[0].problem or proof.layouts[0].worst
 
@@ -39,6 +42,16 @@ def test_a_schedule_is_read_from_a_file(tmp_path: Path, like: str) -> None:
     path = tmp_path / "own.csv"
     path.write_text(orders_to_csv(build_schedule(layout, 4).actions))
     holds(f"pp=2,schedule={path},virtual_stages={layout.stages_per_rank}")
+
+
+def test_a_split_backward_recomputes_selectively() -> None:
+    holds("pp=2,schedule=ZBVZeroBubble,activation_checkpoint=selective")
+
+
+def test_a_token_counts_once_however_often_it_is_recomputed() -> None:
+    # DualPipeV splits the backward of some microbatches only: recomputed twice, they must not weigh more in the bias.
+    model = {"source": "mla-moe-4m", "options": {"router": {"bias_update_rate": 0.01}}}
+    check(model, "pp=2,schedule=DualPipeV,activation_checkpoint=full")
 
 
 def test_stages_may_be_uneven() -> None:

@@ -1,11 +1,13 @@
 """Activation checkpointing: which of a block's intermediate tensors are kept for backward."""
 
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy
 
+from meshwright.parallelism.torch_checkpoint import selective_contexts
 from meshwright.spec.layout import Layout
 
 _MATMULS = (
@@ -42,15 +44,11 @@ def checkpoint_blocks(blocks: nn.ModuleList, layout: Layout) -> None:
         return
     options: dict[str, Any] = {"preserve_rng_state": True}
     if layout.activation_checkpoint == "selective":
-        options["context_fn"] = _selective_contexts
+        options["context_fn"] = partial(selective_contexts, _policy, is_reread=layout.may_split_backward)
     for index, block in enumerate(blocks):
         # The other stages' blocks are None here, and count: which blocks are wrapped depends on the model only.
         if block is not None and index % layout.activation_checkpoint_every == 0:
             blocks[index] = checkpoint_wrapper(block, **options)
-
-
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.models.contract import Loss, require_scalar
+from meshwright.parallelism.buffers import statistics_of, unchanged
 from meshwright.parallelism.fully_sharded import reduce_gradients, set_gradient_sync
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.split_backward import PendingWeights, backward_to_inputs, backward_to_weights
@@ -54,6 +55,8 @@ class Pipeline:
         self._last_backward = {
             action.stage: index for index, action in enumerate(self._actions) if action.kind in ("B", "W")
         }
+        recomputes = meshes.layout.activation_checkpoint != "none"
+        self._statistics = {n: statistics_of(stages[n]) if recomputes else [] for n in stages.numbers}
         self._splits_backward = {action.stage for action in self._actions if action.kind == "W"}
         self._passed: dict[tuple[int, int], _Passed] = {}
         self._arriving: dict[tuple[str, int, int], tuple[dist.Work | None, Tensor]] = {}
@@ -111,10 +114,9 @@ class Pipeline:
         match action.kind:
             case "F":
                 self._forward(action, microbatch)
-            case "B" | "I":
-                self._backward(action)
-            case "W":
-                self._backward_to_weights(action)
+            case "B" | "I" | "W":
+                with unchanged(self._statistics[action.stage]):
+                    self._backward_to_weights(action) if action.kind == "W" else self._backward(action)
             case "SEND_F" | "SEND_B":
                 self._send(action)
             case "RECV_F" | "RECV_B":

@@ -2,7 +2,7 @@
 
 Each rank's routers count the rows of its own tokens. One all-reduce over all ranks adds them up, layer by layer: the
 ranks of another pipeline stage fill other layers. Only ratios within a layer are used, so that it does not matter that
-recomputation counts twice, or that tensor-parallel ranks may have routed the same tokens.
+tensor-parallel ranks may have routed the same tokens.
 """
 
 from __future__ import annotations
