@@ -91,7 +91,7 @@ class Router(nn.Module):
         # Added to the scores for the choice only. It is state, but no gradient moves it: `update_bias` does.
         self.register_buffer("bias", torch.zeros(num_experts) if self.rules.bias_update_rate else None)
         # Since the last reset: rows that chose each expert, the losses (without their weights) summed over forward
-        # passes, and how many passes that were. Only ratios of them mean something: a pass may run on a share of tokens.
+        # passes, and how many passes that were. Only ratios of them mean something: a pass may be of a share of tokens.
         self.register_buffer("load_E", torch.zeros(num_experts), persistent=False)
         for name in ("balance_loss", "z_loss", "num_forwards"):
             # Of one dim: the compiler takes a float64 without any for a number, and loses what is added (2.13).

@@ -28,5 +28,5 @@ class _Rereads(_CachedTorchDispatchMode):
     def __enter__(self) -> Self:
         # By op, what its calls gave: a list or a dict, from which one recomputation takes.
         self.storage = {op: results.copy() for op, results in self._kept.items()}
-        super().__enter__()
-        return self
+        entered: Self = super().__enter__()  # type: ignore[no-untyped-call]
+        return entered
