@@ -76,6 +76,9 @@ class FinishedRun:
         return str(self.manifest.results["parameter_hash"])
 
 
-def train_on_ranks(job: dict[str, Any], folder: Path, num_ranks: int, *, resume: bool = False) -> FinishedRun:
+def train_on_ranks(
+    job: dict[str, Any], folder: Path, num_ranks: int, *, resume: bool = False, timeout_s: float = 60
+) -> FinishedRun:
     """Train `job` into `folder` on `num_ranks` gloo ranks."""
-    return FinishedRun(folder, run_ranks(train_on_this_rank, num_ranks, job, str(folder), resume))
+    codes = run_ranks(train_on_this_rank, num_ranks, job, str(folder), resume, timeout_s=timeout_s)
+    return FinishedRun(folder, codes)

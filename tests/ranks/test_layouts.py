@@ -52,11 +52,39 @@ def test_bfloat16_trains_close_to_float32(reference: tuple[Path, FinishedRun], t
     assert finished.losses[1] != one.losses[1]
 
 
-# torch's own compiler looks at .grad of tensors that are not leaves (2.13) and its warning would stop it.
+# torch's own compiler looks at .grad of tensors that are not leaves, and makes objects of what should have none (2.13):
+# its warnings would stop it.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_compiled_blocks_train_the_same(reference: tuple[Path, FinishedRun], tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"tp": 2}], ids=str)
+def test_compiled_blocks_train_the_same(
+    reference: tuple[Path, FinishedRun], tmp_path: Path, degrees: dict[str, int]
+) -> None:
     folder, one = reference
-    layout = {"compile": True, "compile_backend": "aot_eager", "activation_checkpoint": "full"}
+    layout = {**degrees, "compile": True, "compile_backend": "aot_eager", "activation_checkpoint": "full"}
     finished = train_on_ranks(tiny_job(folder, layout=layout), tmp_path / "run", 2)
+    for step, loss in one.losses.items():
+        assert finished.losses[step] == pytest.approx(loss, rel=2e-6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(330)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"tp": 2}], ids=str)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_inductor_trains_the_same(
+    reference: tuple[Path, FinishedRun],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    degrees: dict[str, int],
+    recompute: str,
+) -> None:
+    # Kernels are compiled here, and not found where an earlier run left them; no pool of processes for each rank.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    folder, one = reference
+    layout = {**degrees, "compile": True, "compile_backend": "inductor", "activation_checkpoint": recompute}
+    finished = train_on_ranks(tiny_job(folder, layout=layout), tmp_path / "run", 2, timeout_s=300)
     for step, loss in one.losses.items():
         assert finished.losses[step] == pytest.approx(loss, rel=2e-6)

@@ -7,6 +7,7 @@ from collections import Counter
 from torch import nn
 
 from meshwright.parallelism.torch_compat import keep_backward_inputs
+from meshwright.parallelism.torch_partitioner import save_meshes_last
 from meshwright.spec.layout import Layout
 
 _SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
@@ -34,9 +35,12 @@ def prepare_compile(layout: Layout) -> None:
 
     A backward in two parts runs a compiled block's backward twice over the same saved tensors, whose memory the
     compiler would otherwise use for its results in the first: an error without a text on one rank, and the others wait.
+    A block that is recomputed shares more between its two passes than torch keeps in order.
     """
     if layout.may_split_backward:
         keep_backward_inputs()
+    if layout.activation_checkpoint != "none":
+        save_meshes_last()
 
 
 def _compilable_parts(module: nn.Module) -> list[nn.Module]:
