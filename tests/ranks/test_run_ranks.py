@@ -31,6 +31,10 @@ def move(point: Point, names: list[str]) -> tuple[Point, list[str]]:
     return Point(point.x + dist.get_rank()), [*names, os.environ["RANK"], os.getcwd(), os.environ.get("COLOUR", "")]
 
 
+def leave_at_once() -> int:
+    return dist.get_rank()
+
+
 def fail_on_rank_1() -> None:
     if dist.get_rank() == 1:
         raise ValueError("no such luck")
@@ -84,6 +88,11 @@ def test_a_rank_has_the_callers_arguments_environment_and_directory(
     monkeypatch.setenv("COLOUR", "green")
     results = run_ranks(move, 2, Point(1), ["a"])
     assert results == [(Point(1), ["a", "0", str(tmp_path), "green"]), (Point(2), ["a", "1", str(tmp_path), "green"])]
+
+
+def test_ranks_with_nothing_to_do_leave_only_when_all_have_met() -> None:
+    for _ in range(5):
+        assert run_ranks(leave_at_once, 6) == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_exception_is_shown_with_its_rank() -> None:

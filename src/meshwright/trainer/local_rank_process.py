@@ -77,6 +77,9 @@ def _call(order: Order, rank: int) -> Any:
             world_size=order.num_ranks,
             timeout=timedelta(seconds=order.timeout_s),
         )
+        if order.device == "cpu":
+            # gloo connects all ranks at once: one that has nothing to do must not leave while others still connect.
+            dist.barrier()
         result = fn(*args)
         if dist.is_initialized():
             dist.destroy_process_group()
