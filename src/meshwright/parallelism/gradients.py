@@ -66,9 +66,9 @@ class Gradients:
             if parameter.grad is not None
         ]
         if weighted:
-            norms = torch._foreach_norm([gradient for gradient, _ in weighted])
+            norms = torch.stack(torch._foreach_norm([gradient for gradient, _ in weighted])).to(device, torch.float64)
             weights = torch.tensor([weight for _, weight in weighted], dtype=torch.float64, device=device)
-            total = (torch.stack([norm.to(device, torch.float64) for norm in norms]).square() * weights).sum()
+            total = (norms.square() * weights).sum()
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
         return total.sqrt()

@@ -10,7 +10,7 @@ made from one mesh of all ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -33,6 +33,7 @@ class Meshes:
     dense: DeviceMesh
     batch: DeviceMesh
     experts: DeviceMesh
+    _axes: dict[str, DeviceMesh] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def device_type(self) -> str:
@@ -41,8 +42,10 @@ class Meshes:
 
     def axis(self, name: str) -> DeviceMesh:
         """Return the one-dimensional mesh of this rank along an axis of any view, such as "tp", "cp" or "ep"."""
-        mesh: DeviceMesh = getattr(self, _VIEW_OF_AXIS[name])[name]
-        return mesh
+        if name not in self._axes:
+            # torch makes a new mesh each time that it is asked for an axis, which takes it 0.1 ms (2.13).
+            self._axes[name] = getattr(self, _VIEW_OF_AXIS[name])[name]
+        return self._axes[name]
 
     def degree(self, name: str) -> int:
         """Return the number of ranks along an axis."""

@@ -123,6 +123,9 @@ def seed_everything(seed: int, step: int, first_slot: int) -> None:
     Dropout then depends on (seed, step, slot): resuming is exact, and other ranks on the same slot draw the same.
     """
     mixed = int(np.random.SeedSequence([seed, step, first_slot]).generate_state(1, np.uint64)[0])
-    torch.manual_seed(mixed % 2**63)
+    # torch.manual_seed would also queue seeds for devices that nobody uses, each with a stack trace (2.13).
+    torch.default_generator.manual_seed(mixed % 2**63)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(mixed % 2**63)
     np.random.seed(mixed % 2**32)
     random.seed(mixed)
