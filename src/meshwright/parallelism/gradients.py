@@ -37,6 +37,7 @@ class Gradients:
             0.0 if parameter in copies_of_tied else _num_shards(parameter) / num_ranks for parameter in self._parameters
         ]
 
+    @torch.no_grad()
     def finish(self, num_microbatches: int) -> None:
         """Turn the gradients in place from sums over microbatches into those of the mean loss; a collective."""
         _sum_over(self._meshes.group("tp"), _local_gradients(self.summed_over_tp))
@@ -46,6 +47,7 @@ class Gradients:
         if scale != 1 and (gradients := _local_gradients(self._parameters)):
             torch._foreach_mul_(gradients, scale)
 
+    @torch.no_grad()
     def clip(self, max_norm: float) -> Tensor:
         """Return the global 2-norm before clipping; scale the gradients in place if it exceeds `max_norm`.
 
@@ -56,6 +58,7 @@ class Gradients:
             torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(gradients[0].dtype))
         return norm
 
+    @torch.no_grad()
     def norm(self) -> Tensor:
         """Return the 2-norm of all gradients of the model, in float64; a collective."""
         device = torch.device(self._meshes.device_type)
@@ -161,4 +164,5 @@ def _local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _local(tensor: Tensor) -> Tensor:
+    # Without no_grad around it, DTensor would make an autograd node of each (2.13).
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
