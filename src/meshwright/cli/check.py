@@ -56,6 +56,11 @@ def check_job(
     return [resolved.located(text) for text in dict.fromkeys(problems)]
 
 
+def layout_problems_of(resolved: ResolvedJob, num_ranks: int) -> list[str]:
+    """Return why the job's layout cannot run on `num_ranks` ranks, one message each: each rank can ask by itself."""
+    return [resolved.located(text) for text in dict.fromkeys(_layout_problems(resolved.job, num_ranks))]
+
+
 def run_folder(resolved: ResolvedJob) -> Run:
     """Return the run folder of a job, whether it exists or not."""
     from meshwright.spec.run import Run

@@ -26,7 +26,7 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
     Exit code 0: done; 2: bad input; 70: do not retry; 75: retry with --resume; 130: interrupted.
     """
     signal.signal(signal.SIGTERM, _stop_before_training)
-    from meshwright.cli.check import check_job, run_folder
+    from meshwright.cli.check import check_job, layout_problems_of, run_folder
     from meshwright.config.load import load_job, raise_problems
     from meshwright.errors import ConfigError
 
@@ -37,11 +37,12 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
     # A module that the job names may lie beside the job file.
     sys.path.insert(0, str(resolved.folder))
     if "RANK" in os.environ:
-        from meshwright.trainer.worker import train_as_rank
-
-        started = os.environ.get("WORLD_SIZE")
-        if ranks is not None and str(ranks) != started:
+        started = int(os.environ["WORLD_SIZE"])
+        if ranks is not None and ranks != started:
             raise ConfigError(f"--ranks {ranks}, but torchrun started {started} ranks already: leave --ranks out")
+        # Before torch, and before any rank waits for another: whoever started the ranks may not have checked.
+        raise_problems(resolved.path, layout_problems_of(resolved, started))
+        from meshwright.trainer.worker import train_as_rank
 
         is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         # The folder that a restart finds is the run's own.

@@ -26,3 +26,28 @@ def test_a_rank_of_torchrun_cannot_start_more(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert run(["train", str(tmp_path / "job.toml"), "--ranks", "3"]) == 2
     assert capsys.readouterr().err == "error: --ranks 3, but torchrun started 2 ranks already: leave --ranks out\n"
+
+
+@pytest.mark.parametrize("rank", ["0", "2"])
+@pytest.mark.parametrize(
+    ("layout", "problem"),
+    [
+        ("tp = 2", "3 ranks cannot run a layout of tp=2: start 2 ranks, or set one degree in [layout] to -1"),
+        ("dp_shard = -1", "train.global_batch_size = 8 does not divide by 3 data-parallel ranks"),
+        ("tp = -1", "layout.tp = 3 does not divide the model's num_heads = 4 and ffn_dim = 512: set layout.tp to 2 or"),
+    ],
+)
+def test_a_rank_of_torchrun_refuses_a_layout_by_itself(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: str,
+    layout: str,
+    problem: str,
+) -> None:
+    # No other rank is there: one that waited for them would find no address to wait at.
+    (tmp_path / "job.toml").write_text(f"[layout]\n{layout}\n")
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert run(["train", str(tmp_path / "job.toml")]) == 2
+    assert problem in capsys.readouterr().err
