@@ -72,8 +72,10 @@ def prove(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Pro
 
 def test_layouts_of_a_dense_model_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layouts = ["dp_shard=2", "tp=2,cp=2", "pp=2,microbatch_size=2,schedule=ZBVZeroBubble"]
-    code, proof, told = prove(capsys, job_file(tmp_path, DENSE), *layouts)
+    page = tmp_path / "page.md"
+    code, proof, told = prove(capsys, job_file(tmp_path, DENSE), *layouts, "--matrix", str(page))
     assert code == 0
+    assert "| `dp_shard=2` | 2 | " in page.read_text()
     assert [one.holds for one in proof.layouts] == [True] * 3
     assert [difference.kind for difference in proof.layouts[0].differences] == ["loss", "gradient", "weight"]
     # Another order of sums gives other bits: a difference of zero everywhere would mean that nothing was compared.
