@@ -38,6 +38,10 @@ def cases(draw: st.DrawFn) -> Case:
         options |= draw(mixture_options(layout, is_rounded, options))
     if source == "mla-moe-4m":
         options |= draw(latent_options(options))
+    if layout.pp > 1 and draw(st.booleans()):
+        # Also without a block for the first or the last stage.
+        cuts = draw(st.permutations(range(options["num_layers"] + 1)))[: layout.num_stages - 1]
+        layout = layout.replace(stage_boundaries=tuple(sorted(cuts)))
     return draw(jobs(layout, source, options, is_rounded)), layout
 
 

@@ -27,7 +27,8 @@ def schedule_problems(layout: Layout, num_microbatches: int) -> list[str]:
 def _stage_problems(layout: Layout) -> Iterator[str]:
     given = f"layout.virtual_stages = {layout.stages_per_rank}"
     if layout.pp == 1 and layout.stages_per_rank > 1:
-        yield f"{given} cuts up a pipeline rank, but layout.pp = 1: set layout.virtual_stages to 1, or layout.pp to 2"
+        other = "" if [*_stage_problems(layout.replace(pp=2))] else ", or layout.pp to 2"
+        yield f"{given} cuts up a pipeline rank, but layout.pp = 1: set layout.virtual_stages to 1{other}"
     elif layout.pp > 1 and layout.schedule in SINGLE_STAGE_SCHEDULES and layout.stages_per_rank > 1:
         yield (
             f'{given}, but layout.schedule = "{layout.schedule}" has one stage on each pipeline rank: '

@@ -93,8 +93,11 @@ def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
     boundaries, wanted = layout.stage_boundaries, layout.num_stages - 1
     if layout.pp == 1:
         if boundaries:
-            given = _shown(boundaries)
-            yield f"layout.stage_boundaries = {given} cut up a pipeline: leave it out, or set layout.pp to 2"
+            # As many ranks as the boundaries cut stages for, if that makes them right.
+            deeper = layout.replace(pp=2)
+            deeper = layout.replace(pp=max(2, (len(boundaries) + 1) // deeper.stages_per_rank))
+            other = "" if [*_stage_problems(deeper, num_layers)] else f", or set layout.pp to {deeper.pp}"
+            yield f"layout.stage_boundaries = {_shown(boundaries)} cut up a pipeline: leave it out{other}"
         return
     # The first stage can do with the embedding alone, the last one with the head; those between need a block.
     if num_layers is not None and wanted > num_layers + 1:

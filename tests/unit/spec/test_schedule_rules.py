@@ -27,8 +27,8 @@ from meshwright.spec.schedule_rules import schedule_problems
          "each pipeline rank: set layout.virtual_stages to 1, or layout.schedule to one of Interleaved1F1B, "),
         (Layout(pp=2, schedule="ZBVZeroBubble", virtual_stages=3), 4, "exactly two stages on each pipeline rank: set "
          "layout.virtual_stages to 2"),
-        (Layout(virtual_stages=2), 4, "layout.virtual_stages = 2 cuts up a pipeline rank, but layout.pp = 1: set "
-         "layout.virtual_stages to 1, or layout.pp to 2"),
+        (Layout(virtual_stages=2, schedule="LoopedBFS"), 4, "layout.virtual_stages = 2 cuts up a pipeline rank, but "
+         "layout.pp = 1: set layout.virtual_stages to 1, or layout.pp to 2"),
         (Layout(schedule="1f1b"), 4, 'layout.schedule = "1f1b" is not known: choose one of GPipe, 1F1B, '),
     ],
 )  # fmt: skip

@@ -57,8 +57,13 @@ LATENT = EXPERTS.replace(
         ("pp=2,stage_boundaries=5", "layout.stage_boundaries = [5] must be 1 block number, ascending and 4 at "
          "most, for layout.pp = 2 x 1 stages a rank: set it to [2], or leave it out"),
         ("stage_boundaries=2", "layout.stage_boundaries = [2] cut up a pipeline: leave it out, or set layout.pp to 2"),
+        ("stage_boundaries=2;3;4", "layout.stage_boundaries = [2, 3, 4] cut up a pipeline: leave it out, or set "
+         "layout.pp to 4"),
+        ("stage_boundaries=2;2", "layout.stage_boundaries = [2, 2] cut up a pipeline: leave it out"),
         ("virtual_stages=2", "layout.virtual_stages = 2 cuts up a pipeline rank, but layout.pp = 1: set "
-         "layout.virtual_stages to 1, or layout.pp to 2"),
+         "layout.virtual_stages to 1"),
+        ("virtual_stages=3,schedule=LoopedBFS", "layout.virtual_stages = 3 cuts up a pipeline rank, but layout.pp = 1: "
+         "set layout.virtual_stages to 1, or layout.pp to 2"),
         ("pp=2,schedule=ZBVZeroBubble,reshard_after_forward=always", 'layout.reshard_after_forward = "always" frees '
          'parameters that the split backward of layout.schedule = "ZBVZeroBubble" still reads: set '
          'layout.reshard_after_forward to "never" or "auto"'),
@@ -219,7 +224,7 @@ def test_what_is_suggested_cures(case: tuple[Layout, LlamaArchitecture, int, int
     layout, architecture, seq_len, batch = case
     for text in problems_of(*case):
         key = text.split()[0]
-        for changes in suggestions(text):
+        for changes in [*suggestions(text), *alternatives(text)]:
             layout_changes = {name: value for (section, name), value in changes.items() if section == "layout"}
             sizes = {"seq_len": seq_len, "global_batch_size": batch}
             sizes |= {name: value for (section, name), value in changes.items() if section == "train"}
@@ -250,6 +255,19 @@ def suggestions(text: str) -> list[dict[tuple[str, str], Any]]:
         return [{path: json.loads(values[0]) for path, values in named}]
     [(path, values)] = named
     return [{path: json.loads(value)} for value in values]
+
+
+def alternatives(text: str) -> list[dict[tuple[str, str], Any]]:
+    """Return the changes of one key that a message offers instead of its first cure."""
+    others = [other.removeprefix("set ") for other in text.rpartition(": ")[2].split(", or ")[1:]]
+    left_out = [{as_path(text.split()[0]): None} for other in others if other == "leave it out"]
+    parts = [other.partition(" to ") for other in others if other.startswith(("layout.", "train."))]
+    return left_out + [
+        {as_path(name): json.loads(value)}
+        for name, _, values in parts
+        if not values.startswith("one of ")
+        for value in values.split(" or ")
+    ]
 
 
 def as_path(key: str) -> tuple[str, str]:
