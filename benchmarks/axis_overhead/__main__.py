@@ -25,7 +25,11 @@ from benchmarks.axis_overhead.workload import AXES, SIZES
 def main(axes: tuple[str, ...], sizes: tuple[str, ...], rounds: int, as_json: bool) -> None:
     """Measure what each axis costs: Meshwright's step and torch's own, over the same written by hand."""
     load_before = os.getloadavg()[0]
-    rows = [measure_axis(axis, size, rounds) for size in sizes for axis in axes or AXES]
+    rows = []
+    for size in sizes:
+        for axis in axes or AXES:
+            click.echo(f"{axis}, {size} ...", err=True)
+            rows.append(measure_axis(axis, size, rounds))
     context = {
         "date": date.today().isoformat(),
         "python": platform.python_version(),

@@ -51,7 +51,7 @@ class Size:
     microbatch_size: int
 
 
-SIZES = {"tiny": Size(_TINY, 16, 1), "small": Size(_SMALL, 64, 2), "mid": Size(_MID, 512, 2)}
+SIZES = {"tiny": Size(_TINY, 16, 1), "small": Size(_SMALL, 64, 2), "mid": Size(_MID, 256, 2)}
 """tiny: for the test. small: dispatch takes the time. mid: matmuls do."""
 
 
