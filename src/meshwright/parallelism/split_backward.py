@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining._backward import stage_backward_input
+
+from meshwright.parallelism.torch_weight_backward import add_weight_gradients, keep_graph
 
 
 @dataclass
@@ -21,6 +23,8 @@ class PendingWeights:
     gradient: Tensor | None
     groups: list[dict[str, Any]] | None
     """None where nothing was computed yet: a first stage has no inputs that want a gradient."""
+    graph: Any = None
+    """What keeps alive the part of the autograd graph that `groups` needs."""
 
 
 def backward_to_inputs(
@@ -30,8 +34,9 @@ def backward_to_inputs(
     if received is None:
         return PendingWeights(output, gradient, None)
     gradients = None if gradient is None else [gradient]
+    graph = keep_graph(output)
     _, groups = stage_backward_input([output], gradients, [received], iter(_trained(stage)))
-    return PendingWeights(output, gradient, groups)
+    return PendingWeights(output, gradient, groups, graph)
 
 
 def backward_to_weights(pending: PendingWeights, stage: nn.Module) -> None:
@@ -39,7 +44,7 @@ def backward_to_weights(pending: PendingWeights, stage: nn.Module) -> None:
     if pending.groups is None:
         torch.autograd.backward(pending.output, pending.gradient)
     else:
-        stage_backward_weight(iter(_trained(stage)), pending.groups)
+        add_weight_gradients(pending.groups, _trained(stage))
 
 
 def _trained(stage: nn.Module) -> list[nn.Parameter]:
