@@ -45,7 +45,7 @@ COMMANDS = {
     "export": f"export {KILLED.folder} {EXPORTED} --check",
     "generate": f'generate {KILLED.folder} --prompt "def " --max-new-tokens 160 --temperature 0.5 --seed 1',
 }
-NEXT = ("show examples/tiny.toml", "check examples/llama3-405b-16k.toml", "init llama3-8b")
+NEXT = ("prove examples/tiny-moe.toml dp_shard=2,tp=2,ep=4", "check examples/deepseek-v3.toml", "init llama3-8b")
 
 # A rank is killed this many steps after the first checkpoint, so that there is something to lose.
 STEPS_TO_LOSE = 5
