@@ -11,7 +11,7 @@ from meshwright.prover.table import HEADERS, changes_text, notes, row_of, share_
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.proof import Proof
 
-_PACKAGES = ("meshwright", "torch", "python", "platform")
+_PACKAGES = ("meshwright", "torch", "python")
 
 
 @dataclass(frozen=True)
