@@ -87,7 +87,8 @@ def notes(proof: Proof) -> list[str]:
     again = ", each twice with equal bits" if all(one.repeats for one in proof.layouts) else ""
     outcome = "all hold" if not wrong else f"{wrong} of {len(proof.layouts)} do not hold"
     lines.append(
-        f"{len(proof.layouts)} layouts, {proof.num_steps} steps in {'float64' if proof.exact else 'float32'}{again}: "
+        f"{_counted(len(proof.layouts), 'layout')}, {_counted(proof.num_steps, 'step')} in "
+        f"{'float64' if proof.exact else 'float32'}{again}: "
         f"{outcome}; {format_duration(proof.took_s)}."
     )
     return lines
@@ -97,3 +98,7 @@ def changes_text(proof: Proof) -> str:
     """Return what was made smaller, or fit for a comparison, in one paragraph."""
     changes = ", ".join(f"{change.key} {change.original} -> {change.proven}" for change in proof.changes)
     return f"{format_count(proof.num_parameters)} parameters: {changes}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

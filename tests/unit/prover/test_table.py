@@ -64,7 +64,7 @@ def test_a_layout_that_holds() -> None:
     shown = proof(one)
     assert shown.holds
     assert "tp=2" in printed(shown)
-    assert notes(shown)[-1] == "1 layouts, 3 steps in float32: all hold; 4 s."
+    assert notes(shown)[-1] == "1 layout, 3 steps in float32: all hold; 4 s."
 
 
 @pytest.mark.parametrize(
