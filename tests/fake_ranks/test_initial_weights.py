@@ -1,11 +1,7 @@
 """Any rank of hundreds holds its own part of the same initial weights, and nothing else."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwright.models.build import build_model
 from meshwright.models.initial import initialize
@@ -19,13 +15,6 @@ from meshwright.spec.sections import ModelSection, PrecisionSection
 
 NUM_RANKS = 256
 MODEL = ModelSection(source="llama-1m", options={"num_layers": 2})
-
-
-@pytest.fixture(params=[0, 37, 255])
-def fake_rank(request: pytest.FixtureRequest) -> Iterator[int]:
-    dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=NUM_RANKS)
-    yield request.param
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """A step of the real trainer runs on any of hundreds of ranks. Nobody answers: shapes, peers and order are tested."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwright.errors import NonFiniteError
 from meshwright.parallelism.torch_compat import canonical_parameters
@@ -20,13 +17,6 @@ from meshwright.trainer.ranks import Ranks
 from meshwright.trainer.training import Training
 
 NUM_RANKS = 512
-
-
-@pytest.fixture(params=[0, 133, 511])
-def fake_rank(request: pytest.FixtureRequest) -> Iterator[int]:
-    dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=NUM_RANKS)
-    yield request.param
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
