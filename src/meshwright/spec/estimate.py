@@ -8,20 +8,38 @@ from meshwright.spec.noun import Noun
 
 
 class StepTime(Noun):
-    """A step's seconds by cause; `total_s` is their sum."""
+    """A step's seconds by cause, from the physical floor upwards; `total_s` is their sum."""
 
-    compute_s: NonNegativeFloat = 0.0
-    """Matmul, attention, norms and losses."""
+    floor_s: NonNegativeFloat = 0.0
+    """Model FLOPs over the dense peak of the matmul dtype: no step can take less."""
+    matmul_s: NonNegativeFloat = 0.0
+    """What large matmuls take above the floor: no device reaches its peak."""
+    tile_s: NonNegativeFloat = 0.0
+    """Tiles and waves that a matmul of this shape fills in part."""
+    attention_s: NonNegativeFloat = 0.0
+    """What attention takes above the floor."""
+    memory_s: NonNegativeFloat = 0.0
+    """Norms, activations, casts, losses: ops that wait for device memory."""
+    host_s: NonNegativeFloat = 0.0
+    """The device waiting for the host: launches, Python, the fixed work of a step."""
     recompute_s: NonNegativeFloat = 0.0
     """Forward work done again because of activation_checkpoint."""
-    exposed_communication_s: NonNegativeFloat = 0.0
-    """Collectives that no computation hides."""
+    tp_s: NonNegativeFloat = 0.0
+    """Tensor-parallel collectives that no computation hides."""
+    cp_s: NonNegativeFloat = 0.0
+    """Context-parallel collectives that no computation hides."""
+    ep_s: NonNegativeFloat = 0.0
+    """Expert-parallel all-to-alls that no computation hides."""
+    dp_s: NonNegativeFloat = 0.0
+    """Data-parallel collectives that no computation hides."""
+    pp_s: NonNegativeFloat = 0.0
+    """Sends between pipeline stages that no computation hides."""
     bubble_s: NonNegativeFloat = 0.0
-    """Pipeline ranks waiting for their first or after their last microbatch."""
+    """Pipeline ranks waiting: for the first microbatch, after the last, and for slower stages."""
     optimizer_s: NonNegativeFloat = 0.0
     """Gradient clipping and the optimizer update."""
-    host_s: NonNegativeFloat = 0.0
-    """The device waiting for the host: data, Python, kernel launches."""
+    jitter_s: NonNegativeFloat = 0.0
+    """Waiting for the slowest of many ranks."""
 
     @property
     def total_s(self) -> float:
@@ -29,14 +47,56 @@ class StepTime(Noun):
         return math.fsum(getattr(self, name) for name in type(self).model_fields)
 
 
+class MemoryUse(Noun):
+    """One rank's peak device memory by tensor class, in bytes."""
+
+    parameters_bytes: NonNegativeInt = 0
+    """This rank's part of the parameters, in the format they are kept in."""
+    gradients_bytes: NonNegativeInt = 0
+    """This rank's part of the gradients."""
+    optimizer_bytes: NonNegativeInt = 0
+    """Masters and moments."""
+    gathered_bytes: NonNegativeInt = 0
+    """Whole parameters of the blocks at work, and their gradients before they are reduced (FSDP)."""
+    activations_bytes: NonNegativeInt = 0
+    """What the backward pass of the microbatches in flight still needs."""
+    logits_bytes: NonNegativeInt = 0
+    """Logits, their gradient and what the loss makes of them."""
+    buffers_bytes: NonNegativeInt = 0
+    """Staging buffers of collectives."""
+    workspace_bytes: NonNegativeInt = 0
+    """Temporary tensors of the op at the peak, and libraries' workspaces."""
+    fragmentation_bytes: NonNegativeInt = 0
+    """Reserved by the caching allocator and not allocated."""
+    context_bytes: NonNegativeInt = 0
+    """Taken outside the allocator: driver context, loaded kernels, NCCL."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Return the peak of allocated bytes (torch.cuda.max_memory_allocated)."""
+        return self.reserved_bytes - self.fragmentation_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Return the peak of reserved bytes (torch.cuda.max_memory_reserved)."""
+        return self.device_bytes - self.context_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Return all bytes that the device must have (what nvidia-smi shows)."""
+        return sum(getattr(self, name) for name in type(self).model_fields)
+
+
 class Estimate(Noun):
     """Step time and peak memory of one Layout, with an interval."""
 
     step: StepTime
     """The step by cause, in seconds."""
-    peak_memory_bytes: NonNegativeInt
-    """Highest allocated bytes on the fullest rank."""
+    memory: MemoryUse
+    """Peak memory of the fullest rank by tensor class, in bytes."""
     mfu: float | None = Field(None, ge=0)
     """Model FLOPs (no recompute) over the dense peak of the matmul dtype; None when the peak is unknown."""
+    hfu: float | None = Field(None, ge=0)
+    """The same with the FLOPs that are computed again."""
     relative_error: NonNegativeFloat
-    """Half width of the interval as a share of the step time: 0.1 means plus or minus 10 %."""
+    """Half width of the 80 % interval as a share of the step time: 0.1 means plus or minus 10 %."""

@@ -53,8 +53,9 @@ class Job(Noun):
         return Workload(
             seq_len=self.train.seq_len,
             global_batch_size=self.global_batch_size,
-            precision=self.precision,
-            optimizer=self.optimizer,
+            precision=self.precision.compute,
+            gradient_dtype="float64" if self.precision.compute == "float64" else self.precision.reduce,
+            optimizer=self.optimizer.name,
         )
 
     def problems(self) -> list[str]:

@@ -110,9 +110,11 @@ def _attention_ops(architecture: LlamaArchitecture) -> tuple[Op, ...]:
     )
     return (
         Norm(name="attention_norm", width=dim),
-        Matmul(name="attention.query", in_features=dim, out_features=architecture.attention_dim),
-        Matmul(name="attention.key", in_features=dim, out_features=architecture.kv_dim),
-        Matmul(name="attention.value", in_features=dim, out_features=architecture.kv_dim),
+        Matmul(
+            name="attention.query", in_features=dim, out_features=architecture.attention_dim, tensor_split="columns"
+        ),
+        Matmul(name="attention.key", in_features=dim, out_features=architecture.kv_dim, tensor_split="columns"),
+        Matmul(name="attention.value", in_features=dim, out_features=architecture.kv_dim, tensor_split="columns"),
         *(norms if architecture.qk_norm else ()),
         Rope(name="attention.rope", num_heads=heads + kv_heads, head_dim=head_dim),
         Attention(
@@ -123,7 +125,7 @@ def _attention_ops(architecture: LlamaArchitecture) -> tuple[Op, ...]:
             value_head_dim=head_dim,
             causal=True,
         ),
-        Matmul(name="attention.output", in_features=architecture.attention_dim, out_features=dim),
+        Matmul(name="attention.output", in_features=architecture.attention_dim, out_features=dim, tensor_split="rows"),
         Elementwise(name="attention_residual", reads_per_token=2 * dim, writes_per_token=dim),
     )
 
@@ -132,19 +134,23 @@ def _latent_attention_ops(architecture: MoEArchitecture, latent: LatentAttention
     dim, heads = architecture.dim, architecture.num_heads
     queries, values = heads * architecture.head_dim, heads * latent.value_head_dim
     kv_heads = heads * (latent.plain_head_dim + latent.value_head_dim)
-    query: tuple[Op, ...] = (Matmul(name="attention.query", in_features=dim, out_features=queries),)
+    query: tuple[Op, ...] = (
+        Matmul(name="attention.query", in_features=dim, out_features=queries, tensor_split="columns"),
+    )
     if latent.query_rank is not None:
         query = (
             Matmul(name="attention.query_down", in_features=dim, out_features=latent.query_rank),
             Norm(name="attention.query_norm", width=latent.query_rank),
-            Matmul(name="attention.query_up", in_features=latent.query_rank, out_features=queries),
+            Matmul(
+                name="attention.query_up", in_features=latent.query_rank, out_features=queries, tensor_split="columns"
+            ),
         )
     return (
         Norm(name="attention_norm", width=dim),
         *query,
         Matmul(name="attention.kv_down", in_features=dim, out_features=latent.kv_rank + latent.rope_head_dim),
         Norm(name="attention.kv_norm", width=latent.kv_rank),
-        Matmul(name="attention.kv_up", in_features=latent.kv_rank, out_features=kv_heads),
+        Matmul(name="attention.kv_up", in_features=latent.kv_rank, out_features=kv_heads, tensor_split="columns"),
         # The turned part of the key is one for all heads.
         Rope(name="attention.rope", num_heads=heads + 1, head_dim=latent.rope_head_dim),
         Attention(
@@ -155,7 +161,7 @@ def _latent_attention_ops(architecture: MoEArchitecture, latent: LatentAttention
             value_head_dim=latent.value_head_dim,
             causal=True,
         ),
-        Matmul(name="attention.output", in_features=values, out_features=dim),
+        Matmul(name="attention.output", in_features=values, out_features=dim, tensor_split="rows"),
         Elementwise(name="attention_residual", reads_per_token=2 * dim, writes_per_token=dim),
     )
 
@@ -202,8 +208,8 @@ def _moe_ops(architecture: MoEArchitecture) -> tuple[Op, ...]:
 
 def _swiglu_ops(name: str, dim: int, ffn_dim: int) -> tuple[Op, ...]:
     return (
-        Matmul(name=f"{name}.gate", in_features=dim, out_features=ffn_dim),
-        Matmul(name=f"{name}.up", in_features=dim, out_features=ffn_dim),
+        Matmul(name=f"{name}.gate", in_features=dim, out_features=ffn_dim, tensor_split="columns"),
+        Matmul(name=f"{name}.up", in_features=dim, out_features=ffn_dim, tensor_split="columns"),
         Elementwise(name=f"{name}.swiglu", reads_per_token=2 * ffn_dim, writes_per_token=ffn_dim),
-        Matmul(name=f"{name}.down", in_features=ffn_dim, out_features=dim),
+        Matmul(name=f"{name}.down", in_features=ffn_dim, out_features=dim, tensor_split="rows"),
     )

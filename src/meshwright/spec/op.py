@@ -32,6 +32,9 @@ class _Op(Noun):
         return 2 * self.num_matmul_parameters
 
 
+TensorSplit = Literal["columns", "rows", "none"]
+
+
 class Matmul(_Op):
     """A linear layer without bias, applied to every token."""
 
@@ -40,6 +43,8 @@ class Matmul(_Op):
     """Width of the input."""
     out_features: PositiveInt
     """Width of the output."""
+    tensor_split: TensorSplit = "none"
+    """What tp ranks divide: the output (columns), the input and so the sum (rows), or nothing but the tokens."""
 
     @property
     def num_parameters(self) -> int:
@@ -112,11 +117,23 @@ class Attention(_Op):
     """Width of a value head."""
     causal: bool
     """Whether a token attends only to itself and to what is before it."""
+    window: PositiveInt | None = None
+    """Last tokens that each one attends to, itself included; None for the whole sequence."""
+
+    def mean_context(self, seq_len: int) -> float:
+        """Return the tokens that one of a sequence of `seq_len` attends to in the mean; half of them if causal.
+
+        Exact up to the diagonal: a causal window of w is w for all but the first w tokens, which have w / 2.
+        """
+        if not self.causal:
+            return float(seq_len if self.window is None else min(self.window, seq_len))
+        if self.window is None or self.window >= seq_len:
+            return seq_len / 2
+        return self.window - self.window**2 / (2 * seq_len)
 
     def forward_flops_per_token(self, seq_len: int) -> int:
         """Return the FLOPs of query x key and probabilities x value, the mean over a sequence; half if causal."""
-        all_pairs = 2 * self.num_heads * (self.head_dim + self.value_head_dim) * seq_len
-        return all_pairs // 2 if self.causal else all_pairs
+        return int(2 * self.num_heads * (self.head_dim + self.value_head_dim) * self.mean_context(seq_len))
 
 
 class Norm(_Op):

@@ -1,24 +1,64 @@
-"""Workload: what one optimizer step processes, which changes the numbers and not only the time."""
+"""Workload: what one optimizer step processes, whatever it is split over."""
+
+from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import PositiveInt
 
 from meshwright.spec.noun import Noun
-from meshwright.spec.sections import OptimizerSection, PrecisionSection
+
+Precision = Literal[
+    "float64", "float32", "bfloat16", "float16", "float8-tensorwise", "float8-rowwise", "mxfp8", "nvfp4"
+]
+"""Format of the blocks' matmuls; below 16 bits the rest (attention, norms, head) stays in bfloat16."""
+
+MATMUL_DTYPE: dict[str, str] = {
+    "float64": "float64",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float8-tensorwise": "float8",
+    "float8-rowwise": "float8",
+    "mxfp8": "float8",
+    "nvfp4": "float4",
+}
+"""The dtype whose rate a Device states, by precision."""
+
+BYTES_PER_ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Size of the formats that activations and gradients have."""
 
 
 class Workload(Noun):
-    """One optimizer step: how many tokens, in which precision, by which optimizer."""
+    """The tokens of one step and the formats that they are computed in."""
 
     seq_len: PositiveInt
     """Tokens in one sequence."""
     global_batch_size: PositiveInt
     """Sequences in one optimizer step over all ranks."""
-    precision: PrecisionSection = PrecisionSection()
-    """Number formats of the step."""
-    optimizer: OptimizerSection = OptimizerSection()
-    """The optimizer and its schedule."""
+    precision: Precision = "bfloat16"
+    """Format of the blocks' matmuls."""
+    gradient_dtype: Literal["float64", "float32", "bfloat16"] = "float32"
+    """Format in which gradients are summed over ranks."""
+    optimizer: Literal["adamw"] = "adamw"
+    """The optimizer: AdamW with float32 moments and masters."""
 
     @property
     def global_batch_tokens(self) -> int:
-        """Return the tokens in one optimizer step over all ranks."""
+        """Return the tokens of one optimizer step over all ranks."""
         return self.seq_len * self.global_batch_size
+
+    @property
+    def matmul_dtype(self) -> str:
+        """Return the dtype of the blocks' matmuls as Device rates name it."""
+        return MATMUL_DTYPE[self.precision]
+
+    @property
+    def activation_dtype(self) -> str:
+        """Return the dtype of what lies between matmuls: that of the matmuls, or bfloat16 below 16 bits."""
+        return self.precision if self.precision in BYTES_PER_ELEMENT else "bfloat16"
+
+    @property
+    def activation_element_bytes(self) -> int:
+        """Return the bytes of one element between matmuls."""
+        return BYTES_PER_ELEMENT[self.activation_dtype]

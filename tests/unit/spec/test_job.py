@@ -29,7 +29,7 @@ def test_the_batch_comes_from_sequences_or_tokens() -> None:
 def test_the_workload_is_what_one_step_processes() -> None:
     workload = job(train={"global_batch_size": 12, "seq_len": 64}, precision={"compute": "bfloat16"}).workload
     assert (workload.seq_len, workload.global_batch_size, workload.global_batch_tokens) == (64, 12, 768)
-    assert workload.precision.compute == "bfloat16"
+    assert (workload.precision, workload.matmul_dtype, workload.gradient_dtype) == ("bfloat16", "bfloat16", "float32")
     assert Workload.from_json(workload.to_json()) == workload
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from meshwright.spec.estimate import Estimate, StepTime
+from meshwright.spec.estimate import Estimate, MemoryUse, StepTime
 from meshwright.spec.layout import Layout, LayoutRequest
 from meshwright.spec.noun import Noun
 from meshwright.spec.sections import (
@@ -19,7 +19,7 @@ from meshwright.spec.sections import (
 
 NOUNS: list[type[Noun]] = [
     CheckpointSection, ClusterSection, DataSection, ModelSection, OptimizerSection, PrecisionSection, RunSection,
-    TrainSection, Layout, LayoutRequest, StepTime,
+    TrainSection, Layout, LayoutRequest, MemoryUse, StepTime,
 ]  # fmt: skip
 
 
@@ -60,9 +60,11 @@ def test_what_are_no_betas(betas: object) -> None:
 
 
 def test_an_estimate_adds_its_parts() -> None:
-    step = StepTime(compute_s=1.0, recompute_s=0.25, bubble_s=0.5, host_s=0.125)
+    step = StepTime(floor_s=1.0, recompute_s=0.25, bubble_s=0.5, host_s=0.125)
     assert step.total_s == 1.875
-    estimate = Estimate(step=step, peak_memory_bytes=10, mfu=None, relative_error=0.1)
+    memory = MemoryUse(parameters_bytes=4, activations_bytes=3, fragmentation_bytes=2, context_bytes=1)
+    assert (memory.allocated_bytes, memory.reserved_bytes, memory.device_bytes) == (7, 9, 10)
+    estimate = Estimate(step=step, memory=memory, mfu=None, relative_error=0.1)
     assert Estimate.from_json(estimate.to_json()) == estimate
     with pytest.raises(ValidationError):
-        Estimate(step=step, peak_memory_bytes=10, mfu=-0.1, relative_error=0.1)
+        Estimate(step=step, memory=memory, mfu=-0.1, relative_error=0.1)

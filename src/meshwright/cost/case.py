@@ -1,0 +1,60 @@
+"""Cases: what is priced. The planner has one setting and many layouts, a backtest a setting for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model_spec import ModelSpec
+from meshwright.spec.stack import Stack
+from meshwright.spec.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a step's time depends on besides the layout."""
+
+    model: ModelSpec
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Layouts, each in one of the settings."""
+
+    settings: tuple[Setting, ...]
+    setting: NDArray[np.int64]
+    """Position in `settings` of each layout's setting."""
+    layouts: LayoutTable
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    @classmethod
+    def of_one(cls, setting: Setting, layouts: LayoutTable) -> Cases:
+        """Return all `layouts` in one setting."""
+        return cls((setting,), np.zeros(len(layouts), np.int64), layouts)
+
+    def take(self, rows: NDArray[Any]) -> Cases:
+        """Return the cases at `rows` (positions or a mask)."""
+        return Cases(self.settings, self.setting[rows], self.layouts.take(rows))
+
+    def each(self, value: Callable[[Setting], float]) -> Floats:
+        """Return `value` of each case's setting, one float a case."""
+        return np.array([value(setting) for setting in self.settings], np.float64)[self.setting]
+
+    @property
+    def num_microbatches(self) -> Floats:
+        """Return the microbatches that one data-parallel rank runs in a step."""
+        batch = self.each(lambda setting: setting.workload.global_batch_size)
+        return np.asarray(batch / (self.layouts.dp * self.layouts.microbatch_size), np.float64)

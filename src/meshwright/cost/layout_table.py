@@ -1,0 +1,117 @@
+"""LayoutTable: many layouts as arrays, one element a layout, so that formulas price all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.layout import SCHEDULES, ActivationCheckpoint, ContextMethod, Layout
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+ACTIVATION_CHECKPOINTS: tuple[str, ...] = get_args(ActivationCheckpoint)
+CONTEXT_METHODS: tuple[str, ...] = get_args(ContextMethod)
+
+_CODES = {"schedule": SCHEDULES, "activation_checkpoint": ACTIVATION_CHECKPOINTS, "cp_method": CONTEXT_METHODS}
+"""Fields that hold the position of a word in a tuple, not the word."""
+
+
+@dataclass(frozen=True)
+class LayoutTable:
+    """Layouts as equally long arrays; a word is its position in SCHEDULES, ACTIVATION_CHECKPOINTS, CONTEXT_METHODS."""
+
+    pp: Ints
+    dp_replicate: Ints
+    dp_shard: Ints
+    cp: Ints
+    tp: Ints
+    ep: Ints
+    etp: Ints
+    microbatch_size: Ints
+    schedule: Ints
+    stages_per_rank: Ints
+    activation_checkpoint: Ints
+    activation_checkpoint_every: Ints
+    cp_method: Ints
+    is_resharded: Bools
+    """Whether gathered parameters are freed after forward."""
+    async_tp: Bools
+    cpu_offload: Bools
+    compile: Bools
+
+    def __len__(self) -> int:
+        return len(self.pp)
+
+    @property
+    def dp(self) -> Ints:
+        """Return the data-parallel degrees."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def fsdp(self) -> Ints:
+        """Return the ranks that share one copy of the dense parameters."""
+        return self.dp_shard * self.cp
+
+    @property
+    def efsdp(self) -> Ints:
+        """Return the ranks that share one copy of a rank's experts."""
+        return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
+    def num_ranks(self) -> Ints:
+        """Return the ranks."""
+        return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def num_stages(self) -> Ints:
+        """Return the pipeline stages over all pipeline ranks."""
+        return self.pp * self.stages_per_rank
+
+    def take(self, rows: NDArray[Any]) -> LayoutTable:
+        """Return the layouts at `rows` (positions or a mask)."""
+        return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def layout(self, row: int) -> Layout:
+        """Return the layout at `row` as the noun."""
+        values = {field.name: getattr(self, field.name)[row].item() for field in fields(self)}
+        for name, words in _CODES.items():
+            values[name] = words[values[name]]
+        values["virtual_stages"] = values.pop("stages_per_rank")
+        values["reshard_after_forward"] = "always" if values.pop("is_resharded") else "never"
+        return Layout(**values)
+
+
+def layout_table(layouts: Sequence[Layout]) -> LayoutTable:
+    """Return the layouts as arrays; raises UnsupportedError for a schedule from a file."""
+    unknown = sorted({layout.schedule for layout in layouts} - set(SCHEDULES))
+    if unknown:
+        raise UnsupportedError(
+            f"layout.schedule = {unknown[0]!r} is a file, which only a replay can price: "
+            f"set it to one of {', '.join(SCHEDULES)}"
+        )
+    columns: dict[str, NDArray[Any]] = {}
+    for field in fields(LayoutTable):
+        words = _CODES.get(field.name)
+        values = [_value(layout, field.name) for layout in layouts]
+        columns[field.name] = np.array([words.index(value) for value in values] if words else values)
+    return LayoutTable(**columns)
+
+
+def concatenate(tables: Sequence[LayoutTable]) -> LayoutTable:
+    """Return the layouts of all `tables`, in order."""
+    names = [field.name for field in fields(LayoutTable)]
+    return LayoutTable(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
+
+
+def _value(layout: Layout, name: str) -> Any:
+    if name == "is_resharded":
+        # "auto" frees unless there is a pipeline, which would gather for every microbatch again.
+        choice = layout.reshard_after_forward
+        return layout.pp == 1 if choice == "auto" else choice != "never"
+    return getattr(layout, name)

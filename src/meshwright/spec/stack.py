@@ -1,0 +1,67 @@
+"""Stack: the software that trains, as far as it changes a step's time and memory.
+
+What is known about it is an input (which kernels, what overlaps what). What is not is left to three multipliers, 1 for
+a stack that nobody measured.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from meshwright.spec.noun import Noun
+
+
+class Stack(Noun):
+    """One family of training software, such as a framework's releases of a year."""
+
+    name: str = Field(min_length=1)
+    """Name, as in the `stack` column of a file of runs."""
+    title: str = Field(min_length=1)
+    """Name that people use."""
+
+    # What it does
+    sharding: Literal["parameters", "optimizer", "none"] = "parameters"
+    """What data-parallel ranks divide: everything (FSDP, ZeRO-3), the optimizer's state (ZeRO-1), nothing (DDP)."""
+    kernels: Literal["eager", "compiled", "fused"] = "compiled"
+    """Elementwise kernels: one for each op, chains joined by a compiler, or written by hand (Transformer Engine)."""
+    attention: Literal["flash", "unfused"] = "flash"
+    """Attention: tiles that never leave the chip, or the whole matrix of probabilities in memory."""
+    sequence_parallel: bool = True
+    """Whether tp ranks share the sequence between matmuls."""
+    tp_overlap: bool = False
+    """Whether tensor-parallel collectives run beside their matmuls."""
+    dp_overlap: bool = True
+    """Whether gradients are summed while the backward pass goes on."""
+    p2p_overlap: bool = True
+    """Whether pipeline stages send while they compute."""
+    ep_overlap: bool = False
+    """Whether experts' all-to-alls run beside another microbatch's computation."""
+    dispatcher: Literal["alltoall", "fused"] = "alltoall"
+    """How tokens reach experts: sort and all-to-all, or kernels that send each token once to a node (DeepEP)."""
+    grouped_experts: bool = True
+    """Whether all experts of a rank are one kernel."""
+    cuda_graphs: Literal["none", "blocks", "step"] = "none"
+    """What is replayed from CUDA graphs, and so costs the host nothing."""
+    gradient_accumulation_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Format of the gradient that microbatches add to."""
+    low_precision_gather: bool = False
+    """Whether parameters of low-precision matmuls are gathered in that precision."""
+    selective: Literal["matmul-outputs", "half-of-matmul-outputs", "core-attention"] = "matmul-outputs"
+    """What activation_checkpoint = selective means: keep all matmul outputs, keep every second one, or compute
+    only scores and probabilities of attention again."""
+    is_tuned: bool = False
+    """Whether its runs are a vendor's recipes, tuned for the very model and machine."""
+
+    # What was fitted: at most three constants
+    compute: PositiveFloat = 1.0
+    """Time of matmuls, attention and memory-bound kernels, as a multiple of the generic stack's."""
+    communication: PositiveFloat = 1.0
+    """Time of collectives, as a multiple of the generic stack's."""
+    host: PositiveFloat = 1.0
+    """Time of launching kernels and of fixed work in a step, as a multiple of the generic stack's."""
+    num_runs: NonNegativeInt = 0
+    """Measured runs that the three were fitted on; 0 leaves them at 1."""
+    relative_error: NonNegativeFloat = 0.25
+    """Half width of the interval that holds 80 % of its runs when they are left out of the fit."""
