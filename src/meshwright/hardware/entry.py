@@ -24,15 +24,29 @@ _RATES = dict.fromkeys(MatmulRates.model_fields, quantity.FLOPS_PER_S)
 _UNITS: dict[str, Any] = {
     "memory_bytes": quantity.BYTES,
     "memory_bytes_per_s": quantity.BYTES_PER_S,
+    "measured_memory_bytes_per_s": quantity.BYTES_PER_S,
+    "context_bytes": quantity.BYTES,
+    "communicator_bytes": quantity.BYTES,
+    "host_launch_s": quantity.SECONDS,
+    "sharded_unit_host_s": quantity.SECONDS,
     "dense_flops_per_s": _RATES,
     "measured_matmul_flops_per_s": _RATES,
     "num_sms": quantity.COUNT,
     "power_w": quantity.WATTS,
+    "matmul_points": {"flops_per_s": quantity.FLOPS_PER_S},
+    "attention_points": {
+        "forward_flops_per_s": quantity.FLOPS_PER_S,
+        "backward_flops_per_s": quantity.FLOPS_PER_S,
+    },
+    "elementwise_points": {"bytes_per_s": quantity.BYTES_PER_S},
 }
 _LINK_UNITS: dict[str, Any] = {
     "bytes_per_s": quantity.BYTES_PER_S,
     "bytes_per_s_per_peer": quantity.BYTES_PER_S,
     "latency_s": quantity.SECONDS,
+    "efficiency": quantity.SHARE,
+    "oversubscription": quantity.FACTOR,
+    "collectives": {"latency_s": quantity.SECONDS, "bytes_per_s": quantity.BYTES_PER_S},
 }
 _CLUSTER_UNITS: dict[str, Any] = {"intra_node": _LINK_UNITS, "inter_node": _LINK_UNITS}
 
@@ -94,13 +108,25 @@ def _convert(
         unit = units.get(key)
         if unit is None:
             converted[key] = value
+        elif isinstance(value, list) and _is_nested(unit):
+            converted[key] = [
+                _convert(one, unit, sources, f"{field}.{index}.", problems)
+                if isinstance(one, dict)
+                else one  # the noun's own check tells what is wrong with it
+                for index, one in enumerate(value)
+            ]
         elif not isinstance(value, dict):
             problems.append(f'{field}: write it as {{ value = ..., source = "..." }}, not as {value!r}')
-        elif unit and isinstance(next(iter(unit.values())), Mapping):
+        elif _is_nested(unit):
             converted[key] = _convert(value, unit, sources, f"{field}.", problems)
         else:
             converted[key] = _figure(value, unit, sources, field, problems)
     return converted
+
+
+def _is_nested(unit: Mapping[str, Any]) -> bool:
+    """Return whether `unit` names the units of fields, rather than being one."""
+    return bool(unit) and isinstance(next(iter(unit.values())), Mapping)
 
 
 def _figure(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-_NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*$")
+_NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z/%]+)\s*$")
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
@@ -14,6 +14,8 @@ BYTES_PER_S = {f"{unit}/s": factor for unit, factor in BYTES.items()} | {
 }
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 WATTS = {"W": 1.0, "kW": 1e3}
+SHARE = {"%": 0.01}
+FACTOR = {"x": 1.0}
 COUNT: Mapping[str, float] = {}
 """No unit at all: a bare whole number."""
 

@@ -10,6 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 from meshwright.errors import ConfigError
 from meshwright.spec.device import NAME_PATTERN, Device
 from meshwright.spec.figure import Figure, Source
+from meshwright.spec.measured import CollectivePoint
 from meshwright.spec.noun import Noun
 
 
@@ -24,6 +25,16 @@ class Link(Noun):
     """Bandwidth in one direction to a single peer, where less than bytes_per_s (links without a switch)."""
     latency_s: Figure | None = None
     """Seconds that the smallest message takes."""
+    efficiency: Figure | None = None
+    """Share of bytes_per_s that large ring collectives reach, 0 to 1."""
+    reduces_in_switch: bool = False
+    """Whether the switch adds up and multiplies what it passes on (NVLink SHARP), so that NCCL may use NVLS."""
+    oversubscription: Figure | None = None
+    """Bandwidth of all nodes together over what the network's top carries at once: 7 where 7 nodes share one's."""
+    nonblocking_devices: PositiveInt | None = None
+    """Devices that reach each other without meeting the oversubscription: a pod."""
+    collectives: tuple[CollectivePoint, ...] = Field((), strict=False)
+    """Measured collectives over this link; empty where nobody measured them."""
 
 
 class Cluster(Noun):

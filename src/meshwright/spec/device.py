@@ -8,6 +8,7 @@ from pydantic import Field
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.figure import Figure
+from meshwright.spec.measured import AttentionPoint, ElementwisePoint, MatmulPoint
 from meshwright.spec.noun import Noun
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
@@ -64,6 +65,24 @@ class Device(Noun):
     """Best matmul rate by dtype that somebody measured and published, FLOP per second."""
     num_sms: Figure | None = None
     """Streaming multiprocessors (NVIDIA) or compute units (AMD) that a kernel's tiles are spread over."""
+    measured_memory_bytes_per_s: Figure | None = None
+    """Bandwidth that a large elementwise operation was measured to reach, bytes per second."""
+    context_bytes: Figure | None = None
+    """Device memory that the driver's context and the loaded kernels take of each process, bytes."""
+    communicator_bytes: Figure | None = None
+    """Device memory that the communication library's buffers take of each process, bytes."""
+    host_launch_s: Figure | None = None
+    """Seconds that the host needs to issue one operation of an eager program."""
+    sharded_unit_host_s: Figure | None = None
+    """Seconds that the host needs to gather, free and reduce one FSDP unit once, communication not counted."""
+    is_host: bool = False
+    """Whether kernels run on the host's own cores: issuing them adds to their time instead of hiding behind it."""
+    matmul_points: tuple[MatmulPoint, ...] = Field((), strict=False)
+    """Measured rates of matrix products by size; empty where nobody measured them."""
+    attention_points: tuple[AttentionPoint, ...] = Field((), strict=False)
+    """Measured rates of attention by size."""
+    elementwise_points: tuple[ElementwisePoint, ...] = Field((), strict=False)
+    """Measured bandwidth of elementwise operations by size."""
     power_w: Figure | None = None
     """Highest board power, watts: a lower cap lowers the clocks and with them every rate."""
     note: str | None = None
@@ -76,3 +95,9 @@ class Device(Noun):
         """
         figure = self.dense_flops_per_s.of(dtype)
         return None if figure is None else figure.value
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Return what tensors can take of the device's memory, bytes: all but context and communication buffers."""
+        taken = [figure.value for figure in (self.context_bytes, self.communicator_bytes) if figure is not None]
+        return self.memory_bytes.value - sum(taken)

@@ -1,0 +1,72 @@
+"""MatmulPoint and its like: how fast one size of one operation was measured to be on a machine.
+
+A single rate describes a large operation on an accelerator. On a processor, and for small operations anywhere, the rate
+changes several times over with the size: these are the points between which a prediction interpolates.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from meshwright.spec.figure import Figure
+from meshwright.spec.noun import Noun
+
+CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send"]
+
+
+class MatmulPoint(Noun):
+    """A linear layer of `num_columns` outputs and `inner` inputs on `num_rows` tokens, trained."""
+
+    dtype: str
+    """Format of both inputs."""
+    num_rows: PositiveInt
+    """Rows of the first factor: tokens."""
+    num_columns: PositiveInt
+    """Columns of the second factor: output width."""
+    inner: PositiveInt
+    """What is summed over: input width."""
+    flops_per_s: Figure
+    """2 x rows x columns x inner over the mean time of its three products (output, gradients of input and weight)."""
+
+
+class AttentionPoint(Noun):
+    """Causal attention over `num_heads` heads (all sequences' together) of `seq_len` positions."""
+
+    dtype: str
+    """Format of queries, keys and values."""
+    num_heads: PositiveInt
+    """Query heads, those of all sequences of the batch counted."""
+    num_kv_heads: PositiveInt
+    """Key/value heads, counted likewise."""
+    seq_len: PositiveInt
+    """Positions of queries, and of keys."""
+    head_dim: PositiveInt
+    """Width of a head."""
+    forward_flops_per_s: Figure
+    """2 x heads x seq_len^2 x head_dim (the causal half of both products) over the time of forward."""
+    backward_flops_per_s: Figure
+    """2.5 times those FLOPs (five products, one of them computed again) over the time of backward."""
+
+
+class ElementwisePoint(Noun):
+    """An operation on each element that reads two tensors and writes one."""
+
+    num_bytes: PositiveInt
+    """What it reads and writes together, bytes."""
+    bytes_per_s: Figure
+    """num_bytes over its time, the issue of the operation included."""
+
+
+class CollectivePoint(Noun):
+    """One kind of collective over `num_ranks` ranks: it takes latency_s + num_bytes / bytes_per_s."""
+
+    kind: CollectiveKind
+    """num_bytes is the whole tensor's: what all ranks gather, or what each brings to be reduced; a message's of send."""
+    num_ranks: PositiveInt
+    """Ranks that took part."""
+    latency_s: Figure
+    """Seconds of the smallest."""
+    bytes_per_s: Figure
+    """Further bytes for each further second, in large ones."""
