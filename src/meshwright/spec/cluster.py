@@ -58,6 +58,8 @@ class Cluster(Noun):
     """What joins nodes; None in a single node, or where unknown."""
     num_nics_per_node: PositiveInt | None = None
     """Network cards of a node that carry inter_node traffic."""
+    is_usual: bool = False
+    """Whether this is what the bare name of its device means: the commonest network of that device."""
     source: Source
     """Where the shape (devices, nodes, network cards) comes from."""
     note: str | None = None

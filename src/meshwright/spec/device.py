@@ -55,6 +55,8 @@ class Device(Noun):
     """Maker, lower case: nvidia, amd, google."""
     aliases: tuple[str, ...] = Field((), strict=False)
     """What torch.cuda.get_device_name() prints for it."""
+    short_names: tuple[str, ...] = Field((), strict=False)
+    """What people call it when they mean this one of several: h100 is the SXM part."""
     memory_bytes: Figure
     """Device memory, bytes."""
     memory_bytes_per_s: Figure | None = None

@@ -63,7 +63,7 @@ class CollectivePoint(Noun):
     """One kind of collective over `num_ranks` ranks: it takes latency_s + num_bytes / bytes_per_s."""
 
     kind: CollectiveKind
-    """num_bytes is the whole tensor's: what all ranks gather, or what each brings to be reduced; a message's of send."""
+    """Which; num_bytes is the whole tensor: what all gather, what each brings to be reduced, or a message sent."""
     num_ranks: PositiveInt
     """Ranks that took part."""
     latency_s: Figure

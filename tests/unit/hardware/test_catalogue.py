@@ -90,6 +90,27 @@ def test_no_two_devices_share_an_alias() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED["devices"])
+def test_every_device_says_what_a_prediction_reads(name: str) -> None:
+    device = load_device(name)
+    assert device.memory_bytes_per_s is not None
+    assert device.peak_flops_per_s("float16") or device.peak_flops_per_s("bfloat16") or device.is_host
+    assert 0.9 * device.memory_bytes.value < device.usable_memory_bytes <= device.memory_bytes.value
+    if device.vendor in ("nvidia", "amd"):
+        assert device.num_sms is not None
+        assert device.communicator_bytes is not None
+
+
+@pytest.mark.parametrize("name", SHIPPED["clusters"])
+def test_every_cluster_can_be_used(name: str) -> None:
+    cluster = load_cluster(name)
+    assert cluster.intra_node is not None
+    assert cluster.num_devices <= cluster.domain_size or cluster.inter_node is not None
+    for link in (cluster.intra_node, cluster.inter_node):
+        if link is not None and link.efficiency is not None:
+            assert 0.5 < link.efficiency.value < 1
+
+
+@pytest.mark.parametrize("name", SHIPPED["devices"])
 def test_measured_rates_stay_below_the_promised_ones(name: str) -> None:
     device = load_device(name)
     for dtype in type(device.dense_flops_per_s).model_fields:

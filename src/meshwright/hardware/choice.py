@@ -1,0 +1,86 @@
+"""`NAME:COUNT`: how a command line names a cluster and its size.
+
+NAME is a cluster of the catalogue (`h100-ib400:256`) or a device (`h100:256`), which stands for the commonest cluster
+of that device: the one whose file says `is_usual = true`, a user's own before ours.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from difflib import get_close_matches
+
+from meshwright.errors import ConfigError
+from meshwright.hardware.catalogue import Entry, cluster_names, entries, load_cluster
+from meshwright.spec.cluster import Cluster
+
+
+def choose_cluster(text: str) -> Cluster:
+    """Return the cluster that `text`, NAME:COUNT of devices, means; its `name` tells which a bare device stood for.
+
+    Raises ConfigError for an unknown name, a count that is none, and one that the cluster cannot have.
+    """
+    name, colon, count = text.partition(":")
+    num_devices = _count(text, name, count if colon else "")
+    if name not in cluster_names():
+        name = _usual_cluster(name)
+    return load_cluster(name).with_num_devices(num_devices)
+
+
+def _count(text: str, name: str, count: str) -> int:
+    digits = count.replace("_", "").replace(",", "")
+    if not digits.isdecimal() or int(digits) < 1:
+        what = f"{count!r} is no number of devices" if count else "the number of devices is missing"
+        raise ConfigError(
+            f"cluster {text!r}: {what}: write NAME:COUNT with a whole number from 1, such as {name or 'h100'}:8"
+        )
+    return int(digits)
+
+
+def _usual_cluster(name: str) -> str:
+    """Return the name of the commonest cluster of the device called `name`; raises ConfigError where there is none."""
+    devices = _devices_by_name()
+    if name not in devices:
+        known = [*cluster_names(), *devices]
+        nearest = get_close_matches(name, known, n=1, cutoff=0.4)
+        raise ConfigError(
+            f"cluster {name!r} is no cluster and no device of the catalogue: "
+            + (f"did you mean {nearest[0]!r}? " if nearest else "")
+            + "`meshwright list clusters` and `meshwright list devices` show them all"
+        )
+    shapes = [
+        (not entry.is_ours, _is_usual(values), cluster)
+        for cluster, entry in entries("clusters").items()
+        if (values := _values(entry)).get("device") == devices[name]
+    ]
+    usual = [cluster for _, is_usual, cluster in sorted(shapes, reverse=True) if is_usual]
+    if not usual:
+        others = ", ".join(cluster for *_, cluster in shapes)
+        raise ConfigError(
+            f"cluster {name!r} is a device that no cluster is usual for: "
+            + (f"name one of {others}" if others else "describe one in a file of your own with is_usual = true")
+        )
+    return usual[0]
+
+
+def _devices_by_name() -> dict[str, str]:
+    """Return the catalogue name of every device by that name and by its short ones."""
+    found = entries("devices")
+    short = {nick: name for name, entry in found.items() for nick in _short_names(_values(entry))}
+    return {**short, **{name: name for name in found}}
+
+
+def _values(entry: Entry) -> dict[str, object]:
+    """Return what an entry's file says, unchecked: an entry that is chosen is loaded, and checked, afterwards."""
+    try:
+        return tomllib.loads(entry.file.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _is_usual(values: dict[str, object]) -> bool:
+    return values.get("is_usual") is True
+
+
+def _short_names(values: dict[str, object]) -> list[str]:
+    names = values.get("short_names", [])
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

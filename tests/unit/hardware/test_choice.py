@@ -1,0 +1,111 @@
+"""choose_cluster: what NAME:COUNT means, and what is said when it means nothing."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import ConfigError
+from meshwright.hardware.catalogue import CATALOGUE_VARIABLE, cluster_names, device_names, load_cluster, load_device
+from meshwright.hardware.choice import choose_cluster
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty catalogue of the user's own, so that no test sees this machine's."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "clusters").mkdir()
+    monkeypatch.setenv(CATALOGUE_VARIABLE, str(folder))
+    return folder
+
+
+def test_a_cluster_and_a_count() -> None:
+    cluster = choose_cluster("h100-roce400:16384")
+    assert (cluster.name, cluster.num_devices) == ("h100-roce400", 16384)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("h100:256", "h100-ib400"),
+        ("h100-sxm:8", "h100-ib400"),
+        ("h100:4", "h100-ib400"),
+        ("a100:16", "dgx-a100-hdr"),
+        ("gb200:144", "gb200-nvl72"),
+        ("mi300x:8", "mi300x-roce400"),
+        ("4090:1", "rtx-4090-eth100"),
+    ],
+)
+def test_a_bare_device_takes_its_commonest_network(text: str, name: str) -> None:
+    cluster = choose_cluster(text)
+    assert (cluster.name, cluster.num_devices) == (name, int(text.split(":")[1]))
+
+
+@given(st.sampled_from(range(1, 9)), st.sampled_from(["h100-ib400", "dgx-h100", "h100", "l40s"]))
+def test_a_part_of_a_node_is_a_cluster(count: int, name: str) -> None:
+    assert choose_cluster(f"{name}:{count}").num_devices == count
+
+
+def test_every_device_that_trains_here_has_a_usual_cluster() -> None:
+    for name in device_names():
+        if load_device(name).vendor != "google":
+            assert choose_cluster(f"{name}:1").device.name == name
+
+
+def test_no_device_has_two_usual_clusters() -> None:
+    usual = [load_cluster(name).device.name for name in cluster_names() if load_cluster(name).is_usual]
+    assert len(usual) == len(set(usual))
+
+
+def test_no_two_devices_share_a_short_name() -> None:
+    short = [nick for name in device_names() for nick in load_device(name).short_names]
+    assert len(short) == len(set(short))
+    assert not set(short) & {*device_names(), *cluster_names()}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h100-ib40:8", "did you mean 'h100-ib400'"),
+        ("h10:8", "did you mean 'h100'"),
+        ("x:8", "is no cluster and no device"),
+        ("h100", "the number of devices is missing"),
+        ("h100:", "the number of devices is missing"),
+        ("h100:0", "'0' is no number of devices"),
+        ("h100:-8", "'-8' is no number of devices"),
+        ("h100:many", "'many' is no number of devices"),
+        ("h100:8.5", "'8.5' is no number of devices"),
+        ("h100:8:8", "'8:8' is no number of devices"),
+        ("", "the number of devices is missing"),
+        ("h100:12", "set it to 8 or 16"),
+        ("dgx-h100:16", "a single node of 8 devices"),
+        ("tpu-v5p:8", "no cluster is usual for"),
+    ],
+)
+def test_what_means_nothing_is_told(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose_cluster(text)
+
+
+def test_the_users_usual_cluster_comes_before_ours(mine: Path) -> None:
+    text = """
+title = "My H100 racks"
+device = "h100-sxm"
+num_devices = 16
+devices_per_node = 8
+num_nics_per_node = 2
+is_usual = true
+source = "wiki"
+
+[inter_node]
+name = "Ethernet"
+bytes_per_s = { value = "100 Gb/s", source = "wiki" }
+
+[sources.wiki]
+title = "our wiki"
+date = "2026"
+kind = "reported"
+"""
+    (mine / "clusters" / "rack.toml").write_text(text)
+    assert choose_cluster("h100:16").name == "rack"
