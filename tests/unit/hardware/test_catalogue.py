@@ -94,7 +94,7 @@ def test_every_device_says_what_a_prediction_reads(name: str) -> None:
     device = load_device(name)
     assert device.memory_bytes_per_s is not None
     assert device.peak_flops_per_s("float16") or device.peak_flops_per_s("bfloat16") or device.is_host
-    assert 0.9 * device.memory_bytes.value < device.usable_memory_bytes <= device.memory_bytes.value
+    assert 0.85 * device.memory_bytes.value < device.usable_memory_bytes <= device.memory_bytes.value
     if device.vendor in ("nvidia", "amd"):
         assert device.num_sms is not None
         assert device.communicator_bytes is not None
