@@ -188,8 +188,8 @@ def _moe_ops(architecture: MoEArchitecture) -> tuple[Op, ...]:
             out_features=out_features,
         )
 
-    def elementwise(name: str, reads: int, writes: int) -> Elementwise:
-        return Elementwise(name=name, reads_per_token=reads, writes_per_token=writes)
+    def elementwise(name: str, reads: int, writes: int, *, keeps_inputs: bool = False) -> Elementwise:
+        return Elementwise(name=name, reads_per_token=reads, writes_per_token=writes, keeps_inputs=keeps_inputs)
 
     return (
         Norm(name="ffn_norm", width=dim),
@@ -197,10 +197,10 @@ def _moe_ops(architecture: MoEArchitecture) -> tuple[Op, ...]:
         elementwise("ffn.to_rows", chosen * dim, chosen * dim),
         experts("gate", dim, ffn_dim),
         experts("up", dim, ffn_dim),
-        elementwise("ffn.experts.swiglu", 2 * chosen * ffn_dim, chosen * ffn_dim),
+        elementwise("ffn.experts.swiglu", 2 * chosen * ffn_dim, chosen * ffn_dim, keeps_inputs=True),
         experts("down", ffn_dim, dim),
         elementwise("ffn.from_rows", chosen * dim, chosen * dim),
-        elementwise("ffn.mix", chosen * dim, dim),
+        elementwise("ffn.mix", chosen * dim, dim, keeps_inputs=True),
         *shared,
         elementwise("ffn_residual", (3 if shared else 2) * dim, dim),
     )
@@ -210,6 +210,6 @@ def _swiglu_ops(name: str, dim: int, ffn_dim: int) -> tuple[Op, ...]:
     return (
         Matmul(name=f"{name}.gate", in_features=dim, out_features=ffn_dim, tensor_split="columns"),
         Matmul(name=f"{name}.up", in_features=dim, out_features=ffn_dim, tensor_split="columns"),
-        Elementwise(name=f"{name}.swiglu", reads_per_token=2 * ffn_dim, writes_per_token=ffn_dim),
+        Elementwise(name=f"{name}.swiglu", reads_per_token=2 * ffn_dim, writes_per_token=ffn_dim, keeps_inputs=True),
         Matmul(name=f"{name}.down", in_features=ffn_dim, out_features=dim, tensor_split="rows"),
     )

@@ -184,6 +184,8 @@ class Elementwise(_Op):
     """Elements read for each token."""
     writes_per_token: PositiveInt
     """Elements written for each token."""
+    keeps_inputs: bool = False
+    """Whether its backward needs what it read: that of a product does, that of a sum or a copy does not."""
 
 
 Op = Annotated[
