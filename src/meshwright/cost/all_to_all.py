@@ -8,7 +8,7 @@ for n ranks in m domains of r. Deduplicated (as DeepEP does), a token crosses on
 expert, and spreads to that domain's ranks inside. k experts drawn at random lie in m (1 - (1 - 1/m)^k) domains.
 
 Latencies are read off the published table of SimAI (8 to 128 ranks, 16 MiB to 1 GiB), which this meets within 18 %.
-Ignored: that the k experts are distinct (8 of 256 hit 2 % more of 8 domains), and congestion of the spine beyond the
+Ignored: that the k experts are distinct (8 of 256 hit 1 % more of 8 domains), and congestion of the spine beyond the
 constant all_to_all_efficiency.
 """
 
@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.collective import inside_bytes_per_s
+from meshwright.cost.collective import where_measured
 from meshwright.cost.fabric import Fabric, Floats
 from meshwright.cost.group import Group
+from meshwright.cost.link_rate import inside_bytes_per_s, spread_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,14 @@ def token_exchange_s(token_bytes: ArrayLike, routing: Routing, group: Group, fab
 
 def _exchange_s(inside_bytes: Floats, across_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
     crosses = group.num_domains > 1
-    inside_s = inside_bytes / inside_bytes_per_s(group, fabric)
-    across_s = across_bytes / np.where(crosses, fabric.inter_bytes_per_s, np.inf)
     latency_s = fabric.all_to_all_intra_s + np.where(crosses, fabric.all_to_all_inter_s, 0.0)
     latency_s = latency_s + fabric.all_to_all_peer_s * (group.num_ranks - 1)
+    inside_s = inside_bytes / inside_bytes_per_s(group, fabric)
+    across_s = across_bytes / spread_bytes_per_s(group, fabric)
     seconds = latency_s + np.maximum(inside_s, across_s) / fabric.all_to_all_efficiency
-    return np.where(group.num_ranks > 1, seconds, 0.0)
+    # A measured all-to-all counts what a rank brings, of which it keeps its own part.
+    brought = inside_bytes * group.num_ranks / np.maximum(group.num_ranks - 1, 1)
+    return where_measured("all-to-all", brought, seconds, group, fabric)
 
 
 def _num_hit(num_bins: Floats, num_draws: Floats) -> Floats:

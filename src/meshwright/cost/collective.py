@@ -5,7 +5,7 @@
     tree   base + 2 ((r - 1) x intra_step + log2(m) x inter_step) + 2 S (n - 1) / n / (.92 B)
     NVLS   nvls + S (1 + 1 / n) / NVLS rate, in one domain only
 
-for n ranks in m domains with r = n / m members each, and S bytes of the whole tensor: what an all-gather returns, a
+for n ranks in m domains of r = n / m members each, and S bytes of the whole tensor: what an all-gather returns, a
 reduce-scatter is given, an all-reduce is given and returns. The members of a domain split the ring's traffic over their
 shares of the network cards (multi-rail); the other devices of the node use theirs for groups beside this one. An
 all-reduce takes the fastest of the three.
@@ -22,6 +22,8 @@ from numpy.typing import ArrayLike
 
 from meshwright.cost.fabric import Fabric, Floats
 from meshwright.cost.group import Group
+from meshwright.cost.link_rate import inside_bytes_per_s, neighbour_bytes_per_s
+from meshwright.spec.measured import CollectiveKind
 
 _TREE_BANDWIDTH = 0.92
 """Of a ring's bandwidth."""
@@ -29,34 +31,40 @@ _TREE_BANDWIDTH = 0.92
 
 def all_gather_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
     """Return the seconds in which every rank gets the whole tensor of `total_bytes`."""
-    return _none_if_alone(fabric.base_s + _ring_pass_s(total_bytes, group, fabric), group)
+    return where_measured("all-gather", total_bytes, _ring_s(total_bytes, group, fabric), group, fabric)
 
 
 def reduce_scatter_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
     """Return the seconds in which every rank gets its part of the sum of tensors of `total_bytes`."""
-    return all_gather_s(total_bytes, group, fabric)
+    return where_measured("reduce-scatter", total_bytes, _ring_s(total_bytes, group, fabric), group, fabric)
 
 
 def all_reduce_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
     """Return the seconds in which every rank gets the sum of tensors of `total_bytes`; 0 bytes are a barrier."""
-    ring_s = fabric.base_s + 2 * _ring_pass_s(total_bytes, group, fabric)
+    ring_s = _ring_s(total_bytes, group, fabric, num_passes=2)
+    tree_s = _tree_all_reduce_s(total_bytes, group, fabric)
     switch_s = _switch_all_reduce_s(total_bytes, group, fabric)
-    fastest_s = np.minimum(np.minimum(ring_s, _tree_all_reduce_s(total_bytes, group, fabric)), switch_s)
-    return _none_if_alone(fastest_s, group)
+    fastest_s = np.minimum(np.minimum(ring_s, tree_s), switch_s)
+    return where_measured("all-reduce", total_bytes, fastest_s, group, fabric)
 
 
-def inside_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
-    """Return what one rank sends to its group inside the domain; inf for the only member there, who sends nothing."""
-    peers = np.ceil(group.ranks_per_domain) - 1
-    to_peers = np.maximum(peers, 1) * fabric.intra_bytes_per_s_per_peer
-    return np.where(peers > 0, np.minimum(fabric.intra_bytes_per_s, to_peers), np.inf)
+def where_measured(
+    kind: CollectiveKind, num_bytes: ArrayLike, formula_s: Floats, group: Group, fabric: Fabric
+) -> Floats:
+    """Return what was measured inside a domain, `formula_s` where nothing was, and 0 in a group of one."""
+    if not fabric.measured.is_empty:
+        latency_s, s_per_byte = fabric.measured.read(kind, group.num_ranks, fabric.measured_at)
+        measured_s = latency_s + np.asarray(num_bytes, np.float64) * s_per_byte * fabric.measured_slowdown
+        formula_s = np.where(np.isnan(measured_s) | (group.num_domains > 1), formula_s, measured_s)
+    return np.where(group.num_ranks > 1, formula_s, 0.0)
 
 
-def _ring_pass_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
+def _ring_s(total_bytes: ArrayLike, group: Group, fabric: Fabric, num_passes: int = 1) -> Floats:
     num_network_steps = group.num_domains - 1
     num_inner_steps = group.num_ranks - group.num_domains
     steps_s = num_inner_steps * fabric.intra_step_s + num_network_steps * fabric.inter_step_s
-    return np.asarray(steps_s + _bytes_moved(total_bytes, group) / _ring_bytes_per_s(group, fabric))
+    moved_s = _bytes_moved(total_bytes, group) / _ring_bytes_per_s(group, fabric)
+    return np.asarray(fabric.base_s + num_passes * (steps_s + moved_s))
 
 
 def _tree_all_reduce_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
@@ -72,13 +80,9 @@ def _switch_all_reduce_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -
 
 
 def _ring_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
-    network = np.where(group.num_domains > 1, group.ranks_per_domain * fabric.inter_bytes_per_s, np.inf)
-    return np.asarray(np.minimum(inside_bytes_per_s(group, fabric), network))
+    network = group.ranks_per_domain * neighbour_bytes_per_s(group, fabric)
+    return np.minimum(inside_bytes_per_s(group, fabric), network)
 
 
 def _bytes_moved(total_bytes: ArrayLike, group: Group) -> Floats:
     return np.asarray(np.asarray(total_bytes, np.float64) * (group.num_ranks - 1) / group.num_ranks)
-
-
-def _none_if_alone(seconds: Floats, group: Group) -> Floats:
-    return np.where(group.num_ranks > 1, seconds, 0.0)

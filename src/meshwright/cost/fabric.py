@@ -1,12 +1,12 @@
 """Fabric: what joins a cluster's devices, as numbers that communication formulas divide by.
 
-    bytes per second = datasheet rate of one device and direction x achievable fraction
+    bytes per second = datasheet rate of one device and direction x achievable share
     seconds          = base + steps x seconds per step + bytes / bytes per second
 
-The latency of each step is what makes small messages slow; no bandwidth grows with the message size besides. Fractions
-and latencies are FabricConstants: NCCL's own for its Simple protocol (src/graph/tuning.cc at 5067397), rates as
-nccl-tests usually reports them. Ignored: other protocols (LL, LL128), which only messages below a few MB notice, and
-how many switches lie between two nodes.
+The latency of each step is what makes small messages slow; no bandwidth grows with the message size besides. Shares are
+the catalogue's where it has them. Latencies are NCCL's own for its Simple protocol (src/graph/tuning.cc at 5067397).
+Ignored: the other protocols (LL, LL128), which only messages below a few MB notice; slower steps over PCI Express; how
+many switches lie between two nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.spec.cluster import Cluster
+from meshwright.cost.measured_collective import MeasuredCollectives, join_measured, measured_collectives
+from meshwright.spec.cluster import Cluster, Link
 from meshwright.spec.figure import Figure
 
 Floats = NDArray[np.float64]
@@ -26,18 +27,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FabricConstants:
-    """Achievable shares of datasheet rates, and latencies; the defaults are priors that a fit may replace."""
+    """Achievable shares of datasheet rates, and latencies; a fit may replace the defaults."""
 
     intra_efficiency: float = 0.79
-    """Share of the link inside a domain that a ring reaches with large messages."""
+    """Share of the link inside a domain that a ring reaches with large messages, where the catalogue has none."""
     inter_efficiency: float = 0.92
-    """Share of the network cards' rate that a ring reaches with large messages."""
+    """Share of the network cards' rate that a ring reaches with large messages, where the catalogue has none."""
     nvls_efficiency: float = 0.68
     """Share of the link that a reduction inside the switch reaches (475 GB/s bus bandwidth on 8 H100)."""
     all_to_all_efficiency: float = 0.9
     """Bandwidth of an all-to-all as a share of a ring's."""
-    oversubscription: float = 1.0
-    """Bandwidth of all network cards over that of the spine: above 1 where the spine is the bottleneck."""
     base_s: float = 8.4e-6
     """Seconds to start a collective."""
     intra_step_s: float = 3.4e-6
@@ -70,6 +69,10 @@ class Fabric:
     """What one device sends in an all-reduce inside the switch; 0 where the switch cannot add."""
     inter_bytes_per_s: Floats
     """One device's share of its node's network cards."""
+    oversubscription: Floats
+    """How many times less the network carries between pods than within one."""
+    nonblocking_devices: Floats
+    """Devices of a pod; inf where the network has none."""
     all_to_all_efficiency: Floats
     base_s: Floats
     intra_step_s: Floats
@@ -78,45 +81,80 @@ class Fabric:
     all_to_all_intra_s: Floats
     all_to_all_inter_s: Floats
     all_to_all_peer_s: Floats
+    measured: MeasuredCollectives
+    """What was measured inside a domain: one table for each cluster, not for each case."""
+    measured_at: NDArray[np.int64]
+    """Position of the case's cluster in `measured`."""
+    measured_slowdown: Floats
+    """Collectives that share what was measured with one."""
 
     def shared(self, inter: ArrayLike = 1.0, intra: ArrayLike = 1.0) -> Fabric:
         """Return what one of several collectives gets that run at once: `inter` over the network, `intra` inside."""
+        inside, network = np.asarray(intra, np.float64), np.asarray(inter, np.float64)
         return replace(
             self,
-            intra_bytes_per_s=self.intra_bytes_per_s / np.asarray(intra, np.float64),
-            intra_bytes_per_s_per_peer=self.intra_bytes_per_s_per_peer / np.asarray(intra, np.float64),
-            nvls_bytes_per_s=self.nvls_bytes_per_s / np.asarray(intra, np.float64),
-            inter_bytes_per_s=self.inter_bytes_per_s / np.asarray(inter, np.float64),
+            intra_bytes_per_s=self.intra_bytes_per_s / inside,
+            intra_bytes_per_s_per_peer=self.intra_bytes_per_s_per_peer / inside,
+            nvls_bytes_per_s=self.nvls_bytes_per_s / inside,
+            inter_bytes_per_s=self.inter_bytes_per_s / network,
+            measured_slowdown=self.measured_slowdown * inside,
         )
 
     def take(self, rows: NDArray[Any]) -> Fabric:
-        """Return the cases at `rows` (positions or a mask)."""
-        return Fabric(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        """Return the cases at `rows` (positions or a mask); one cluster for all cases stays that."""
+        if self.domain_size.ndim == 0:
+            return self
+        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
 
 
-def fabric_of(cluster: Cluster, constants: FabricConstants, has_nvls: bool = False) -> Fabric:
-    """Return the links of `cluster`, every field a 0-d array; `has_nvls` says whether its switch can add."""
-    link = cluster.intra_node
-    total = np.nan if link is None else link.bytes_per_s.value
-    peer = np.inf if link is None else _value_or(link.bytes_per_s_per_peer, np.inf)
-    network = cluster.inter_node_bytes_per_s_per_device
-    network_share = constants.inter_efficiency / constants.oversubscription
-    values = {
-        "domain_size": cluster.domain_size,
-        "intra_bytes_per_s": total * constants.intra_efficiency,
-        "intra_bytes_per_s_per_peer": peer * constants.intra_efficiency,
-        "nvls_bytes_per_s": total * constants.nvls_efficiency if has_nvls else 0.0,
-        "inter_bytes_per_s": np.nan if network is None else network * network_share,
-    }
-    taken_over = {field.name for field in fields(Fabric)} & {field.name for field in fields(FabricConstants)}
-    values |= {name: getattr(constants, name) for name in taken_over}
-    arrays = {name: np.asarray(value, np.float64) for name, value in values.items()}
-    return Fabric(cluster=np.asarray(cluster.name), **arrays)
+_ARRAYS = [field.name for field in fields(Fabric) if field.name != "measured"]
+_TAKEN_OVER = {field.name for field in fields(Fabric)} & {field.name for field in fields(FabricConstants)}
+
+
+def fabric_of(cluster: Cluster, constants: FabricConstants) -> Fabric:
+    """Return the links of `cluster`, every field a 0-d array."""
+    values: dict[str, float] = {name: getattr(constants, name) for name in _TAKEN_OVER}
+    values |= _inside(cluster.intra_node, constants) | _network(cluster, constants)
+    values |= {"domain_size": cluster.domain_size, "measured_slowdown": 1.0}
+    return Fabric(
+        cluster=np.asarray(cluster.name),
+        measured=measured_collectives(cluster.intra_node.collectives if cluster.intra_node else ()),
+        measured_at=np.asarray(0),
+        **{name: np.asarray(value, np.float64) for name, value in values.items()},
+    )
 
 
 def stack_fabrics(fabrics: Sequence[Fabric], index: NDArray[Any]) -> Fabric:
-    """Return `fabrics` as one, with one element for each of `index`: the position of that case's fabric."""
-    return Fabric(**{f.name: np.array([getattr(one, f.name) for one in fabrics])[index] for f in fields(Fabric)})
+    """Return `fabrics` of one cluster each as one, with one element for each of `index`: positions in `fabrics`."""
+    arrays = {name: np.array([getattr(one, name) for one in fabrics])[index] for name in _ARRAYS}
+    arrays["measured_at"] = np.asarray(index)
+    return Fabric(measured=join_measured([one.measured for one in fabrics]), **arrays)
+
+
+def _inside(link: Link | None, constants: FabricConstants) -> dict[str, float]:
+    if link is None:
+        return {"intra_bytes_per_s": np.nan, "intra_bytes_per_s_per_peer": np.nan, "nvls_bytes_per_s": 0.0}
+    share = _value_or(link.efficiency, constants.intra_efficiency)
+    nvls_share = constants.nvls_efficiency if link.reduces_in_switch else 0.0
+    return {
+        "intra_bytes_per_s": link.bytes_per_s.value * share,
+        "intra_bytes_per_s_per_peer": _value_or(link.bytes_per_s_per_peer, np.inf) * share,
+        "nvls_bytes_per_s": link.bytes_per_s.value * nvls_share,
+    }
+
+
+def _network(cluster: Cluster, constants: FabricConstants) -> dict[str, float]:
+    link, bytes_per_s = cluster.inter_node, cluster.inter_node_bytes_per_s_per_device
+    if link is None or bytes_per_s is None:
+        return {"inter_bytes_per_s": np.nan, "oversubscription": 1.0, "nonblocking_devices": np.inf}
+    oversubscription = _value_or(link.oversubscription, 1.0)
+    # Oversubscribed without pods: what leaves a domain competes already.
+    pod = link.nonblocking_devices or (np.inf if oversubscription == 1 else cluster.domain_size)
+    return {
+        "inter_bytes_per_s": bytes_per_s * _value_or(link.efficiency, constants.inter_efficiency),
+        "oversubscription": oversubscription,
+        "nonblocking_devices": pod,
+    }
 
 
 def _value_or(figure: Figure | None, other: float) -> float:

@@ -26,11 +26,18 @@ class Group:
     """Ranks of one group."""
     num_domains: Floats
     """Domains that one group lies in."""
+    stride: Floats
+    """Devices from one member to the next."""
 
     @property
     def ranks_per_domain(self) -> Floats:
         """Return the members of a group in one domain, the mean where they are not equally many."""
         return self.num_ranks / self.num_domains
+
+    @property
+    def width(self) -> Floats:
+        """Return the devices from the first member's to the one after the last's stride."""
+        return self.num_ranks * self.stride
 
     def take(self, rows: NDArray[Any]) -> Group:
         """Return the cases at `rows` (positions or a mask)."""
@@ -39,11 +46,9 @@ class Group:
 
 def group_of(stride: ArrayLike, num_ranks: ArrayLike, fabric: Fabric) -> Group:
     """Return the groups of `num_ranks` ranks that stand `stride` devices apart."""
-    ranks = np.asarray(num_ranks, np.float64)
-    per_domain = np.clip(np.floor(fabric.domain_size / np.asarray(stride, np.float64)), 1, ranks)
-    num_domains = np.ceil(ranks / per_domain)
-    ranks, num_domains = np.broadcast_arrays(ranks, num_domains)
-    return Group(ranks, num_domains)
+    ranks, apart = np.asarray(num_ranks, np.float64), np.asarray(stride, np.float64)
+    per_domain = np.clip(np.floor(fabric.domain_size / apart), 1, ranks)
+    return Group(*np.broadcast_arrays(ranks, np.ceil(ranks / per_domain), apart))
 
 
 def lacks_link(group: Group, fabric: Fabric) -> NDArray[np.bool_]:
