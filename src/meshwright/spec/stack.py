@@ -44,6 +44,8 @@ class Stack(Noun):
     """Whether all experts of a rank are one kernel."""
     cuda_graphs: Literal["none", "blocks", "step"] = "none"
     """What is replayed from CUDA graphs, and so costs the host nothing."""
+    gradient_sync: Literal["step", "microbatch"] = "step"
+    """How often sharded gradients are reduced: once, whole ones adding up until then, or after every microbatch."""
     gradient_accumulation_dtype: Literal["float32", "bfloat16"] = "float32"
     """Format of the gradient that microbatches add to."""
     low_precision_gather: bool = False

@@ -1,0 +1,108 @@
+"""footprint: the peak memory of the fullest rank of each case, by tensor class.
+
+Ranks of one pipeline stage hold the same, so that only pipeline ranks differ: the first has the embedding and the most
+microbatches in flight, the last the head and the logits, those between neither. Ignored: uneven routing of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.footprint_blocks import Memory
+from meshwright.cost.footprint_rank import Parts, rank_parts
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.estimate import MemoryUse
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """MemoryUse of many cases: the same fields, one element a case."""
+
+    parameters_bytes: Floats
+    gradients_bytes: Floats
+    optimizer_bytes: Floats
+    gathered_bytes: Floats
+    activations_bytes: Floats
+    logits_bytes: Floats
+    buffers_bytes: Floats
+    workspace_bytes: Floats
+    fragmentation_bytes: Floats
+    context_bytes: Floats
+
+    def __len__(self) -> int:
+        return len(self.context_bytes)
+
+    @property
+    def allocated_bytes(self) -> Floats:
+        """Return the peak of allocated bytes."""
+        return self.reserved_bytes - self.fragmentation_bytes
+
+    @property
+    def reserved_bytes(self) -> Floats:
+        """Return the peak of reserved bytes."""
+        return self.device_bytes - self.context_bytes
+
+    @property
+    def device_bytes(self) -> Floats:
+        """Return all bytes that the device must have."""
+        return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
+
+    def take(self, rows: NDArray[Any]) -> Footprint:
+        """Return the cases at `rows` (positions or a mask)."""
+        return Footprint(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+def footprint(cases: Cases) -> Footprint:
+    """Return the memory of each case's fullest pipeline rank: of the first, one in the middle, and the last."""
+    pp = cases.layouts.pp
+    if (pp == 1).all():
+        return footprint_of_rank(cases, 0)
+    return _footprint(cases, [np.zeros_like(pp), pp // 2, pp - 1])
+
+
+def footprint_of_rank(cases: Cases, pp_rank: int) -> Footprint:
+    """Return the memory of pipeline rank `pp_rank`, which every case must have."""
+    assert (cases.layouts.pp > pp_rank).all(), f"pipeline rank {pp_rank} of {cases.layouts.pp.min()}"
+    return _footprint(cases, [np.full(len(cases), pp_rank)])
+
+
+def memory_use(memory: Footprint, row: int) -> MemoryUse:
+    """Return one case's memory as the noun, in whole bytes rounded up."""
+    return MemoryUse(**{field.name: math.ceil(getattr(memory, field.name)[row]) for field in fields(memory)})
+
+
+def fits(memory: Footprint, cases: Cases) -> NDArray[np.bool_]:
+    """Return which cases' reserved bytes are no more than what their device has beside context and communication."""
+    usable = cases.each(lambda setting: setting.cluster.device.usable_memory_bytes)
+    return np.asarray(memory.reserved_bytes <= usable)
+
+
+def outside_bytes(cluster: Cluster) -> float:
+    """Return what a process takes of the cluster's device outside of the allocator: context and communication."""
+    return cluster.device.memory_bytes.value - cluster.device.usable_memory_bytes
+
+
+def _footprint(cases: Cases, pp_ranks: list[NDArray[np.int64]]) -> Footprint:
+    """Return the memory of that one of each case's `pp_ranks` which has the most."""
+    columns = {field.name: np.zeros(len(cases)) for field in fields(Footprint)}
+    columns["context_bytes"] = cases.each(lambda setting: outside_bytes(setting.cluster))
+    for position in np.unique(cases.setting):
+        rows = np.flatnonzero(cases.setting == position)
+        layouts, number = cases.layouts.take(rows), cases.num_microbatches[rows]
+        memory = Memory(cases.settings[position], layouts)
+        ranks = [rank_parts(memory, number, pp_rank[rows]) for pp_rank in pp_ranks]
+        for name, values in _fullest(ranks).items():
+            columns[name][rows] = values
+    return Footprint(**columns)
+
+
+def _fullest(ranks: list[Parts]) -> Parts:
+    totals = np.stack([sum(parts.values(), start=np.zeros(1)) for parts in ranks])
+    fullest = totals.argmax(axis=0)
+    return {name: np.choose(fullest, [parts[name] for parts in ranks]) for name in ranks[0]}

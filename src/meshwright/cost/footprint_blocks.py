@@ -1,0 +1,128 @@
+"""What one block of each group takes on a rank: parameters, what is kept of one microbatch, what comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from meshwright.cost.case import Floats, Setting
+from meshwright.cost.footprint_constants import LOGIT_BYTES
+from meshwright.cost.footprint_states import Elements, elements_of
+from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, transient_bytes
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.spec.layout import ActivationCheckpoint
+from meshwright.spec.model_spec import BlockGroup
+from meshwright.spec.op import Head, Norm, Op
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a group; arrays have one element a layout, activations are those of one microbatch."""
+
+    count: int
+    """Blocks of the group in the whole model."""
+    elements: Elements
+    kept_bytes: Floats
+    """Kept for backward under the layout's policy."""
+    all_kept_bytes: Floats
+    """Kept without recomputation: what a block under recomputation has for a while."""
+    transient_bytes: Floats
+    """Gradients of the op at work."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What stands before the blocks and after them."""
+
+    first: Elements
+    last: Elements
+    last_kept_bytes: Floats
+    logits_bytes: Floats
+
+
+class Memory:
+    """What the parts of one setting's model take under each layout."""
+
+    def __init__(self, setting: Setting, layouts: LayoutTable) -> None:
+        self.setting, self.layouts = setting, layouts
+        self.tokens = layouts.microbatch_size * setting.workload.seq_len / layouts.cp
+        self.element_bytes = float(setting.workload.activation_element_bytes)
+        # A layout may compile an eager stack's blocks.
+        self._by_kernels = {
+            kernels: (Formats.of(setting.workload, setting.stack, kernels), chosen)
+            for kernels, chosen in self._kernels().items()
+            if chosen.any()
+        }
+        first, *groups, last = setting.model.groups
+        self.blocks = [self._block(group) for group in groups]
+        self.ends = self._ends(first.ops, last.ops)
+        self.stream_bytes = self.tokens * next(op.width for op in last.ops if isinstance(op, Norm)) * self.element_bytes
+
+    def _kernels(self) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+        name = self.setting.stack.kernels
+        if name != "eager":
+            return {name: np.ones(len(self.layouts), np.bool_)}
+        return {"eager": ~self.layouts.compile, "compiled": self.layouts.compile}
+
+    def _block(self, group: BlockGroup) -> Block:
+        def kept(policy: ActivationCheckpoint) -> Floats:
+            return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy))
+
+        by_policy = [kept(policy) for policy in get_args(ActivationCheckpoint)]
+        return Block(
+            count=group.count,
+            elements=elements_of(group.ops, self.layouts, self.setting.stack),
+            kept_bytes=np.choose(self.layouts.activation_checkpoint, by_policy),
+            all_kept_bytes=by_policy[0],
+            transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
+        )
+
+    def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> Ends:
+        layouts, stack = self.layouts, self.setting.stack
+        head = next(op for op in last if isinstance(op, Head))
+        own, with_copy = (elements_of(last, layouts, stack, has_copy=copy) for copy in (False, True))
+        is_piped = layouts.pp > 1
+        logits = self.tokens * head.vocab_size / layouts.tp
+        return Ends(
+            first=elements_of(first, layouts, stack),
+            last=Elements(
+                np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
+            ),
+            last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none")),
+            logits_bytes=logits * self._select(lambda formats: LOGIT_BYTES[formats.kernels]) * self.element_bytes / 2,
+        )
+
+    def _bytes(self, parts_of: Callable[[Formats], Bytes]) -> Floats:
+        """Return this rank's bytes of one microbatch."""
+        shares = self._shares()
+        total = np.zeros(len(self.layouts))
+        for formats, chosen in self._by_kernels.values():
+            parts = parts_of(formats)
+            whole = sum((size * shares[split] for split, size in parts.items()), start=np.zeros(len(self.layouts)))
+            total = np.where(chosen, whole, total)
+        return total * self.tokens
+
+    def _select(self, value_of: Callable[[Formats], float]) -> Floats:
+        total = np.zeros(len(self.layouts))
+        for formats, chosen in self._by_kernels.values():
+            total = np.where(chosen, value_of(formats), total)
+        return total
+
+    def _shares(self) -> dict[Split, Floats]:
+        """Return the share of a tensor that a rank holds, by how tp ranks divide it."""
+        tp, stack = self.layouts.tp, self.setting.stack
+        whole, part = np.ones(len(self.layouts)), 1 / tp
+        stream = part if stack.sequence_parallel else whole
+        # Fused stacks gather the input of a matmul again in backward.
+        gathered = stream if stack.kernels == "fused" else whole
+        return {
+            "stream": stream,
+            "gathered": gathered,
+            "heads": part,
+            "rows": np.where(self.layouts.etp == 1, part, whole),
+            "stream_copy": np.where(tp > 1, stream, 0.0),
+            "gathered_copy": np.where(tp > 1, whole, 0.0),
+        }

@@ -1,0 +1,161 @@
+"""The memory of one pipeline rank at the moment of a step when it has the least to spare.
+
+    loss       all kept activations, logits and what the loss makes of them
+    backward   all kept activations; the block at work is computed again and has its gradients; its parameters are
+               gathered, and those of the next
+    end        the activations of one block, the gradients of all: the peak where one microbatch is all, since sharded
+               gradients then grow as activations go
+
+FSDP2 keeps what stands outside of blocks gathered from forward to the end of backward, and the blocks too unless they
+are freed after forward. Where gradients are reduced once a step, those of earlier microbatches add up whole, in the
+format in which they are reduced. Ignored: parameters gathered ahead by more than one block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.footprint_blocks import Memory
+from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
+from meshwright.cost.footprint_stages import Ints, chunks_in_flight, first_blocks, stages_of_rank
+from meshwright.cost.footprint_states import Elements, state_bytes
+from meshwright.spec.workload import BYTES_PER_ELEMENT
+
+_NUM_GATHERED_BLOCKS = 2.0
+"""The block at work and the one that is gathered ahead (Layout.prefetch = 1)."""
+
+Parts = dict[str, Floats]
+"""Bytes by field of MemoryUse."""
+
+
+def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts:
+    """Return the bytes of pipeline rank `pp_rank` by tensor class, but context_bytes."""
+    held = _Held(memory, num_microbatches, pp_rank)
+    states, moments = held.states(), [held.loss(), held.backward(), held.end()]
+    totals = np.stack([sum(moment.values(), start=np.zeros(1)) for moment in moments])
+    worst = totals.argmax(axis=0)
+    parts = {name: np.choose(worst, [moment[name] for moment in moments]) for name in moments[0]}
+    parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
+    passing = sum(parts.values(), start=np.zeros(1)) - parts["gradients_bytes"]
+    return states | parts | {"fragmentation_bytes": FRAGMENTATION * passing}
+
+
+class _Held:
+    """What one pipeline rank holds."""
+
+    def __init__(self, memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> None:
+        self.memory, layouts, stack = memory, memory.layouts, memory.setting.stack
+        self.is_first, self.is_last, counts = _blocks_of_rank(memory, pp_rank)
+        ends = memory.ends
+        self.outside = _times(ends.first, self.is_first) + _times(ends.last, self.is_last)
+        self.elements = self.outside
+        self.block_elements = self.working = self.transient = np.zeros(len(layouts))
+        kept = np.zeros(len(layouts))
+        for block, count in zip(memory.blocks, counts, strict=True):
+            wrapped = np.ceil(count / layouts.activation_checkpoint_every)
+            kept = kept + wrapped * block.kept_bytes + (count - wrapped) * block.all_kept_bytes
+            self.elements = self.elements + _times(block.elements, count)
+            is_here = count > 0
+            self.block_elements = np.maximum(self.block_elements, block.elements.whole * is_here)
+            self.working = np.maximum(self.working, (block.all_kept_bytes - block.kept_bytes) * is_here)
+            self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
+        chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
+        self.kept = kept / layouts.stages_per_rank * chunks + self.is_last * ends.last_kept_bytes
+        self.bytes = state_bytes(memory.setting.workload, stack)
+        self.is_sharded = stack.sharding == "parameters"
+        self.accumulates = num_microbatches > 1
+        self.reduces_once = stack.gradient_sync == "step"
+        self.compute_bytes = memory.element_bytes
+        self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
+        self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
+
+    def states(self) -> Parts:
+        """Return what is there throughout a step."""
+        whole, shared, size = self.elements.whole, self.elements.shared * self.on_device, self.bytes
+        # Shards of gradients are there before the end of a step only where every microbatch is reduced.
+        has_shards = self.accumulates & (not self.reduces_once)
+        return {
+            "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
+            "gradients_bytes": whole * size.whole_gradient + has_shards * shared * size.shared_gradient,
+            "optimizer_bytes": shared * size.shared_optimizer,
+        }
+
+    def loss(self) -> Parts:
+        """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
+        resting = np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks())
+        logits = self.is_last * self.memory.ends.logits_bytes
+        return self._moment(self._gathered(resting) + self._whole_gradients(0.0), self.kept, logits, 0.0, 0.0)
+
+    def backward(self) -> Parts:
+        """Return what the first block's backward adds."""
+        gathered = self._gathered(self._at_work()) + self._whole_gradients(self.block_elements)
+        return self._moment(gathered, self.kept + self.working, np.zeros(1), 0.0, self.transient)
+
+    def end(self) -> Parts:
+        """Return what the last block's backward adds."""
+        memory, size = self.memory, self.bytes
+        shards = np.where(self.accumulates, 0.0, self.elements.shared * size.shared_gradient * self.on_device)
+        kept = np.max([block.all_kept_bytes for block in memory.blocks], axis=0)
+        gathered = self._gathered(self._at_work()) + self._whole_gradients(self.block_elements)
+        return self._moment(gathered, kept, np.zeros(1), shards, self.transient)
+
+    def _moment(
+        self,
+        gathered: Floats,
+        activations: Floats,
+        logits: Floats,
+        gradients: Floats | float,
+        transient: Floats | float,
+    ) -> Parts:
+        zero = np.zeros(len(self.memory.layouts))
+        return {
+            "gathered_bytes": zero + gathered,
+            "gradients_bytes": zero + gradients,
+            "activations_bytes": zero + activations,
+            "logits_bytes": zero + logits,
+            "buffers_bytes": self._buffers(),
+            "workspace_bytes": zero + WORKSPACE_BYTES + transient,
+        }
+
+    def _all_blocks(self) -> Floats:
+        return self.elements.whole - self.outside.whole
+
+    def _at_work(self) -> Floats:
+        """Return the elements of the blocks that are gathered while one computes."""
+        few = np.minimum(_NUM_GATHERED_BLOCKS * self.block_elements, self._all_blocks())
+        return np.where(self.memory.layouts.is_resharded, few, self._all_blocks())
+
+    def _gathered(self, blocks: Floats) -> Floats:
+        return self.is_sharded * (self.outside.whole + blocks) * self.compute_bytes
+
+    def _whole_gradients(self, block: Floats | float) -> Floats:
+        """Return the bytes of gradients before they are reduced: of the block at work, or of all where they add up."""
+        passing = (self.outside.whole + block) * self.compute_bytes
+        adding = self.elements.whole * self.reduce_bytes + block * self.compute_bytes
+        return self.is_sharded * np.where(self.accumulates & self.reduces_once, adding, passing)
+
+    def _buffers(self) -> Floats:
+        """Return the bytes that collectives read and write besides the tensors themselves."""
+        memory, layouts = self.memory, self.memory.layouts
+        reduced = self.is_sharded * self.block_elements * self.reduce_bytes
+        sequence = np.where(layouts.tp > 1, memory.stream_bytes, 0.0)
+        return reduced + sequence
+
+
+def _times(elements: Elements, factor: Floats | Ints) -> Elements:
+    return Elements(elements.whole * factor, elements.shared * factor)
+
+
+def _blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
+    """Return (whether it has the first stage, the last, its blocks of each group), one element a layout."""
+    layouts = memory.layouts
+    ends = np.cumsum([block.count for block in memory.blocks])
+    stages = stages_of_rank(layouts, pp_rank)
+    first, stop = (first_blocks(int(ends[-1]), layouts.num_stages, stages + offset) for offset in (0, 1))
+    counts = []
+    for block, end in zip(memory.blocks, ends, strict=True):
+        inside = np.minimum(stop, end) - np.maximum(first, end - block.count)
+        counts.append(np.where(stages >= 0, np.maximum(inside, 0), 0).sum(axis=0).astype(np.float64))
+    is_first, is_last = (stages == 0).any(axis=0), (stages == layouts.num_stages - 1).any(axis=0)
+    return is_first.astype(np.float64), is_last.astype(np.float64), counts

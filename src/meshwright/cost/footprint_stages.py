@@ -1,0 +1,66 @@
+"""Which blocks a pipeline rank holds, and how many microbatches' activations of them at most.
+
+Blocks are split evenly, and where only blocks + 2 divide by the stages, embedding and head count as a block each, as
+they do in the usual recipes; else earlier stages take one more. Ignored: stages balanced by time, which differ by a
+block.
+
+In flight at most, as chunks (a stage's share of one microbatch), n microbatches, v stages of each of pp ranks, rank r
+(arXiv:2104.04473 and the orders in spec/schedule_orders.py, which the tests replay):
+
+    GPipe, LoopedBFS        v n
+    1F1B                    min(n, pp - r)
+    Interleaved1F1B         min(v n, (v - 1) round + 2 (pp - 1 - r) + 1), round = n // max(1, n // pp)
+    InterleavedZeroBubble   min(v n, (v - 1) round + (pp - 1 - r) + 1 + r): r weight passes wait
+    ZBVZeroBubble           min(2 n, 2 pp)
+    DualPipeV               min(2 n, 2 pp + 1)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Floats
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.spec.layout import SCHEDULES, V_SCHEDULES
+
+Ints = NDArray[np.int64]
+
+
+def first_blocks(num_blocks: int, num_stages: Ints, stage: Ints) -> Ints:
+    """Return the first block of `stage` (num_stages for the end of the last), one element a layout."""
+    counts_ends = (num_blocks % num_stages != 0) & ((num_blocks + 2) % num_stages == 0)
+    units = np.where(counts_ends, num_blocks + 2, num_blocks)
+    small, extra = units // num_stages, units % num_stages
+    first = stage * small + np.minimum(stage, extra) - np.where(counts_ends, 1, 0)
+    return np.asarray(np.clip(first, 0, num_blocks), np.int64)
+
+
+def stages_of_rank(layouts: LayoutTable, pp_rank: Ints) -> Ints:
+    """Return the stages of each layout's rank `pp_rank`, (most stages of a rank, layouts); -1 where it has fewer."""
+    turn = np.arange(int(layouts.stages_per_rank.max()))[:, None]
+    is_v = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in V_SCHEDULES]) & (layouts.pp > 1)
+    back = 2 * layouts.pp - 1 - pp_rank
+    looped = pp_rank + turn * layouts.pp
+    return np.where(turn < layouts.stages_per_rank, np.where(is_v & (turn == 1), back, looped), -1)
+
+
+def chunks_in_flight(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> Floats:
+    """Return the most chunks whose activations rank `pp_rank` holds at once."""
+    pp, stages, rank = layouts.pp, layouts.stages_per_rank, pp_rank
+    number = np.maximum(np.ceil(num_microbatches), 1)
+    round_size = number // np.maximum(1, number // pp)
+    most = stages * number
+    after = pp - 1 - rank
+    by_schedule = {
+        "GPipe": most,
+        "LoopedBFS": most,
+        "1F1B": stages * (after + 1),
+        "Interleaved1F1B": (stages - 1) * round_size + 2 * after + 1,
+        "InterleavedZeroBubble": (stages - 1) * round_size + after + 1 + rank,
+        "ZBVZeroBubble": 2 * pp,
+        "DualPipeV": 2 * pp + 1,
+    }
+    table = np.stack([np.broadcast_to(by_schedule[name], most.shape) for name in SCHEDULES])
+    chunks = table[layouts.schedule, np.arange(len(layouts))]
+    return np.where(pp == 1, stages, np.minimum(most, chunks)).astype(np.float64)

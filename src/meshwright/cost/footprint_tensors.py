@@ -1,0 +1,235 @@
+"""What backward needs of one block: the tensors that its ops keep, as bytes of one token by how ranks divide them.
+
+Read off the op list of a block, op by op (what each kind keeps is what torch's own kernels keep):
+
+    norm          its input, and one number for each vector (float32); what it makes, where a matmul reads that
+    matmul        its input, once for all that read the same: counted with what makes it
+    attention     queries, keys, values, output and a sum for each query (float32); unfused: the probabilities instead
+    elementwise   its inputs where it is a product (Elementwise.keeps_inputs); its output where a matmul reads that
+    router        a float32 copy of its input in eager code; the scores
+    rope, sums    nothing
+
+By recompute policy: all of these (none); the block's input (full); that and the outputs of matmuls, attention and
+collectives (selective, "matmul-outputs"), of every second matmul only ("half-of-matmul-outputs"), or all but the
+probabilities of attention ("core-attention").
+
+Ignored: token ids, rotary angles, routing indices, masks of dropout between blocks, scales of low-precision formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from meshwright.spec.layout import ActivationCheckpoint
+from meshwright.spec.op import Attention, Elementwise, GroupedMatmul, Matmul, Norm, Op
+from meshwright.spec.stack import Stack
+from meshwright.spec.workload import Workload
+
+Split = Literal["stream", "gathered", "heads", "rows", "stream_copy", "gathered_copy"]
+"""How tensor-parallel ranks divide a tensor.
+
+stream: between matmuls, shared with sequence parallelism; gathered: the whole sequence, where a stack does not gather
+it again in backward; heads: always shared; rows: of routed tokens, whole if experts are split over tp. The copies are
+there only if tp > 1.
+"""
+
+_FLOAT32_BYTES = 4.0
+_PROBABILITY_BYTES = 5.0
+"""Of unfused attention for each pair of tokens: softmax output and what dropout makes of it (2 + 2), and its mask (1).
+
+Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1.
+"""
+
+
+class Formats(NamedTuple):
+    """What changes the bytes that ops keep, besides the ops."""
+
+    kernels: str
+    """Stack.kernels."""
+    attention: str
+    """Stack.attention."""
+    selective: str
+    """Stack.selective."""
+    element_bytes: float
+    """Between matmuls."""
+    matmul_bytes: float
+    """Of a matmul's input as it is kept."""
+    seq_len: int
+
+    @classmethod
+    def of(cls, workload: Workload, stack: Stack, kernels: str) -> Formats:
+        """Return those of `stack` with the `kernels` that a layout makes of its own."""
+        wide = float(workload.activation_element_bytes)
+        # Only kernels written for it keep the low-precision copy instead of what it was made from.
+        low = {"float8": 1.0, "float4": 0.5}.get(workload.matmul_dtype, wide)
+        return cls(
+            kernels, stack.attention, stack.selective, wide, low if kernels == "fused" else wide, workload.seq_len
+        )
+
+
+Bytes = Mapping[Split, float]
+"""Bytes of one token by how they are divided."""
+
+
+@lru_cache(maxsize=1024)
+def kept_bytes(ops: tuple[Op, ...], formats: Formats, policy: ActivationCheckpoint) -> Bytes:
+    """Return what one block of `ops` keeps for backward under `policy`."""
+    return _summed(_POLICIES[policy](ops, formats))
+
+
+@lru_cache(maxsize=1024)
+def transient_bytes(ops: tuple[Op, ...], formats: Formats) -> Bytes:
+    """Return the largest set of gradients that the backward of one op reads and writes beside what is kept."""
+    stream: tuple[Split, float] = ("stream", 2 * _width(ops) * formats.element_bytes)
+    return max((_summed([stream, *_gradients(op, formats)]) for op in ops), key=lambda parts: sum(parts.values()))
+
+
+_Parts = Iterator[tuple[Split, float]]
+
+
+def _summed(parts: _Parts | Sequence[tuple[Split, float]]) -> Bytes:
+    total: dict[Split, float] = {}
+    for split, size in parts:
+        total[split] = total.get(split, 0.0) + size
+    return total
+
+
+def _width(ops: Sequence[Op]) -> int:
+    """Return the elements of one token between blocks: what the first norm reads."""
+    return next(op.width for op in ops if isinstance(op, Norm))
+
+
+def _input_only(ops: tuple[Op, ...], formats: Formats) -> _Parts:
+    yield "stream", _width(ops) * formats.element_bytes
+
+
+def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
+    following = (*ops[1:], None)
+    for (before, op), after in zip(pairwise((None, *ops)), following, strict=True):
+        assert op is not None
+        if isinstance(op, Norm):
+            yield from _kept_by_norm(op, before, formats)
+        elif isinstance(op, Attention):
+            yield from _kept_by_attention(op, ops, formats)
+            if formats.matmul_bytes < formats.element_bytes:
+                # Attention needs its output as it was, the next matmul in its own format.
+                yield "heads", op.num_heads * op.value_head_dim * formats.matmul_bytes
+        elif isinstance(op, Elementwise):
+            yield from _kept_by_elementwise(op, before, after, formats)
+        elif isinstance(op, Matmul) and _is_router(op, ops):
+            yield "rows", op.out_features * _FLOAT32_BYTES
+            if formats.kernels == "eager":
+                yield "rows", op.in_features * _FLOAT32_BYTES
+
+
+def _kept_by_norm(op: Norm, before: Op | None, formats: Formats) -> _Parts:
+    size = op.width * op.vectors_per_token
+    statistics = op.vectors_per_token * _FLOAT32_BYTES
+    if op.vectors_per_token > 1 or isinstance(before, Norm):
+        # Of queries or keys, which RoPE then turns into new tensors.
+        yield "heads", size * formats.element_bytes + statistics
+        return
+    yield "gathered" if isinstance(before, Matmul) else "stream", size * formats.element_bytes + statistics
+    yield "gathered", size * formats.matmul_bytes
+
+
+def _kept_by_attention(op: Attention, ops: Sequence[Op], formats: Formats) -> _Parts:
+    queries, outputs = op.num_heads * op.head_dim, op.num_heads * op.value_head_dim
+    keys, values = op.num_kv_heads * op.head_dim, _value_elements(op, ops, formats)
+    yield "heads", (queries + keys + values + outputs) * formats.element_bytes
+    if formats.attention == "flash":
+        yield "heads", op.num_heads * _FLOAT32_BYTES
+    else:
+        yield from _probabilities(op, formats)
+
+
+def _probabilities(op: Attention, formats: Formats) -> _Parts:
+    yield "heads", op.num_heads * formats.seq_len * _PROBABILITY_BYTES
+
+
+def _value_elements(op: Attention, ops: Sequence[Op], formats: Formats) -> int:
+    """Return the elements that stay for the values: of the whole matmul output that they are a view of."""
+    if formats.kernels == "fused":
+        return op.num_kv_heads * op.value_head_dim
+    before = ops[: ops.index(op)]
+    return next(
+        (part.out_features for part in reversed(before) if isinstance(part, Matmul)),
+        op.num_kv_heads * op.value_head_dim,
+    )
+
+
+def _kept_by_elementwise(op: Elementwise, before: Op | None, after: Op | None, formats: Formats) -> _Parts:
+    is_read = isinstance(after, GroupedMatmul) or (isinstance(after, Matmul) and after.tensor_split == "rows")
+    # Between the matmuls of a network its width is shared; before and after them are rows of the stream's width.
+    split: Split = "heads" if is_read and isinstance(before, Matmul | GroupedMatmul) else "rows"
+    # Fused kernels weigh routed rows inside the network, where they are narrower.
+    if op.keeps_inputs and (is_read or formats.kernels != "fused"):
+        yield split, op.reads_per_token * formats.element_bytes
+        if is_read and formats.kernels == "eager" and op.reads_per_token > op.writes_per_token:
+            # activation(gate), which the product with the other half needs.
+            yield split, op.writes_per_token * formats.element_bytes
+    if is_read:
+        yield split, op.writes_per_token * formats.matmul_bytes
+
+
+def _is_router(op: Matmul, ops: Sequence[Op]) -> bool:
+    return op.tensor_split == "none" and any(
+        isinstance(other, GroupedMatmul) and other.num_experts == op.out_features for other in ops
+    )
+
+
+def _selected(ops: tuple[Op, ...], formats: Formats) -> _Parts:
+    if formats.selective == "core-attention":
+        yield from _everything(ops, formats)
+        for op in ops:
+            if isinstance(op, Attention) and formats.attention == "unfused":
+                yield from ((split, -size) for split, size in _probabilities(op, formats))
+        return
+    yield from _input_only(ops, formats)
+    yield from _collective_outputs(ops, formats)
+    keeps_all, num_matmuls = formats.selective == "matmul-outputs", 0
+    for op in ops:
+        if isinstance(op, Attention):
+            yield "heads", op.num_heads * (op.value_head_dim * formats.element_bytes + _FLOAT32_BYTES)
+        if isinstance(op, Matmul | GroupedMatmul):
+            num_matmuls += 1
+            if keeps_all or num_matmuls % 2:
+                yield from _matmul_output(op, ops, formats)
+
+
+def _collective_outputs(ops: tuple[Op, ...], formats: Formats) -> _Parts:
+    """Yield what all-gathers before and reduce-scatters after the split matmuls make, where tp > 1."""
+    for op in ops:
+        if isinstance(op, Matmul) and op.tensor_split == "rows":
+            yield "gathered_copy", _width(ops) * formats.element_bytes
+            yield "stream_copy", _width(ops) * formats.element_bytes
+
+
+def _matmul_output(op: Matmul | GroupedMatmul, ops: Sequence[Op], formats: Formats) -> _Parts:
+    if isinstance(op, GroupedMatmul):
+        is_wide = op.out_features == _width(ops)
+        yield "rows" if is_wide else "heads", op.experts_per_token * op.out_features * formats.element_bytes
+    elif _is_router(op, ops):
+        yield "rows", op.out_features * _FLOAT32_BYTES
+    else:
+        yield "heads" if op.tensor_split == "columns" else "gathered", op.out_features * formats.element_bytes
+
+
+_POLICIES = {"none": _everything, "selective": _selected, "full": _input_only}
+
+
+def _gradients(op: Op, formats: Formats) -> _Parts:
+    """Yield the gradients that the backward of `op` reads and writes."""
+    if isinstance(op, Attention):
+        width = 2 * op.num_heads * (op.head_dim + op.value_head_dim) + op.num_kv_heads * (
+            op.head_dim + op.value_head_dim
+        )
+        yield "heads", width * formats.element_bytes
+        if formats.attention == "unfused":
+            yield "heads", 2 * op.num_heads * formats.seq_len * formats.element_bytes
+    elif isinstance(op, Elementwise) and op.keeps_inputs:
+        split: Split = "heads" if op.writes_per_token * 2 >= op.reads_per_token else "rows"
+        yield split, (op.reads_per_token + op.writes_per_token) * formats.element_bytes
