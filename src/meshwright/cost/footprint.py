@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.footprint_blocks import Memory
+from meshwright.cost.footprint_constants import SMI_BYTES
 from meshwright.cost.footprint_rank import Parts, rank_parts
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.estimate import MemoryUse
@@ -53,17 +54,25 @@ class Footprint:
         """Return all bytes that the device must have."""
         return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
 
+    @property
+    def smi_bytes(self) -> Floats:
+        """Return what nvidia-smi shows of a trainer with many communicators."""
+        return self.device_bytes + SMI_BYTES
+
     def take(self, rows: NDArray[Any]) -> Footprint:
         """Return the cases at `rows` (positions or a mask)."""
         return Footprint(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
 def footprint(cases: Cases) -> Footprint:
-    """Return the memory of each case's fullest pipeline rank: of the first, one in the middle, and the last."""
+    """Return the memory of each case's fullest pipeline rank: of the first, the second, and the last.
+
+    Of those between first and last the second has the most microbatches in flight.
+    """
     pp = cases.layouts.pp
     if (pp == 1).all():
         return footprint_of_rank(cases, 0)
-    return _footprint(cases, [np.zeros_like(pp), pp // 2, pp - 1])
+    return _footprint(cases, [np.zeros_like(pp), np.minimum(pp - 1, 1), pp - 1])
 
 
 def footprint_of_rank(cases: Cases, pp_rank: int) -> Footprint:

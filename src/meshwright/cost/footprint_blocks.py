@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from meshwright.cost.case import Floats, Setting
-from meshwright.cost.footprint_constants import LOGIT_BYTES
+from meshwright.cost.footprint_constants import LOSS_BYTES
 from meshwright.cost.footprint_states import Elements, elements_of
 from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, transient_bytes
 from meshwright.cost.layout_table import LayoutTable
@@ -59,7 +59,10 @@ class Memory:
         first, *groups, last = setting.model.groups
         self.blocks = [self._block(group) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
-        self.stream_bytes = self.tokens * next(op.width for op in last.ops if isinstance(op, Norm)) * self.element_bytes
+        width = next(op.width for op in last.ops if isinstance(op, Norm))
+        self.stream_bytes = self.tokens * width * self.element_bytes
+        """Of the residual stream of one microbatch, whole."""
+        self.shared_stream_bytes = self.stream_bytes * self._shares()["stream"]
 
     def _kernels(self) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
         name = self.setting.stack.kernels
@@ -92,8 +95,14 @@ class Memory:
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
             ),
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none")),
-            logits_bytes=logits * self._select(lambda formats: LOGIT_BYTES[formats.kernels]) * self.element_bytes / 2,
+            logits_bytes=logits * self._select(self._loss_bytes) * self.element_bytes / 2,
         )
+
+    def _loss_bytes(self, formats: Formats) -> float:
+        # Compiled blocks leave the loss as it is.
+        if self.setting.stack.joins_loss:
+            return LOSS_BYTES["joined"]
+        return LOSS_BYTES["fused" if formats.kernels == "fused" else "eager"]
 
     def _bytes(self, parts_of: Callable[[Formats], Bytes]) -> Floats:
         """Return this rank's bytes of one microbatch."""

@@ -61,7 +61,10 @@ class _Held:
             self.working = np.maximum(self.working, (block.all_kept_bytes - block.kept_bytes) * is_here)
             self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
         chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
-        self.kept = kept / layouts.stages_per_rank * chunks + self.is_last * ends.last_kept_bytes
+        # What a stage hands on is held until its gradient comes back, but by Megatron's later releases.
+        frees = stack.kernels == "fused" and stack.attention == "flash"
+        handed_on = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0) * (not frees)
+        self.kept = (kept / layouts.stages_per_rank + handed_on) * chunks + self.is_last * ends.last_kept_bytes
         self.bytes = state_bytes(memory.setting.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1

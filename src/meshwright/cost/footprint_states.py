@@ -1,8 +1,9 @@
 """What a rank holds of each parameter between steps: the parameter, its gradient, its optimizer state.
 
     parameters sharded (FSDP2)   float32 parameter, gradient and two moments, dim 0 padded to the ranks that share it
-    optimizer sharded (ZeRO-1)   16-bit parameter, gradient as microbatches add to it; float32 master and two moments
-                                 over all data-parallel ranks
+    optimizer sharded (ZeRO-1)   16-bit parameter, gradient as microbatches add to it, beside which a microbatch's own
+                                 stands unless backward adds to it directly; float32 master and two moments over all
+                                 data-parallel ranks
     nothing sharded (DDP)        the same, all whole
 
 tp divides what Matmul.tensor_split says, the embedding and the head along the vocabulary; ep and etp divide experts.
@@ -43,7 +44,11 @@ def state_bytes(workload: Workload, stack: Stack) -> StateBytes:
         return StateBytes(0.0, 0.0, wide, wide, _MOMENTS * wide)
     element = float(workload.activation_element_bytes)
     master = _FLOAT32_BYTES if element < _FLOAT32_BYTES else 0.0
-    gradient = max(element, float(BYTES_PER_ELEMENT[stack.gradient_accumulation_dtype]))
+    # float16 gradients add up as they are: what loss scaling keeps in range, a sum of few microbatches is too.
+    adds_wide = workload.activation_dtype != "float16"
+    gradient = max(element, float(BYTES_PER_ELEMENT[stack.gradient_accumulation_dtype])) if adds_wide else element
+    if not stack.fuses_gradient_sum and gradient > element:
+        gradient += element
     return StateBytes(element, gradient, 0.0, 0.0, master + _MOMENTS * wide)
 
 

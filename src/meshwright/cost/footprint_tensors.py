@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from meshwright.spec.layout import ActivationCheckpoint
-from meshwright.spec.op import Attention, Elementwise, GroupedMatmul, Matmul, Norm, Op
+from meshwright.spec.op import Attention, Elementwise, GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.stack import Stack
 from meshwright.spec.workload import Workload
 
@@ -111,7 +111,7 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
     for (before, op), after in zip(pairwise((None, *ops)), following, strict=True):
         assert op is not None
         if isinstance(op, Norm):
-            yield from _kept_by_norm(op, before, formats)
+            yield from _kept_by_norm(op, before, _is_read_by_matmul(op, ops, formats), formats)
         elif isinstance(op, Attention):
             yield from _kept_by_attention(op, ops, formats)
             if formats.matmul_bytes < formats.element_bytes:
@@ -125,7 +125,18 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
                 yield "rows", op.in_features * _FLOAT32_BYTES
 
 
-def _kept_by_norm(op: Norm, before: Op | None, formats: Formats) -> _Parts:
+def _is_read_by_matmul(op: Norm, ops: Sequence[Op], formats: Formats) -> bool:
+    """Return whether a matmul keeps what `op` makes: an eager router keeps a copy instead."""
+    after = ops[ops.index(op) + 1 :]
+    readers = [part for part in after[: _next_norm(after)] if isinstance(part, Matmul | Head)]
+    return any(not (_is_router(part, ops) and formats.kernels == "eager") for part in readers)
+
+
+def _next_norm(ops: Sequence[Op]) -> int:
+    return next((index for index, op in enumerate(ops) if isinstance(op, Norm)), len(ops))
+
+
+def _kept_by_norm(op: Norm, before: Op | None, is_read: bool, formats: Formats) -> _Parts:
     size = op.width * op.vectors_per_token
     statistics = op.vectors_per_token * _FLOAT32_BYTES
     if op.vectors_per_token > 1 or isinstance(before, Norm):
@@ -133,7 +144,8 @@ def _kept_by_norm(op: Norm, before: Op | None, formats: Formats) -> _Parts:
         yield "heads", size * formats.element_bytes + statistics
         return
     yield "gathered" if isinstance(before, Matmul) else "stream", size * formats.element_bytes + statistics
-    yield "gathered", size * formats.matmul_bytes
+    if is_read:
+        yield "gathered", size * formats.matmul_bytes
 
 
 def _kept_by_attention(op: Attention, ops: Sequence[Op], formats: Formats) -> _Parts:
@@ -175,8 +187,8 @@ def _kept_by_elementwise(op: Elementwise, before: Op | None, after: Op | None, f
         yield split, op.writes_per_token * formats.matmul_bytes
 
 
-def _is_router(op: Matmul, ops: Sequence[Op]) -> bool:
-    return op.tensor_split == "none" and any(
+def _is_router(op: Matmul | Head, ops: Sequence[Op]) -> bool:
+    return isinstance(op, Matmul) and any(
         isinstance(other, GroupedMatmul) and other.num_experts == op.out_features for other in ops
     )
 
@@ -189,8 +201,9 @@ def _selected(ops: tuple[Op, ...], formats: Formats) -> _Parts:
                 yield from ((split, -size) for split, size in _probabilities(op, formats))
         return
     yield from _input_only(ops, formats)
-    yield from _collective_outputs(ops, formats)
     keeps_all, num_matmuls = formats.selective == "matmul-outputs", 0
+    if keeps_all:
+        yield from _collective_outputs(ops, formats)
     for op in ops:
         if isinstance(op, Attention):
             yield "heads", op.num_heads * (op.value_head_dim * formats.element_bytes + _FLOAT32_BYTES)
@@ -214,8 +227,12 @@ def _matmul_output(op: Matmul | GroupedMatmul, ops: Sequence[Op], formats: Forma
         yield "rows" if is_wide else "heads", op.experts_per_token * op.out_features * formats.element_bytes
     elif _is_router(op, ops):
         yield "rows", op.out_features * _FLOAT32_BYTES
+    elif op.tensor_split == "columns":
+        yield "heads", op.out_features * formats.element_bytes
     else:
-        yield "heads" if op.tensor_split == "columns" else "gathered", op.out_features * formats.element_bytes
+        # Of a sum over ranks a policy that keeps everything has both the terms and what they add up to.
+        is_sum_only = op.tensor_split == "rows" and formats.selective != "matmul-outputs"
+        yield "stream" if is_sum_only else "gathered", op.out_features * formats.element_bytes
 
 
 _POLICIES = {"none": _everything, "selective": _selected, "full": _input_only}

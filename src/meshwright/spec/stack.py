@@ -42,17 +42,25 @@ class Stack(Noun):
     """How tokens reach experts: sort and all-to-all, or kernels that send each token once to a node (DeepEP)."""
     grouped_experts: bool = True
     """Whether all experts of a rank are one kernel."""
+    fused_experts: bool = False
+    """Whether that kernel does the experts' activation and casts too."""
     cuda_graphs: Literal["none", "blocks", "step"] = "none"
     """What is replayed from CUDA graphs, and so costs the host nothing."""
     gradient_sync: Literal["step", "microbatch"] = "step"
     """How often sharded gradients are reduced: once, whole ones adding up until then, or after every microbatch."""
     gradient_accumulation_dtype: Literal["float32", "bfloat16"] = "float32"
     """Format of the gradient that microbatches add to."""
+    fuses_gradient_sum: bool = True
+    """Whether backward adds to that gradient itself; else a microbatch's own gradients stand beside it."""
+    joins_loss: bool = False
+    """Whether the loss is one kernel, or compiled to few, and so never holds its logits in float32."""
     low_precision_gather: bool = False
     """Whether parameters of low-precision matmuls are gathered in that precision."""
     selective: Literal["matmul-outputs", "half-of-matmul-outputs", "core-attention"] = "matmul-outputs"
     """What activation_checkpoint = selective means: keep all matmul outputs, keep every second one, or compute
     only scores and probabilities of attention again."""
+    stages: Literal["even", "balanced"] = "even"
+    """Blocks of pipeline stages: equally many, or fewer beside the embedding and the head."""
     is_tuned: bool = False
     """Whether its runs are a vendor's recipes, tuned for the very model and machine."""
 
@@ -61,8 +69,8 @@ class Stack(Noun):
     """Time of matmuls, attention and memory-bound kernels, as a multiple of the generic stack's."""
     communication: PositiveFloat = 1.0
     """Time of collectives, as a multiple of the generic stack's."""
-    host: PositiveFloat = 1.0
-    """Time of launching kernels and of fixed work in a step, as a multiple of the generic stack's."""
+    overhead: PositiveFloat = 1.0
+    """Time of memory-bound kernels, launches and the fixed work of a step, as a multiple of the generic stack's."""
     num_runs: NonNegativeInt = 0
     """Measured runs that the three were fitted on; 0 leaves them at 1."""
     relative_error: NonNegativeFloat = 0.25
