@@ -11,7 +11,7 @@ In flight at most, as chunks (a stage's share of one microbatch), n microbatches
     1F1B                    min(n, pp - r)
     Interleaved1F1B         min(v n, (v - 1) round + 2 (pp - 1 - r) + 1), round = n // max(1, n // pp)
     InterleavedZeroBubble   min(v n, (v - 1) round + (pp - 1 - r) + 1 + r): r weight passes wait
-    ZBVZeroBubble           min(2 n, 2 pp)
+    ZBVZeroBubble           min(2 n, 2 pp, n + 1 + r)
     DualPipeV               min(2 n, 2 pp + 1)
 """
 
@@ -58,7 +58,7 @@ def chunks_in_flight(layouts: LayoutTable, num_microbatches: Floats, pp_rank: In
         "1F1B": stages * (after + 1),
         "Interleaved1F1B": (stages - 1) * round_size + 2 * after + 1,
         "InterleavedZeroBubble": (stages - 1) * round_size + after + 1 + rank,
-        "ZBVZeroBubble": 2 * pp,
+        "ZBVZeroBubble": np.minimum(2 * pp, number + 1 + rank),
         "DualPipeV": 2 * pp + 1,
     }
     table = np.stack([np.broadcast_to(by_schedule[name], most.shape) for name in SCHEDULES])

@@ -1,0 +1,259 @@
+"""The memory of a rank: exact where it can be counted, and in the order that physics asks for where it cannot."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cost.case import Cases, Setting
+from meshwright.cost.footprint import Footprint, fits, footprint, footprint_of_rank, memory_use
+from meshwright.cost.footprint_constants import FRAGMENTATION, SMI_BYTES
+from meshwright.cost.layout_table import LayoutTable, layout_table
+from meshwright.hardware.catalogue import load_cluster
+from meshwright.models.build import build_architecture
+from meshwright.spec.estimate import MemoryUse
+from meshwright.spec.layout import Layout
+from meshwright.spec.model_spec import model_spec
+from meshwright.spec.presets import PRESETS
+from meshwright.spec.stack import Stack
+from meshwright.spec.workload import Workload
+
+OURS = Stack(name="ours", title="ours", kernels="eager")
+MEGATRON = Stack(name="megatron", title="megatron", kernels="fused", sharding="optimizer", selective="core-attention")
+CLUSTER = load_cluster("h100-ib400")
+GIB = 2**30
+
+
+def _setting(model: str, stack: Stack = OURS, **workload: Any) -> Setting:
+    sizes = {"seq_len": 4096, "global_batch_size": 1024} | workload
+    return Setting(model_spec(PRESETS[model]), Workload(**sizes), CLUSTER, stack)
+
+
+def _footprint(setting: Setting, *layouts: Layout) -> Footprint:
+    return footprint(Cases.of_one(setting, layout_table(layouts)))
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-0.6b", "deepseek-v3"])
+def test_one_rank_holds_every_parameter_once(model: str) -> None:
+    setting = _setting(model)
+    num_parameters = setting.model.num_parameters
+    memory = _footprint(setting, Layout())
+    assert memory.parameters_bytes[0] == 4 * num_parameters
+    assert memory.optimizer_bytes[0] == 8 * num_parameters
+
+
+@pytest.mark.parametrize("model", ["llama-1m", "moe-4m", "mla-moe-4m"])
+def test_states_are_those_of_the_module(model: str) -> None:
+    architecture = PRESETS[model]
+    module = build_architecture(architecture)
+    setting = Setting(model_spec(architecture), Workload(seq_len=128, global_batch_size=8), CLUSTER, OURS)
+    assert _footprint(setting, Layout()).parameters_bytes[0] == 4 * sum(p.numel() for p in module.parameters())
+
+
+def test_shards_are_padded_along_dim_0() -> None:
+    setting = _setting("llama3-8b")
+    even, odd = _footprint(setting, Layout(dp_shard=64), Layout(dp_shard=63)).parameters_bytes
+    num_bytes = 4 * setting.model.num_parameters
+    assert even == num_bytes / 64
+    assert num_bytes / 63 < odd < num_bytes / 63 * 1.02
+
+
+def test_megatron_keeps_18_bytes_of_a_parameter_and_shares_12() -> None:
+    setting = _setting("llama3-8b", MEGATRON)
+    memory, number = _footprint(setting, Layout(), Layout(dp_shard=8)), setting.model.num_parameters
+    assert memory.parameters_bytes.tolist() == [2 * number] * 2
+    assert memory.gradients_bytes.tolist() == [4 * number] * 2
+    assert memory.optimizer_bytes.tolist() == [12 * number, 12 * number / 8]
+
+
+def test_gradients_that_are_not_added_directly_stand_beside_their_sum() -> None:
+    setting = _setting("llama3-8b", MEGATRON.replace(fuses_gradient_sum=False))
+    assert _footprint(setting, Layout()).gradients_bytes[0] == 6 * setting.model.num_parameters
+    half = _setting("llama3-8b", MEGATRON.replace(fuses_gradient_sum=False), precision="float16")
+    assert _footprint(half, Layout()).gradients_bytes[0] == 2 * half.model.num_parameters
+
+
+def test_experts_are_shared_by_ep_and_what_it_leaves() -> None:
+    setting = _setting("deepseek-v3")
+    spread, alone = _footprint(setting, Layout(dp_shard=64, ep=64), Layout(dp_shard=64)).parameters_bytes
+    assert spread == pytest.approx(alone, rel=0.01)
+    per_rank = _footprint(_setting("deepseek-v3", MEGATRON), Layout(dp_shard=64, ep=64), Layout(dp_shard=64))
+    assert per_rank.parameters_bytes[0] < per_rank.parameters_bytes[1] / 15
+    assert per_rank.optimizer_bytes[0] == pytest.approx(per_rank.optimizer_bytes[1])
+
+
+def test_pipeline_ranks_hold_the_model_together() -> None:
+    setting = _setting("llama3-8b", MEGATRON)
+    cases = Cases.of_one(setting, layout_table([Layout(pp=4)]))
+    parameters = sum(footprint_of_rank(cases, rank).parameters_bytes[0] for rank in range(4))
+    assert parameters == 2 * setting.model.num_parameters
+    fullest = footprint(cases)
+    assert fullest.device_bytes[0] == max(footprint_of_rank(cases, rank).device_bytes[0] for rank in range(4))
+
+
+def test_a_tied_head_is_a_copy_on_the_last_stage() -> None:
+    setting = _setting("qwen3-0.6b", MEGATRON)
+    cases = Cases.of_one(setting, layout_table([Layout(pp=2)]))
+    parameters = sum(footprint_of_rank(cases, rank).parameters_bytes[0] for rank in range(2))
+    embedding = PRESETS["qwen3-0.6b"].vocab_size * PRESETS["qwen3-0.6b"].dim
+    assert parameters == 2 * (setting.model.num_parameters + embedding)
+
+
+def test_whole_gradients_add_up_unless_each_microbatch_is_reduced() -> None:
+    layout = Layout(dp_shard=64, microbatch_size=4)
+    once = _footprint(_setting("llama3-8b"), layout)
+    each = _footprint(_setting("llama3-8b", OURS.replace(gradient_sync="microbatch")), layout)
+    number = _setting("llama3-8b").model.num_parameters
+    assert once.gathered_bytes[0] - each.gathered_bytes[0] == pytest.approx(4 * number, rel=0.3)
+    assert once.gradients_bytes[0] == 0
+    assert each.gradients_bytes[0] == 4 * number / 64
+
+
+def test_one_microbatch_has_shards_of_gradients_when_its_activations_are_gone() -> None:
+    setting = _setting("llama3-8b", seq_len=128, global_batch_size=1)
+    memory = _footprint(setting, Layout())
+    assert memory.gradients_bytes[0] == 4 * setting.model.num_parameters
+    assert memory.logits_bytes[0] == 0
+
+
+def test_kept_blocks_are_gathered_whole() -> None:
+    freed, kept = Layout(dp_shard=8, reshard_after_forward="always"), Layout(dp_shard=8, reshard_after_forward="never")
+    setting = _setting("llama3-8b", global_batch_size=8)
+    memory = _footprint(setting, freed, kept)
+    blocks = setting.model.groups[1].count * setting.model.groups[1].num_parameters
+    assert memory.gathered_bytes[1] - memory.gathered_bytes[0] == pytest.approx(2 * blocks, rel=0.07)
+
+
+def test_offload_leaves_no_state_on_the_device() -> None:
+    memory = _footprint(_setting("llama3-8b"), Layout(dp_shard=8, cpu_offload=True))
+    assert memory.parameters_bytes[0] == memory.gradients_bytes[0] == memory.optimizer_bytes[0] == 0
+    assert memory.gathered_bytes[0] > 0
+
+
+def test_a_joined_loss_has_no_float32_logits() -> None:
+    layout = Layout(dp_shard=8, activation_checkpoint="full")
+    eager = _footprint(_setting("llama3-8b"), layout)
+    joined = _footprint(_setting("llama3-8b", OURS.replace(joins_loss=True)), layout)
+    logits = 4096 * PRESETS["llama3-8b"].vocab_size
+    assert eager.logits_bytes[0] == 14 * logits
+    assert joined.logits_bytes[0] in (0, 4 * logits)
+    assert joined.device_bytes[0] < eager.device_bytes[0]
+
+
+def test_parts_add_up_to_the_noun() -> None:
+    memory = _footprint(_setting("llama3-8b"), Layout(dp_shard=8), Layout(tp=8))
+    use = memory_use(memory, 1)
+    assert isinstance(use, MemoryUse)
+    assert use.device_bytes == pytest.approx(memory.device_bytes[1], abs=10)
+    assert use.reserved_bytes == pytest.approx(memory.reserved_bytes[1], abs=10)
+    assert use.allocated_bytes == pytest.approx(memory.allocated_bytes[1], abs=10)
+    assert memory.smi_bytes[1] == memory.device_bytes[1] + SMI_BYTES
+    passing = memory.allocated_bytes - memory.parameters_bytes - memory.gradients_bytes - memory.optimizer_bytes
+    assert memory.fragmentation_bytes == pytest.approx(FRAGMENTATION * passing)
+    assert len(memory.take(np.array([True, False]))) == 1
+
+
+def test_settings_are_priced_each_with_its_own_model() -> None:
+    small, large = _setting("llama3-8b"), _setting("llama3-70b", MEGATRON)
+    table = layout_table([Layout(dp_shard=8)] * 3)
+    together = footprint(Cases((small, large), np.array([0, 1, 0]), table))
+    alone = [footprint(Cases.of_one(setting, table.take(np.array([0])))) for setting in (small, large)]
+    expected = [alone[index].device_bytes[0] for index in (0, 1, 0)]
+    assert together.device_bytes.tolist() == expected
+
+
+@pytest.mark.parametrize(("layout", "expected"), [(Layout(dp_shard=8), True), (Layout(), False)])
+def test_fits_when_context_and_communication_have_room(layout: Layout, expected: bool) -> None:
+    setting = _setting("llama3-8b", OURS, global_batch_size=8)
+    cases = Cases.of_one(setting, layout_table([layout]))
+    assert fits(footprint(cases), cases).tolist() == [expected]
+
+
+def test_twice_a_microbatch_that_fills_the_device_does_not_fit() -> None:
+    setting = _setting("llama3-8b", OURS.replace(joins_loss=True), global_batch_size=64)
+    layouts = [Layout(dp_shard=64, microbatch_size=size, compile=True) for size in (1, 2, 4)]
+    cases = Cases.of_one(setting, layout_table(layouts))
+    assert fits(footprint(cases), cases).tolist() == [True, True, False]
+
+
+_LAYOUTS = st.builds(
+    Layout,
+    pp=st.sampled_from([1, 2, 4, 8]),
+    dp_shard=st.sampled_from([1, 8, 64]),
+    cp=st.sampled_from([1, 2, 4]),
+    tp=st.sampled_from([1, 2, 4]),
+    microbatch_size=st.sampled_from([1, 2, 4]),
+    schedule=st.sampled_from(["1F1B", "GPipe", "Interleaved1F1B", "ZBVZeroBubble"]),
+    activation_checkpoint=st.sampled_from(["none", "selective", "full"]),
+    activation_checkpoint_every=st.sampled_from([1, 2]),
+    reshard_after_forward=st.sampled_from(["auto", "always", "never"]),
+    compile=st.booleans(),
+)
+_SETTINGS = st.sampled_from(
+    [
+        _setting("llama3-8b"),
+        _setting("llama3-70b", MEGATRON),
+        _setting("deepseek-v3"),
+        _setting("deepseek-v3", MEGATRON),
+    ]
+)
+
+
+@given(_SETTINGS, _LAYOUTS)
+def test_everything_is_finite_and_not_negative(setting: Setting, layout: Layout) -> None:
+    memory = _footprint(setting, layout)
+    values = np.array([getattr(memory, name) for name in MemoryUse.model_fields])
+    assert np.isfinite(values).all()
+    assert (values >= 0).all()
+
+
+@given(_SETTINGS, _LAYOUTS)
+def test_a_larger_microbatch_needs_more(setting: Setting, layout: Layout) -> None:
+    # As many of them, so that as many are in flight.
+    larger = setting.workload.replace(global_batch_size=2 * setting.workload.global_batch_size)
+    once = _footprint(setting, layout)
+    twice = _footprint(
+        Setting(setting.model, larger, setting.cluster, setting.stack),
+        layout.replace(microbatch_size=2 * layout.microbatch_size),
+    )
+    assert twice.device_bytes[0] > once.device_bytes[0]
+
+
+@given(_SETTINGS, _LAYOUTS)
+def test_more_tensor_parallelism_needs_less(setting: Setting, layout: Layout) -> None:
+    one, four = _footprint(setting, layout.replace(tp=1), layout.replace(tp=4)).device_bytes
+    assert four < one
+
+
+@given(_SETTINGS, _LAYOUTS)
+def test_more_recomputation_never_needs_more(setting: Setting, layout: Layout) -> None:
+    layouts = [layout.replace(activation_checkpoint=policy) for policy in ("none", "selective", "full")]
+    none, selective, full = _footprint(setting, *layouts).device_bytes
+    assert full <= min(none, selective) * (1 + 1e-9)
+    # With tp a selective policy keeps the terms of each sum over ranks, which are whole, and which nothing else keeps.
+    if layout.tp == 1:
+        assert selective <= none * (1 + 1e-9)
+
+
+@given(_SETTINGS, _LAYOUTS)
+def test_fewer_blocks_under_recomputation_need_more(setting: Setting, layout: Layout) -> None:
+    each, some = (layout.replace(activation_checkpoint="full", activation_checkpoint_every=every) for every in (1, 4))
+    one, other = _footprint(setting, each, some).device_bytes
+    assert one <= other * (1 + 1e-9)
+
+
+def test_a_table_is_priced_row_by_row_alike() -> None:
+    layouts = [
+        Layout(pp=pp, tp=tp, dp_shard=8, microbatch_size=size, activation_checkpoint=policy)
+        for pp in (1, 4)
+        for tp in (1, 2)
+        for size in (1, 2)
+        for policy in ("none", "selective", "full")
+    ]
+    setting = _setting("llama3-8b")
+    table: LayoutTable = layout_table(layouts)
+    together = footprint(Cases.of_one(setting, table)).device_bytes
+    alone = [_footprint(setting, layout).device_bytes[0] for layout in layouts]
+    assert together.tolist() == alone
