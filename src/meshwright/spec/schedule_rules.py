@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from meshwright.spec.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.schedule_csv import is_csv
 
-_IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
-_AS_MANY_AS_STAGES = ("1F1B", "DualPipeV")
+IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
+"""Schedules whose microbatches go round in equal rounds."""
+AS_MANY_AS_STAGES = ("1F1B", "DualPipeV")
+"""Schedules that need as many microbatches as there are stages."""
 
 
 def schedule_problems(layout: Layout, num_microbatches: int) -> list[str]:
@@ -44,7 +46,7 @@ def _stage_problems(layout: Layout) -> Iterator[str]:
 def _microbatch_problems(layout: Layout, num_microbatches: int) -> Iterator[str]:
     if _can_run(layout, num_microbatches):
         return
-    if layout.schedule in _IN_ROUNDS:
+    if layout.schedule in IN_ROUNDS:
         rounds = num_microbatches // layout.pp
         rule = f"layout.pp = {layout.pp} makes {rounds} rounds of them, which have to be of one size"
     else:
@@ -61,14 +63,14 @@ def _microbatch_problems(layout: Layout, num_microbatches: int) -> Iterator[str]
 def _can_run(layout: Layout, num_microbatches: int) -> bool:
     if layout.pp == 1:
         return True
-    if layout.schedule in _IN_ROUNDS:
+    if layout.schedule in IN_ROUNDS:
         return num_microbatches % max(1, num_microbatches // layout.pp) == 0
-    return layout.schedule not in _AS_MANY_AS_STAGES or num_microbatches >= layout.num_stages
+    return layout.schedule not in AS_MANY_AS_STAGES or num_microbatches >= layout.num_stages
 
 
 def _nearest_counts(layout: Layout, num_microbatches: int) -> list[int]:
     """Return the numbers of microbatches next to one that cannot run: one below, if there is one, and one above."""
-    if layout.schedule in _AS_MANY_AS_STAGES:
+    if layout.schedule in AS_MANY_AS_STAGES:
         return [layout.num_stages]
     # A multiple of the stages always runs, so the way up ends.
     last = num_microbatches + layout.num_stages

@@ -15,7 +15,7 @@ _MAX_SUGGESTED = 4096
 
 def tensor_problems(layout: Layout, architecture: LlamaArchitecture, seq_len: int) -> Iterator[str]:
     """Yield why layout.tp cannot split the model's matmuls; what it suggests splits the sequences too."""
-    tp, sizes = layout.tp, _sizes_over_tp(architecture)
+    tp, sizes = layout.tp, sizes_over_tp(architecture)
     common = math.gcd(*sizes.values(), seq_len // layout.cp or 1)
     allowed = [n for n in divisors(common) if _shares_kv_heads(architecture, n)]
     advice = f"set layout.tp to {either(nearest_of(tp, allowed))}"
@@ -93,7 +93,7 @@ def divisors(value: int) -> list[int]:
     return [n for n in range(1, min(value, _MAX_SUGGESTED) + 1) if value % n == 0]
 
 
-def _sizes_over_tp(architecture: LlamaArchitecture) -> dict[str, int]:
+def sizes_over_tp(architecture: LlamaArchitecture) -> dict[str, int]:
     """Return by name what tensor parallelism splits into equal parts."""
     sizes = {"num_heads": architecture.num_heads, "vocab_size": architecture.vocab_size}
     if not isinstance(architecture, MoEArchitecture) or architecture.num_dense_layers:
