@@ -82,8 +82,11 @@ def load_job(path: Path | str, overrides: Sequence[str] = ()) -> ResolvedJob:
 
 def inspect_job(path: Path | str, overrides: Sequence[str] = ()) -> Inspection:
     """Return the job as far as it can be read; raises ConfigError only for a file that cannot be read at all."""
-    path = Path(path)
-    text = _read(path)
+    return inspect_text(Path(path), _read(Path(path)), overrides)
+
+
+def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspection:
+    """Return the job of a file's text; an empty text leaves all to the overrides."""
     values = _parse(path, text)
     lines = key_lines(text)
     overridden, problems = apply_overrides(values, overrides)
