@@ -1,4 +1,1 @@
-"""Measures this machine -> Cluster.
-
-Empty until the planner is built.
-"""
+"""Measures this machine -> Device and Cluster, in the catalogue's own form."""

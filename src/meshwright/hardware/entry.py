@@ -21,14 +21,13 @@ from meshwright.spec.cluster import Cluster, Link
 from meshwright.spec.device import Device, MatmulRates
 
 _RATES = dict.fromkeys(MatmulRates.model_fields, quantity.FLOPS_PER_S)
-_UNITS: dict[str, Any] = {
+DEVICE_UNITS: dict[str, Any] = {
     "memory_bytes": quantity.BYTES,
     "memory_bytes_per_s": quantity.BYTES_PER_S,
     "measured_memory_bytes_per_s": quantity.BYTES_PER_S,
     "context_bytes": quantity.BYTES,
     "communicator_bytes": quantity.BYTES,
     "host_launch_s": quantity.SECONDS,
-    "sharded_unit_host_s": quantity.SECONDS,
     "dense_flops_per_s": _RATES,
     "measured_matmul_flops_per_s": _RATES,
     "num_sms": quantity.COUNT,
@@ -38,8 +37,12 @@ _UNITS: dict[str, Any] = {
         "forward_flops_per_s": quantity.FLOPS_PER_S,
         "backward_flops_per_s": quantity.FLOPS_PER_S,
     },
-    "elementwise_points": {"bytes_per_s": quantity.BYTES_PER_S},
+    "memory_op_points": {
+        "forward_elements_per_s": quantity.ELEMENTS_PER_S,
+        "backward_elements_per_s": quantity.ELEMENTS_PER_S,
+    },
 }
+"""The unit of every number of a device's file; a dict of dicts is a table's, or those of a list of tables."""
 _LINK_UNITS: dict[str, Any] = {
     "bytes_per_s": quantity.BYTES_PER_S,
     "bytes_per_s_per_peer": quantity.BYTES_PER_S,
@@ -48,12 +51,13 @@ _LINK_UNITS: dict[str, Any] = {
     "oversubscription": quantity.FACTOR,
     "collectives": {"latency_s": quantity.SECONDS, "bytes_per_s": quantity.BYTES_PER_S},
 }
-_CLUSTER_UNITS: dict[str, Any] = {"intra_node": _LINK_UNITS, "inter_node": _LINK_UNITS}
+CLUSTER_UNITS: dict[str, Any] = {"intra_node": _LINK_UNITS, "inter_node": _LINK_UNITS}
+"""The unit of every number of a cluster's file."""
 
 
 def read_device(file: Traversable, name: str) -> Device:
     """Return the device that `file` describes; raises ConfigError naming the file and every bad field."""
-    values, problems = _read(file, _UNITS)
+    values, problems = _read(file, DEVICE_UNITS)
     try:
         device = Device.from_dict({**values, "name": name})
     except ValidationError as error:
@@ -65,7 +69,7 @@ def read_device(file: Traversable, name: str) -> Device:
 
 def read_cluster_values(file: Traversable) -> dict[str, Any]:
     """Return the fields of a cluster, its device still a name; raises ConfigError naming the file and bad fields."""
-    values, problems = _read(file, _CLUSTER_UNITS)
+    values, problems = _read(file, CLUSTER_UNITS)
     if not isinstance(values.get("device"), str):
         problems.append('device: write the catalogue name of the device, such as device = "h100-sxm"')
     if problems:

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 _CGROUP_MEMORY = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_PROCESSORS = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _OS_RELEASE = Path("/etc/os-release")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -29,6 +30,15 @@ def num_usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """Return what the processor calls itself, such as "AMD EPYC"; its architecture where the system does not tell."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", _PROCESSORS.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.machine() or "unknown processor"
 
 
 def usable_memory_bytes() -> int:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.figure import Figure
-from meshwright.spec.measured import AttentionPoint, ElementwisePoint, MatmulPoint
+from meshwright.spec.measured import AttentionPoint, MatmulPoint, MemoryOpPoint
 from meshwright.spec.noun import Noun
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
@@ -74,17 +74,15 @@ class Device(Noun):
     communicator_bytes: Figure | None = None
     """Device memory that the communication library's buffers take of each process, bytes."""
     host_launch_s: Figure | None = None
-    """Seconds that the host needs to issue one operation of an eager program."""
-    sharded_unit_host_s: Figure | None = None
-    """Seconds that the host needs to gather, free and reduce one FSDP unit once, communication not counted."""
+    """Seconds that the host needs for one kernel of an eager model, its share of modules and autograd included."""
     is_host: bool = False
-    """Whether kernels run on the host's own cores: issuing them adds to their time instead of hiding behind it."""
+    """Whether kernels run on the host's own cores: the host's seconds add to theirs instead of hiding behind them."""
     matmul_points: tuple[MatmulPoint, ...] = Field((), strict=False)
     """Measured rates of matrix products by size; empty where nobody measured them."""
     attention_points: tuple[AttentionPoint, ...] = Field((), strict=False)
     """Measured rates of attention by size."""
-    elementwise_points: tuple[ElementwisePoint, ...] = Field((), strict=False)
-    """Measured bandwidth of elementwise operations by size."""
+    memory_op_points: tuple[MemoryOpPoint, ...] = Field((), strict=False)
+    """Measured rates of what moves numbers, by operation and size."""
     power_w: Figure | None = None
     """Highest board power, watts: a lower cap lowers the clocks and with them every rate."""
     note: str | None = None

@@ -13,7 +13,13 @@ from pydantic import PositiveInt
 from meshwright.spec.figure import Figure
 from meshwright.spec.noun import Noun
 
-CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send"]
+CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send", "unshard", "reduce-grads"]
+"""send is to the next rank while the one before sends here. unshard and reduce-grads are what FSDP does with one unit,
+around its all-gather and reduce-scatter: copies into and out of one buffer, hooks, and the waits of threads."""
+
+MemoryOp = Literal["add", "swiglu", "norm", "rope", "loss", "update", "clip"]
+"""A residual addition (backward adds the gradients of its two uses), silu(gate) x up, RMSNorm, rotary embedding,
+cross-entropy of logits; and over parameters the step of fused AdamW, and norm and scaling of the gradients."""
 
 
 class MatmulPoint(Noun):
@@ -38,8 +44,6 @@ class AttentionPoint(Noun):
     """Format of queries, keys and values."""
     num_heads: PositiveInt
     """Query heads, those of all sequences of the batch counted."""
-    num_kv_heads: PositiveInt
-    """Key/value heads, counted likewise."""
     seq_len: PositiveInt
     """Positions of queries, and of keys."""
     head_dim: PositiveInt
@@ -50,13 +54,19 @@ class AttentionPoint(Noun):
     """2.5 times those FLOPs (five products, one of them computed again) over the time of backward."""
 
 
-class ElementwisePoint(Noun):
-    """An operation on each element that reads two tensors and writes one."""
+class MemoryOpPoint(Noun):
+    """An operation that moves numbers rather than multiplying matrices, as Meshwright's own eager modules do it."""
 
-    num_bytes: PositiveInt
-    """What it reads and writes together, bytes."""
-    bytes_per_s: Figure
-    """num_bytes over its time, the issue of the operation included."""
+    op: MemoryOp
+    """Which."""
+    dtype: str
+    """Format of what it reads and writes."""
+    num_elements: PositiveInt
+    """Elements of its result; of the logits for loss, parameters for update and clip."""
+    forward_elements_per_s: Figure
+    """num_elements over the time of forward, its issue included."""
+    backward_elements_per_s: Figure | None = None
+    """num_elements over the time of backward; None for what has none."""
 
 
 class CollectivePoint(Noun):

@@ -1,0 +1,72 @@
+"""Seconds of what ranks do together: each kind of collective, by how many take part and by size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from meshwright.calibrator.menu import Menu
+from meshwright.calibrator.timing import Stopwatch
+from meshwright.spec.measured import CollectiveKind
+
+_BYTES_PER_ELEMENT = 4
+
+
+def collective_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[CollectiveKind, int, int], float]:
+    """Return the seconds of each kind of collective, by (kind, ranks, bytes of the whole tensor).
+
+    Ranks are 2, 4, ... and all; groups of fewer than all work at the same time, as those of a layout's axis do.
+    """
+    seconds = {}
+    for num_ranks in _group_sizes(dist.get_world_size()):
+        group = _own_group(num_ranks)
+        for num_bytes in menu.collective_bytes:
+            for kind, call in _collectives(num_bytes, group, watch.device).items():
+                seconds[kind, num_ranks, num_bytes] = watch.seconds(call)
+    return seconds
+
+
+def _group_sizes(num_ranks: int) -> list[int]:
+    """Return the powers of two that divide the ranks, and their number itself."""
+    sizes = [size for power in range(1, 10) if num_ranks % (size := 2**power) == 0]
+    return sorted({*sizes, num_ranks})
+
+
+def _own_group(num_ranks: int) -> dist.ProcessGroup:
+    """Return this rank's group among those of `num_ranks` consecutive ranks each; a collective."""
+    firsts = range(0, dist.get_world_size(), num_ranks)
+    groups = [dist.new_group(list(range(first, first + num_ranks))) for first in firsts]
+    own = groups[dist.get_rank() // num_ranks]
+    assert isinstance(own, dist.ProcessGroup)
+    return own
+
+
+def _collectives(
+    num_bytes: int, group: dist.ProcessGroup, device: torch.device
+) -> dict[CollectiveKind, Callable[[], object]]:
+    """Return a call of each kind whose whole tensor has `num_bytes`, rounded to a multiple of the ranks."""
+    num_ranks = group.size()
+    share = max(1, num_bytes // _BYTES_PER_ELEMENT // num_ranks)
+    part, whole, other = (torch.zeros(size, device=device) for size in (share, share * num_ranks, share * num_ranks))
+    return {
+        "all-gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
+        "reduce-scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
+        "all-reduce": partial(dist.all_reduce, whole, group=group),
+        "all-to-all": partial(dist.all_to_all_single, other, whole, group=group),
+        "send": partial(_pass_on, whole, other, group),
+    }
+
+
+def _pass_on(outgoing: Tensor, incoming: Tensor, group: dist.ProcessGroup) -> None:
+    """Send to the next rank of the group and receive from the one before, as the stages of a full pipeline do."""
+    rank, num_ranks = group.rank(), group.size()
+    exchange = [
+        dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % num_ranks),
+        dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % num_ranks),
+    ]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()

@@ -1,0 +1,174 @@
+"""What was measured, as a Device and a Cluster of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.calibrator.measure import Measurements
+from meshwright.calibrator.menu import Menu
+from meshwright.hardware import quantity
+from meshwright.spec.cluster import Cluster, Link
+from meshwright.spec.device import Device, MatmulRates
+from meshwright.spec.figure import Figure, Source
+from meshwright.spec.measured import AttentionPoint, CollectiveKind, CollectivePoint, MatmulPoint, MemoryOpPoint
+
+# Fused AdamW reads parameter, gradient and both moments, and writes all but the gradient, in float32.
+_UPDATE_BYTES_PER_PARAMETER = 28
+_SHORTEST_S = 1e-6
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured on, as far as no clock tells it."""
+
+    device: Device
+    """What is known of the device besides: name, memory, and of an accelerator its datasheet."""
+    backend: str
+    """What collectives went through: gloo or NCCL."""
+    num_ranks: int
+    source: Source
+    """The measurement."""
+
+    def figure(self, value: float, units: Mapping[str, float]) -> Figure:
+        """Return a measured value, rounded to the digits that a measurement has."""
+        return Figure(value=quantity.round_quantity(value, units), source=self.source)
+
+
+def describe(machine: Machine, menu: Menu, measured: Measurements) -> tuple[Device, Cluster]:
+    """Return the machine's device, as one rank of all that work at once sees it, and the cluster of all ranks."""
+    device = machine.device.replace(
+        measured_memory_bytes_per_s=_memory_rate(machine, measured),
+        measured_matmul_flops_per_s=_best_matmuls(machine, measured),
+        host_launch_s=machine.figure(measured.host_s["kernel"], quantity.SECONDS),
+        matmul_points=_matmul_points(machine, measured),
+        attention_points=_attention_points(machine, menu, measured),
+        memory_op_points=_memory_op_points(machine, measured),
+    )
+    if device.memory_bytes_per_s is None:
+        device = device.replace(memory_bytes_per_s=device.measured_memory_bytes_per_s)
+    cluster = Cluster(
+        name=device.name,
+        title=f"{device.title}: {machine.num_ranks} ranks over {machine.backend}",
+        device=device,
+        num_devices=machine.num_ranks,
+        devices_per_node=machine.num_ranks,
+        is_usual=True,
+        intra_node=_link(machine, measured) if machine.num_ranks > 1 else None,
+        source=machine.source,
+    )
+    return device, cluster
+
+
+def _matmul_flops(rows: int, columns: int, inner: int) -> float:
+    """Return the FLOPs of the three products that are timed together."""
+    return 6.0 * rows * columns * inner
+
+
+def _best_matmuls(machine: Machine, measured: Measurements) -> MatmulRates:
+    rates: dict[str, Any] = {}
+    for (dtype, *sizes), seconds in measured.matmul_s.items():
+        rates[dtype] = max(rates.get(dtype, 0.0), _matmul_flops(*sizes) / seconds)
+    return MatmulRates(**{dtype: machine.figure(rate, quantity.FLOPS_PER_S) for dtype, rate in rates.items()})
+
+
+def _memory_rate(machine: Machine, measured: Measurements) -> Figure:
+    num_parameters = max(elements for op, _, elements in measured.forward_memory_op_s if op == "update")
+    seconds = measured.forward_memory_op_s["update", "float32", num_parameters]
+    return machine.figure(_UPDATE_BYTES_PER_PARAMETER * num_parameters / seconds, quantity.BYTES_PER_S)
+
+
+def _matmul_points(machine: Machine, measured: Measurements) -> tuple[MatmulPoint, ...]:
+    return tuple(
+        MatmulPoint(
+            dtype=dtype,
+            num_rows=rows,
+            num_columns=columns,
+            inner=inner,
+            flops_per_s=machine.figure(_matmul_flops(rows, columns, inner) / seconds, quantity.FLOPS_PER_S),
+        )
+        for (dtype, rows, columns, inner), seconds in measured.matmul_s.items()
+    )
+
+
+def _attention_points(machine: Machine, menu: Menu, measured: Measurements) -> tuple[AttentionPoint, ...]:
+    points = []
+    for at, seconds in measured.forward_attention_s.items():
+        dtype, seq_len, head_dim = at
+        flops = 2.0 * menu.num_heads * seq_len**2 * head_dim
+        backward = 2.5 * flops / measured.backward_attention_s[at]
+        points.append(
+            AttentionPoint(
+                dtype=dtype,
+                num_heads=menu.num_heads,
+                seq_len=seq_len,
+                head_dim=head_dim,
+                forward_flops_per_s=machine.figure(flops / seconds, quantity.FLOPS_PER_S),
+                backward_flops_per_s=machine.figure(backward, quantity.FLOPS_PER_S),
+            )
+        )
+    return tuple(points)
+
+
+def _memory_op_points(machine: Machine, measured: Measurements) -> tuple[MemoryOpPoint, ...]:
+    def rate(elements: int, seconds: float | None) -> Figure | None:
+        return None if seconds is None else machine.figure(elements / seconds, quantity.ELEMENTS_PER_S)
+
+    points = []
+    for at, seconds in measured.forward_memory_op_s.items():
+        op, dtype, elements = at
+        forward, backward = rate(elements, seconds), rate(elements, measured.backward_memory_op_s.get(at))
+        assert forward is not None
+        points.append(
+            MemoryOpPoint(
+                op=op,
+                dtype=dtype,
+                num_elements=elements,
+                forward_elements_per_s=forward,
+                backward_elements_per_s=backward,
+            )
+        )
+    return tuple(points)
+
+
+def _link(machine: Machine, measured: Measurements) -> Link:
+    """Return what joins the ranks: each collective's own line, and from all-gathers what a ring's step would be."""
+    by_group: dict[tuple[CollectiveKind, int], list[tuple[float, float]]] = {}
+    for (kind, num_ranks, num_bytes), seconds in measured.collective_s.items():
+        by_group.setdefault((kind, num_ranks), []).append((num_bytes, seconds))
+    lines = {group: _line(points) for group, points in by_group.items()}
+    num_steps = machine.num_ranks - 1
+    latency_s, s_per_byte = lines["all-gather", machine.num_ranks]
+    return Link(
+        name=f"{machine.backend} on one machine",
+        bytes_per_s=machine.figure(num_steps / machine.num_ranks / s_per_byte, quantity.BYTES_PER_S),
+        latency_s=machine.figure(latency_s / num_steps, quantity.SECONDS),
+        collectives=tuple(
+            CollectivePoint(
+                kind=kind,
+                num_ranks=num_ranks,
+                latency_s=machine.figure(latency_s, quantity.SECONDS),
+                bytes_per_s=machine.figure(1 / s_per_byte, quantity.BYTES_PER_S),
+            )
+            for (kind, num_ranks), (latency_s, s_per_byte) in lines.items()
+        ),
+    )
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return (latency, seconds per byte) of the line that is nearest in proportion to the (bytes, seconds) measured.
+
+    In proportion: a microsecond matters to a small message. A slope or latency below zero, which noise can make, gives
+    way to the line through the smallest and largest.
+    """
+    num_bytes, seconds = np.array(sorted(points), np.float64).T
+    seconds = np.maximum(seconds, _SHORTEST_S)
+    columns = np.stack([1 / seconds, num_bytes / seconds], axis=1)
+    (latency_s, s_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)
+    if latency_s < _SHORTEST_S or s_per_byte <= 0:
+        latency_s = seconds[0]
+        s_per_byte = max(seconds[-1] - seconds[0], _SHORTEST_S) / num_bytes[-1]
+    return float(latency_s), float(s_per_byte)

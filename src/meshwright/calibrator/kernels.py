@@ -1,0 +1,62 @@
+"""Seconds of a rank's matrix products and attention, by size."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.calibrator.menu import Menu
+from meshwright.calibrator.timing import Stopwatch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Formats by the name that the catalogue has for them."""
+
+
+def matmul_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int, int], float]:
+    """Return the seconds of the three products of a linear layer, by (dtype, rows, columns, inner).
+
+    Training needs all three, and their rates differ: the output reads the weight along its rows, the input's gradient
+    across them, and the weight's gradient sums over tokens.
+    """
+    seconds = {}
+    for dtype, rows, columns, inner in itertools.product(
+        menu.dtypes, menu.matmul_rows, menu.matmul_widths, menu.matmul_widths
+    ):
+        operands = (
+            torch.randn(shape, dtype=DTYPES[dtype], device=watch.device)
+            for shape in ((rows, inner), (columns, inner), (rows, columns))
+        )
+        calls = [partial(_products, *copy) for copy in watch.copies(*operands)]
+        seconds[dtype, rows, columns, inner] = watch.seconds(*calls)
+    return seconds
+
+
+def attention_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int], tuple[float, float]]:
+    """Return the seconds of causal attention, forward and backward, by (dtype, seq_len, head_dim)."""
+    seconds = {}
+    for dtype, seq_len, head_dim in itertools.product(menu.dtypes, menu.seq_lens, menu.head_dims):
+        shape = (1, menu.num_heads, seq_len, head_dim)
+        inputs = (torch.randn(shape, dtype=DTYPES[dtype], device=watch.device, requires_grad=True) for _ in range(3))
+        attention = partial(F.scaled_dot_product_attention, is_causal=True)
+        seconds[dtype, seq_len, head_dim] = both_ways_seconds(watch, attention, *inputs)
+    return seconds
+
+
+def both_ways_seconds(watch: Stopwatch, function: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, float]:
+    """Return the seconds of `function(*inputs)`, and of its gradient with respect to those inputs that want one."""
+    forwards = [partial(function, *copy) for copy in watch.copies(*inputs)]
+    backwards = []
+    for forward in forwards:
+        result, wanted = forward(), [tensor for tensor in forward.args if tensor.requires_grad]
+        backwards.append(partial(torch.autograd.grad, result, wanted, torch.ones_like(result), retain_graph=True))
+    return watch.seconds(*forwards), watch.seconds(*backwards)
+
+
+def _products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """Return what a linear layer makes in a step: its output, and the gradients of its input and its weight."""
+    return torch.mm(x, weight.t()), torch.mm(gradient, weight), torch.mm(gradient.t(), x)

@@ -1,0 +1,78 @@
+"""measure(): everything that one rank times, as plain numbers that can be sent to whoever writes the file."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import distributed as dist
+
+from meshwright.calibrator.communication import collective_seconds
+from meshwright.calibrator.kernels import attention_seconds, matmul_seconds
+from meshwright.calibrator.memory_ops import memory_op_seconds
+from meshwright.calibrator.menu import Menu
+from meshwright.calibrator.timing import Stopwatch
+from meshwright.calibrator.tiny_step import host_seconds, unit_seconds
+from meshwright.spec.measured import CollectiveKind, MemoryOp
+
+_NUM_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Seconds by what took them; see kernels.py, memory_ops.py, communication.py and tiny_step.py."""
+
+    matmul_s: dict[tuple[str, int, int, int], float]
+    forward_attention_s: dict[tuple[str, int, int], float]
+    backward_attention_s: dict[tuple[str, int, int], float]
+    forward_memory_op_s: dict[tuple[MemoryOp, str, int], float]
+    backward_memory_op_s: dict[tuple[MemoryOp, str, int], float]
+    collective_s: dict[tuple[CollectiveKind, int, int], float]
+    """Empty with one rank."""
+    host_s: dict[str, float]
+    """Of a "kernel" of an eager model."""
+
+
+def measure(device_type: str, menu: Menu, seconds: float, num_threads: int) -> Measurements:
+    """Return what this rank measured in about `seconds`; a collective over a process group that exists.
+
+    All ranks measure the same at the same time, each with `num_threads` of the processor, as they would train. The menu
+    is gone through several times and the best of each is kept: another program can slow a measurement, never speed it.
+    """
+    torch.set_num_threads(num_threads)
+    device = torch.device(device_type, torch.cuda.current_device()) if device_type == "cuda" else torch.device("cpu")
+    watch = Stopwatch(device, seconds / menu.num_points / _NUM_ROUNDS)
+    return _combine([_round(menu, watch) for _ in range(_NUM_ROUNDS)], min)
+
+
+def mean_of(ranks: Sequence[Measurements]) -> Measurements:
+    """Return the mean over ranks of each measurement; they are of the same sizes."""
+    return _combine(ranks, statistics.fmean)
+
+
+def _round(menu: Menu, watch: Stopwatch) -> Measurements:
+    attention = attention_seconds(menu, watch)
+    memory_ops = memory_op_seconds(menu, watch)
+    has_peers = dist.get_world_size() > 1
+    return Measurements(
+        matmul_s=matmul_seconds(menu, watch),
+        forward_attention_s={at: forward for at, (forward, _) in attention.items()},
+        backward_attention_s={at: backward for at, (_, backward) in attention.items()},
+        forward_memory_op_s={at: forward for at, (forward, _) in memory_ops.items()},
+        backward_memory_op_s={at: back for at, (_, back) in memory_ops.items() if back is not None},
+        collective_s=collective_seconds(menu, watch) | unit_seconds(menu.block_widths, watch) if has_peers else {},
+        host_s={"kernel": host_seconds(watch)},
+    )
+
+
+def _combine(several: Sequence[Measurements], combine: Callable[[list[float]], float]) -> Measurements:
+    return Measurements(
+        **{
+            field.name: {
+                at: combine([getattr(one, field.name)[at] for one in several]) for at in getattr(several[0], field.name)
+            }
+            for field in fields(Measurements)
+        }
+    )
