@@ -44,8 +44,11 @@ class Stack(Noun):
     """Whether all experts of a rank are one kernel."""
     fused_experts: bool = False
     """Whether that kernel does the experts' activation and casts too."""
-    cuda_graphs: Literal["none", "blocks", "step"] = "none"
-    """What is replayed from CUDA graphs, and so costs the host nothing."""
+    cuda_graphs: Literal["none", "routing", "blocks", "step"] = "none"
+    """What is replayed from CUDA graphs, and so costs the host nothing: a mixture's routing, blocks but for their
+    experts, whole steps."""
+    low_precision_attention: bool = False
+    """Whether attention is computed in 8 bits where matmuls are."""
     gradient_sync: Literal["step", "microbatch"] = "step"
     """How often sharded gradients are reduced: once, whole ones adding up until then, or after every microbatch."""
     gradient_accumulation_dtype: Literal["float32", "bfloat16"] = "float32"

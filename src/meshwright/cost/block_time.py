@@ -1,0 +1,196 @@
+"""BlockTimes: seconds of one block's forward and backward pass for one microbatch, cause by cause, nothing overlapped.
+
+    matmuls     tile_flops / rate, or their bytes / memory rate; the backward pass has two for each
+    attention   FLOPs / (rate x ramp) flash, with 2.5 x the FLOPs backward; unfused: matmuls and passes over scores
+    memory      elements x 2 bytes x passes / memory rate, casts to 8 bits and float32 gradient sums besides
+    host        launches x seconds of a launch
+
+Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions. What is fitted stands in Constants.
+Ignored: dropout, biases, L2 hits between kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Floats, Setting
+from meshwright.cost.constants import Constants
+from meshwright.cost.matmul import is_misaligned, matmul_bytes, tile_flops
+from meshwright.cost.rates import Peaks, Rates, architecture_of
+from meshwright.cost.work import Work
+
+_BACKWARD_LAUNCHES = 1.7
+_ATTENTION_BACKWARD_FLOPS = 2.5
+_LOSS_BYTES = 16.0
+"""Bytes for each logit: 16-bit write and read, float32 softmax, gradient."""
+
+
+@dataclass(frozen=True)
+class BlockTimes:
+    """One element an owner; seconds unless the name says otherwise."""
+
+    ideal_matmul: Floats
+    """Forward matmuls at the dense peak."""
+    ideal_attention: Floats
+    reached_matmul: Floats
+    """Forward matmuls at the rate of large ones."""
+    matmul: tuple[Floats, Floats]
+    """Forward, backward."""
+    attention: tuple[Floats, Floats]
+    memory: tuple[Floats, Floats]
+    host: tuple[Floats, Floats]
+
+
+class BlockPricer:
+    """What does not depend on constants, computed once: tiles, bytes, FLOPs."""
+
+    def __init__(self, work: Work, settings: tuple[Setting, ...], peaks: Peaks) -> None:
+        self.work, self.settings, self.peaks = work, settings, peaks
+        self.owner_setting = work.setting[work.owners.key]
+        lines = work.matmuls
+        self.line_setting = self.owner_setting[lines.owner]
+        low = np.array([s.workload.matmul_dtype in ("float8", "float4") for s in settings])
+        four = np.array([s.workload.matmul_dtype == "float4" for s in settings])
+        wide = np.array([s.workload.activation_element_bytes for s in settings], np.float64)
+        self.is_low = low[self.line_setting] & lines.is_low
+        self.element_bytes = np.where(self.is_low, np.where(four[self.line_setting], 0.5, 1.0), wide[self.line_setting])
+        self.activation_bytes = wide[self.owner_setting]
+        new = np.array([architecture_of(s.cluster.device).startswith("blackwell") for s in settings])
+        self.is_new = new[self.line_setting]
+        self.flops = 2 * lines.groups * lines.m * lines.n * lines.k
+        self._tiles: dict[float, list[Floats]] = {}
+        m, n, k, g = lines.m, lines.n, lines.k, lines.groups
+        self.passes = [(m, n, k), (m, k, n), (k, n, m)]
+        self.bytes = [matmul_bytes(*shape, g, self.element_bytes) for shape in self.passes]
+        self.misaligned = is_misaligned(n, k, self.element_bytes)
+        self.weights = g * n * k
+        self.inputs = g * m * k
+        self.outputs = g * m * n
+
+    def tiles(self, small_tile: float) -> list[Floats]:
+        """Return the tile FLOPs of the three passes, kept for the constant they were made with."""
+        if small_tile not in self._tiles:
+            sms = self.peaks.num_sms[self.line_setting]
+            share = np.where(self.is_new, small_tile, 1.0)
+            groups = self.work.matmuls.groups
+            self._tiles = {small_tile: [tile_flops(*shape, groups, sms, share) for shape in self.passes]}
+        return self._tiles[small_tile]
+
+    def price(self, rates: Rates, constants: Constants) -> BlockTimes:
+        """Return the seconds of every owner."""
+        reached = self._reached(rates, constants)
+        matmul = self._matmuls(rates, reached, constants)
+        attention, ideal_attention = self._attention(rates, constants)
+        ideal = self._by_owner(self.flops / self.peaks.dense[self.line_setting])
+        return BlockTimes(
+            ideal_matmul=ideal,
+            ideal_attention=ideal_attention,
+            reached_matmul=self._by_owner(self.flops / reached),
+            matmul=matmul,
+            attention=attention,
+            memory=self._memory(rates, constants),
+            host=self._host(constants),
+        )
+
+    def _by_owner(self, values: Floats) -> Floats:
+        return np.bincount(self.work.matmuls.owner, values, minlength=len(self.work.owners.key))
+
+    def _reached(self, rates: Rates, constants: Constants) -> Floats:
+        rate = np.where(self.is_low, rates.matmul[self.line_setting], rates.matmul16[self.line_setting])
+        slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)
+        return np.asarray(rate / slower / constants["misaligned"] ** self.misaligned)
+
+    def _matmuls(self, rates: Rates, reached: Floats, constants: Constants) -> tuple[Floats, Floats]:
+        memory = rates.memory[self.line_setting]
+        fused = np.array([s.stack.grouped_experts for s in self.settings])[self.line_setting]
+        num_kernels = np.where(fused, 1.0, self.work.matmuls.groups)
+        seconds = [
+            np.maximum(tiles / reached, num_bytes / memory) + constants["kernel_s"] * num_kernels
+            for tiles, num_bytes in zip(self.tiles(constants["small_tile.blackwell"]), self.bytes, strict=True)
+        ]
+        return self._by_owner(seconds[0]), self._by_owner(seconds[1] + seconds[2])
+
+    def _attention(self, rates: Rates, constants: Constants) -> tuple[tuple[Floats, Floats], Floats]:
+        owners, setting = self.work.owners, self.owner_setting
+        ramp = owners.context / (owners.context + constants["attention_ramp_tokens"])
+        narrow = np.where(owners.head_width < 96, constants["narrow_head"], 1.0)
+        rate = rates.attention[setting] * ramp * narrow
+        flash = owners.attention_flops / rate
+        flash_back = _ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
+        whole = 4 * owners.score_elements * owners.head_width
+        alignment = np.where(owners.head_width % 64 == 0, 1.0, np.where(owners.head_width % 8 == 0, 1.15, 1.5))
+        products = whole / (rates.matmul16[setting] * constants["unfused_matmul"]) * alignment
+        passes = owners.score_elements * 2 * constants["unfused_passes"] / rates.memory[setting]
+        is_flash = np.array([s.stack.attention == "flash" for s in self.settings])[setting]
+        forward = np.where(is_flash, flash, products + passes)
+        backward = np.where(is_flash, flash_back, 2 * products + 1.3 * passes)
+        return (forward, backward), owners.attention_flops / self.peaks.dense[setting]
+
+    def _memory(self, rates: Rates, constants: Constants) -> tuple[Floats, Floats]:
+        owners, setting = self.work.owners, self.owner_setting
+        memory = rates.memory[setting]
+        passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.settings])[setting]
+        biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.settings])[setting]
+        routed = np.array([_routing_passes(s, constants) for s in self.settings])[setting]
+        passes = passes * np.where(owners.routed_copies > 0, routed, 1.0)
+        elements = owners.memory_elements * passes + owners.biased_elements * biased
+        forward = elements * self.activation_bytes / memory
+        loss = owners.loss_elements * _LOSS_BYTES * passes / memory
+        casts = np.array([_casts(s, constants) for s in self.settings])[self.line_setting]
+        casts = np.where(self.is_low, 3.0 * casts, 0.0) / rates.memory[self.line_setting]
+        cast_forward = self._by_owner(casts * (self.inputs + self.weights))
+        cast_backward = self._by_owner(casts * (self.outputs + self.weights))
+        sum_bytes = {"float32": 8.0, "bfloat16": 4.0}
+        adds = np.array([sum_bytes[s.stack.gradient_accumulation_dtype] for s in self.settings])[setting]
+        is_whole = np.array([s.stack.sharding != "parameters" for s in self.settings])[setting]
+        sums = self._by_owner(self.weights) * constants["accumulate"] / memory * (adds * is_whole)
+        starts = constants["kernel_s"] * constants["launches_per_op"] * owners.num_ops
+        forward = forward + starts
+        return forward + loss / 2 + cast_forward, 2 * forward + loss / 2 + cast_backward + sums
+
+    def _host(self, constants: Constants) -> tuple[Floats, Floats]:
+        owners, setting = self.work.owners, self.owner_setting
+        launch = np.array([_launch_s(s, constants) for s in self.settings])[setting]
+        exchange = np.array([_exchange_launches(s, constants) for s in self.settings])[setting]
+        low = np.array([s.workload.matmul_dtype in ("float8", "float4") for s in self.settings])[setting]
+        count = owners.num_ops * constants["launches_per_op"] + 8.0 * low
+        count = count + constants["collective_launches"] * owners.num_tp_collectives
+        count = count + np.where(owners.routed_copies > 0, exchange, 0.0)
+        tp = self.work.keys.tp[owners.key]
+        slowest = 1 + constants["host_jitter"] * (tp - 1)
+        return count * launch * slowest, _BACKWARD_LAUNCHES * count * launch * slowest
+
+
+def _casts(setting: Setting, constants: Constants) -> float:
+    if setting.workload.matmul_dtype == "float4":
+        return constants["casts.float4"]
+    if setting.workload.precision == "mxfp8":
+        return constants["casts.mx"]
+    return constants["casts.compiled" if setting.stack.kernels != "fused" else "casts.fused"]
+
+
+def _routing_passes(setting: Setting, constants: Constants) -> float:
+    return constants["routing_passes"] * _unfused(setting, constants)
+
+
+def _unfused(setting: Setting, constants: Constants) -> float:
+    """Return the share of the passes around experts that their kernel does not do itself."""
+    return constants["fused_experts"] if setting.stack.fused_experts else 1.0
+
+
+def _launch_s(setting: Setting, constants: Constants) -> float:
+    stack = setting.stack
+    name = "unfused" if stack.attention == "unfused" else stack.kernels
+    share = {"none": 1.0, "routing": 0.7, "blocks": 0.3, "step": 0.1}[stack.cuda_graphs]
+    return constants[f"launch_s.{name}"] * share
+
+
+def _exchange_launches(setting: Setting, constants: Constants) -> float:
+    name = "exchange_launches" if setting.stack.dispatcher == "fused" else "plain_exchange_launches"
+    return constants[name]
+
+
+Index = NDArray[np.int64]

@@ -1,0 +1,121 @@
+"""Communication: what tensor, context, expert and pipeline parallelism add to a block, in exposed seconds.
+
+    tp   gathers and scatters of the residual stream: 2 of each forward, and one gather more backward; without sequence
+         parallelism 2 all-reduces each way
+    cp   keys and values from the other ranks: gathered (exposed), or round a ring (what attention does not hide), or
+         four all-to-alls (ulysses); backward twice as much
+    ep   tokens to their experts and back, both ways forward and backward
+    pp   one send of the residual stream forward and one backward for each microbatch and chunk
+
+Sources: Korthikanti et al. 2022 (arXiv:2205.05198) for tp with sequence parallelism, Llama 3 (arXiv:2407.21783, 3.3.2)
+for gathered keys, Jacobs et al. 2023 (arXiv:2309.14509) for ulysses. Where a stack overlaps, a fitted share stays
+exposed. Ignored: contention between axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.all_to_all import Routing, all_to_all_s, token_exchange_s
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.collective import all_gather_s
+from meshwright.cost.constants import Constants
+from meshwright.cost.fabric import Fabric
+from meshwright.cost.group import group_of
+from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.point_to_point import send_s
+from meshwright.cost.work import Work
+
+Index = NDArray[np.int64]
+
+
+def communication_of(cases: Cases, work: Work) -> Communication:
+    """Return the cases' communication, to be priced with a fabric and constants."""
+
+    def is_set(name: str) -> NDArray[np.bool_]:
+        return cases.each(lambda s: float(getattr(s.stack, name))) > 0
+
+    return Communication(
+        layouts=cases.layouts,
+        work=work,
+        element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
+        has_sequence_parallel=is_set("sequence_parallel"),
+        overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
+        overlaps_ep=is_set("ep_overlap"),
+        overlaps_sends=is_set("p2p_overlap"),
+        is_deduplicated=cases.each(lambda s: float(s.stack.dispatcher == "fused")) > 0,
+    )
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One element a case."""
+
+    layouts: LayoutTable
+    work: Work
+    element_bytes: Floats
+    has_sequence_parallel: NDArray[np.bool_]
+    overlaps_tp: NDArray[np.bool_]
+    overlaps_ep: NDArray[np.bool_]
+    overlaps_sends: NDArray[np.bool_]
+    is_deduplicated: NDArray[np.bool_]
+
+    def tensor(self, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
+        """Return tp's exposed seconds of one block, forward and backward."""
+        owners = self.work.owners
+        group = group_of(1, self.layouts.tp, fabric)
+        num_bytes = owners.tokens[owner] * owners.width[owner] * self.element_bytes
+        one = all_gather_s(num_bytes, group, fabric) * np.where(self.overlaps_tp, c["tp_exposed"], 1.0)
+        count = owners.num_tp_collectives[owner]
+        return one * count, one * count * np.where(self.has_sequence_parallel, 1.25, 1.0)
+
+    def context(
+        self, owner: Index, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return cp's exposed seconds of one block, forward and backward."""
+        owners, layouts = self.work.owners, self.layouts
+        cp = layouts.cp
+        group = group_of(layouts.tp, cp, fabric)
+        local = owners.kv_elements[owner] * self.element_bytes
+        gathered = all_gather_s(local * cp, group, fabric)
+        ring = (cp - 1) * send_s(local, group, fabric)
+        queries = owners.tokens[owner] * owners.width[owner] / layouts.tp * self.element_bytes
+        swapped = all_to_all_s(2 * queries + local, group, fabric)
+        is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
+        is_swap = layouts.cp_method == CONTEXT_METHODS.index("ulysses")
+        hidden_f, hidden_b = 0.8 * attention_f, 0.8 * attention_b
+        ring_f = np.maximum(c["cp_exposed"] * ring, ring - hidden_f)
+        ring_b = np.maximum(c["cp_exposed"] * 2 * ring, 2 * ring - hidden_b)
+        forward = np.where(is_ring, ring_f, np.where(is_swap, swapped, gathered))
+        backward = np.where(is_ring, ring_b, np.where(is_swap, swapped, 2 * gathered))
+        has_attention = owners.attention_flops[owner] > 0
+        return forward * has_attention, backward * has_attention
+
+    def expert(self, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
+        """Return ep's exposed seconds of one block, forward and backward."""
+        owners, layouts = self.work.owners, self.layouts
+        copies = owners.routed_copies[owner]
+        stride = np.where(layouts.etp > 1, layouts.tp, 1)
+        group = group_of(stride, layouts.ep, fabric)
+        num_bytes = owners.tokens[owner] / layouts.tp * owners.width[owner] * self.element_bytes
+        routing = Routing(np.maximum(copies, 1), self.is_deduplicated)
+        one = token_exchange_s(num_bytes, routing, group, fabric)
+        one = one * np.where(copies > 0, 1.0, 0.0) * np.where(self.overlaps_ep, c["ep_exposed"], 1.0)
+        return 2 * one, 2 * one
+
+    def sends(self, fabric: Fabric, c: Constants, num_microbatches: Floats) -> Floats:
+        """Return the exposed seconds of all sends between stages in a step."""
+        owners, layouts = self.work.owners, self.layouts
+        first = np.zeros(len(self.work.setting), np.int64)
+        first[owners.key[::-1]] = np.arange(len(owners.key))[::-1]
+        owner = first[self.work.key_of_case]
+        num_bytes = owners.tokens[owner] * owners.width[owner] * self.element_bytes
+        num_bytes = num_bytes / np.where(self.has_sequence_parallel, layouts.tp, 1)
+        group = group_of(layouts.num_ranks // layouts.pp, layouts.pp, fabric)
+        one = send_s(num_bytes, group, fabric) + np.where(layouts.pp > 1, c["send_s"], 0.0)
+        share = np.where(self.overlaps_sends, c["pp_exposed"], c["pp_plain_exposed"])
+        waits = np.where(self.overlaps_sends | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
+        return 2 * one * (share * num_microbatches * layouts.stages_per_rank + layouts.pp - 1) + waits

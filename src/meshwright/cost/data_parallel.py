@@ -1,0 +1,126 @@
+"""DataParallel: gathering parameters, reducing gradients, and what of it computation hides.
+
+    FSDP     each block: exposed = max(block, communication) - block + slowdown x the shorter of the two;
+             forward gathers, backward gathers again (if resharded) and scatters; the ends of the step are exposed
+    ZeRO-1   gradients scattered and parameters gathered once a step, hidden behind the last microbatch but for a share
+    HSDP     one all-reduce of a block's gradient shard over the replicas besides
+
+Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054), Galvatron (arXiv:2211.13878) for the slowdown. A pipeline
+gathers once for all its microbatches. Ignored: dim-0 padding of shards; prefetch of more than one block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.collective import all_gather_s, all_reduce_s
+from meshwright.cost.constants import Constants
+from meshwright.cost.fabric import Fabric
+from meshwright.cost.group import group_of
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.work import BLOCK, Work
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """One element a case."""
+
+    layouts: LayoutTable
+    work: Work
+    shards_parameters: NDArray[np.bool_]
+    overlaps: NDArray[np.bool_]
+    element_bytes: Floats
+    gather_bytes: Floats
+    """Bytes of a parameter that is gathered."""
+    reduce_bytes: Floats
+    """Bytes of a gradient that is reduced."""
+    dense_parameters: Floats
+    """Of the fullest rank, before data-parallel ranks share them."""
+    expert_parameters: Floats
+    updated: Floats
+    """Parameters that one rank updates."""
+    num_microbatches: Floats
+
+
+def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
+    """Return what data-parallel ranks hold and exchange."""
+    layouts, owners = cases.layouts, work.owners
+    is_block = owners.kind == BLOCK
+
+    def per_key(values: Floats, mask: NDArray[np.bool_]) -> Floats:
+        total = np.bincount(owners.key[mask], (values * owners.count)[mask], minlength=len(work.setting))
+        return np.asarray(total[work.key_of_case])
+
+    ends = per_key(owners.dense_parameters, ~is_block)
+    dense = per_key(owners.dense_parameters, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
+    experts = per_key(owners.expert_parameters, is_block) / layouts.pp
+    sharding = [setting.stack.sharding for setting in cases.settings]
+    shards = np.array([name == "parameters" for name in sharding])[cases.setting]
+    divides = np.array([name != "none" for name in sharding])[cases.setting]
+    updated = dense / np.where(divides, layouts.fsdp, 1) + experts / np.where(divides, np.maximum(layouts.efsdp, 1), 1)
+    low = cases.each(lambda s: float(s.stack.low_precision_gather and s.workload.matmul_dtype in ("float8", "float4")))
+    wide = cases.each(lambda s: s.workload.activation_element_bytes)
+    return DataParallel(
+        layouts=layouts,
+        work=work,
+        shards_parameters=shards,
+        overlaps=cases.each(lambda s: float(s.stack.dp_overlap)) > 0,
+        element_bytes=wide,
+        gather_bytes=np.where(low > 0, 1.0, wide),
+        reduce_bytes=cases.each(lambda s: 4.0 if s.workload.gradient_dtype == "float32" else 2.0),
+        dense_parameters=dense,
+        expert_parameters=experts,
+        updated=updated,
+        num_microbatches=cases.num_microbatches,
+    )
+
+
+def fsdp_exposed_s(
+    dp: DataParallel, owner: Index, fabric: Fabric, c: Constants, block: tuple[Floats, Floats], memory_rate: Floats
+) -> Floats:
+    """Return the seconds that FSDP adds to one block's passes (`block`: forward, backward) of one microbatch."""
+    owners, layouts = dp.work.owners, dp.layouts
+    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    group = group_of(layouts.tp, layouts.fsdp, fabric)
+    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
+
+    def collective(element_bytes: Floats) -> Floats:
+        whole = all_gather_s(dense * element_bytes, group, fabric)
+        return whole + np.where(experts > 0, all_gather_s(experts * element_bytes, expert_group, fabric), 0.0)
+
+    # A pipeline keeps its parameters gathered, and reduces once: for all microbatches together.
+    share = np.where(layouts.pp > 1, 1.0 / dp.num_microbatches, 1.0)
+    gather = collective(dp.gather_bytes) * share
+    scatter = collective(dp.element_bytes) * dp.reduce_bytes / 2 * share * c["reduce32"] / 2
+    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
+    shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
+    scatter = scatter + all_reduce_s(shard, replicas, fabric) * share
+    slowdown = c["overlap_slowdown"]
+    copies = 2 * (dense + experts) * dp.gather_bytes / memory_rate * (layouts.fsdp > 1) * share
+    again = np.where(dp.layouts.is_resharded, gather, 0.0)
+    forward = np.maximum(gather - block[0], 0) + slowdown * np.minimum(gather, block[0]) + copies
+    backward_comm = again + scatter
+    backward = np.maximum(backward_comm - block[1], 0) + slowdown * np.minimum(backward_comm, block[1]) + copies
+    return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
+
+
+def exposed_update_s(dp: DataParallel, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
+    """Return the seconds of exchanging gradients and parameters once a step that nothing hides (not FSDP)."""
+    layouts = dp.layouts
+    group = group_of(layouts.tp, layouts.dp * layouts.cp, fabric)
+    num_experts = np.maximum(layouts.dp * layouts.cp * layouts.tp // (layouts.ep * layouts.etp), 1)
+    expert_group = group_of(layouts.ep * layouts.etp, num_experts, fabric)
+    element_bytes = (dp.reduce_bytes + dp.element_bytes) * 1.0
+    whole = all_gather_s(dp.dense_parameters * element_bytes, group, fabric)
+    whole = whole + np.where(
+        dp.expert_parameters > 0, all_gather_s(dp.expert_parameters * element_bytes, expert_group, fabric), 0.0
+    )
+    hidden = np.where(dp.overlaps, 0.8 * hidden_behind_s, 0.0)
+    exposed = np.where(dp.overlaps, np.maximum(whole * c["dp_exposed"], whole - hidden), whole)
+    return np.where(dp.shards_parameters, 0.0, exposed)

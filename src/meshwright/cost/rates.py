@@ -1,0 +1,142 @@
+"""Rates: what a setting's device and links reach, from the catalogue's figures and the constants.
+
+    matmul      dense peak x share of its architecture [x (power cap / full power) ^ exponent]
+    attention   16-bit dense peak x share
+    memory      bandwidth x share
+
+A measured figure of the catalogue (meshwright calibrate) stands in for peak x share. An unknown architecture takes the
+share that somebody measured (measured_matmul_flops_per_s), or Ampere's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.case import Floats, Setting
+from meshwright.cost.constants import Constants
+from meshwright.errors import UnsupportedError
+from meshwright.spec.device import Device
+
+ARCHITECTURES = {
+    "v100": "volta",
+    "a100": "ampere",
+    "l40s": "ampere",
+    "rtx": "ampere",
+    "h100": "hopper",
+    "h200": "hopper",
+    "h800": "hopper",
+    "b200": "blackwell",
+    "gb200": "blackwell",
+    "b300": "blackwell-ultra",
+    "gb300": "blackwell-ultra",
+    "mi300x": "cdna",
+    "mi325x": "cdna",
+    "mi355x": "cdna",
+}
+"""Architecture by the first part of a device's catalogue name."""
+_FULL_POWER_W = {"h100-96gb-500w": 700.0}
+
+
+def architecture_of(device: Device) -> str:
+    """Return the device's architecture; ampere where nobody said."""
+    architecture = ARCHITECTURES.get(device.name.split("-")[0], "ampere")
+    return f"{architecture}-limited" if device.name.endswith("-limited") else architecture
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Datasheet figures, one element a setting; independent of the constants."""
+
+    dense: Floats
+    """Dense peak of the workload's matmuls, FLOP/s: what MFU is a share of."""
+    dense16: Floats
+    memory_bytes_per_s: Floats
+    num_sms: Floats
+    power_share: Floats
+    """Power cap over the power that the peaks are given for."""
+
+
+def peaks_of(settings: tuple[Setting, ...]) -> Peaks:
+    """Return the figures of each setting's device; raises UnsupportedError naming a figure that is missing."""
+    columns = [
+        (
+            _peak(setting.cluster.device, setting.workload.matmul_dtype),
+            _peak(setting.cluster.device, setting.workload.activation_dtype),
+            _figure(setting.cluster.device, "memory_bytes_per_s"),
+            _num_sms(setting.cluster.device),
+            _power_share(setting.cluster.device),
+        )
+        for setting in settings
+    ]
+    return Peaks(*np.array(columns, np.float64).T)
+
+
+def _peak(device: Device, dtype: str) -> float:
+    peak = device.peak_flops_per_s(dtype)
+    if peak is None and dtype == "float16":
+        peak = device.peak_flops_per_s("bfloat16")
+    if peak is None and dtype in ("float8", "float4"):
+        peak = device.peak_flops_per_s("bfloat16")
+        if peak is not None and device.name.startswith("h100-96gb"):
+            return 2 * peak
+    if peak is None:
+        raise UnsupportedError(f"device {device.name} has no dense_flops_per_s.{dtype}: add it to its catalogue entry")
+    return peak
+
+
+def _figure(device: Device, name: str) -> float:
+    figure = getattr(device, name)
+    if figure is None:
+        raise UnsupportedError(f"device {device.name} has no {name}: add it to its catalogue entry")
+    return float(figure.value)
+
+
+def _num_sms(device: Device) -> float:
+    return 132.0 if device.num_sms is None else device.num_sms.value
+
+
+def _power_share(device: Device) -> float:
+    full = _FULL_POWER_W.get(device.name)
+    return 1.0 if full is None or device.power_w is None else device.power_w.value / full
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is reached, one element a setting."""
+
+    matmul: Floats
+    matmul16: Floats
+    attention: Floats
+    memory: Floats
+
+
+def rates_of(settings: tuple[Setting, ...], peaks: Peaks, constants: Constants) -> Rates:
+    """Return the rates that each setting's device reaches, FLOP/s and bytes/s."""
+    power = peaks.power_share ** constants["power_exponent"]
+    shares = np.array([_shares(setting, constants) for setting in settings], np.float64).T
+    return Rates(
+        matmul=peaks.dense * shares[0] * power,
+        matmul16=peaks.dense16 * shares[1] * power,
+        attention=peaks.dense16 * shares[2] * power,
+        memory=peaks.memory_bytes_per_s * constants["memory_rate"],
+    )
+
+
+def _shares(setting: Setting, constants: Constants) -> tuple[float, float, float]:
+    architecture, stack, workload = architecture_of(setting.cluster.device), setting.stack, setting.workload
+    share16 = constants[f"matmul.{architecture}"]
+    share = share16
+    if workload.matmul_dtype == "float8":
+        share = constants.get(f"matmul8.{architecture}", share16)
+        share *= constants["rowwise"] if workload.precision == "float8-rowwise" else 1.0
+        share *= constants["mx"] if workload.precision == "mxfp8" else 1.0
+    elif workload.matmul_dtype == "float4":
+        share = constants.get(f"matmul4.{architecture}", share16)
+    attention = constants[f"attention.{architecture}"]
+    if stack.kernels != "fused":
+        attention *= constants.get(f"attention_generic.{architecture}", 1.0)
+    if stack.low_precision_attention and workload.matmul_dtype in ("float8", "float4"):
+        attention *= constants["attention8"]
+    return share, share16, attention

@@ -1,0 +1,287 @@
+"""step_times: seconds of one optimizer step, from the physical floor up, of many cases at once.
+
+    microbatch = sum over blocks (matmul + attention + memory [+ recompute] + exposed tp, cp, ep), or the host if longer
+    fsdp       = max(block, gathers and scatters) + slowdown x the shorter of the two
+    step       = microbatches x slowest stage + bubble + exposed sends
+                 + last gradients + optimizer + fixed host work, all x straggling
+
+One op list (work.py) is priced cause by cause (block_time.py); this page puts the causes together and names what each
+adds. Ignored: that stages differ in more than their number of blocks (replay_s prices the finalists exactly).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.block_time import BlockPricer, BlockTimes
+from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.communication import Communication, communication_of
+from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.data_parallel import DataParallel, data_parallel_of, exposed_update_s, fsdp_exposed_s
+from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS
+from meshwright.cost.rates import peaks_of, rates_of
+from meshwright.cost.stage import Stages, bubble_share, stages_of
+from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
+from meshwright.spec.estimate import StepTime
+
+_OPTIMIZER_BYTES = 32.0
+"""Read and written for each parameter by AdamW with float32 masters: gradient, master, two moments, the new copy."""
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """Seconds by cause, one element a case; the fields are those of StepTime."""
+
+    floor_s: Floats
+    matmul_s: Floats
+    tile_s: Floats
+    attention_s: Floats
+    memory_s: Floats
+    host_s: Floats
+    recompute_s: Floats
+    tp_s: Floats
+    cp_s: Floats
+    ep_s: Floats
+    dp_s: Floats
+    pp_s: Floats
+    bubble_s: Floats
+    optimizer_s: Floats
+    jitter_s: Floats
+
+    @property
+    def total_s(self) -> Floats:
+        """Return the whole steps."""
+        return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
+
+    def step_time(self, row: int) -> StepTime:
+        """Return the case at `row` as the noun."""
+        return StepTime(**{field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)})
+
+
+def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:
+    """Return the step of each case by cause, with the fitted constants unless others are given."""
+    return StepPricer(cases).price(fitted_constants() if constants is None else constants)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One microbatch through one rank's share of the whole model, one element a case."""
+
+    ideal: Floats
+    reached: Floats
+    matmul: Floats
+    attention: Floats
+    memory: Floats
+    host: Floats
+    recompute: Floats
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    dp: Floats
+
+    @property
+    def total(self) -> Floats:
+        parts = (
+            self.matmul,
+            self.attention,
+            self.memory,
+            self.host,
+            self.recompute,
+            self.tp,
+            self.cp,
+            self.ep,
+            self.dp,
+        )
+        return np.asarray(sum(parts))
+
+    def __add__(self, other: _Pass) -> _Pass:
+        return _Pass(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, factor: Floats) -> _Pass:
+        return _Pass(*(getattr(self, f.name) * factor for f in fields(self)))
+
+
+class StepPricer:
+    """Prices the same cases again and again with other constants; what does not depend on them is computed once."""
+
+    def __init__(self, cases: Cases) -> None:
+        self.cases, self.layouts = cases, cases.layouts
+        settings = cases.settings
+        self.work = work_of(cases)
+        self.peaks = peaks_of(settings)
+        self.pricer = BlockPricer(self.work, settings, self.peaks)
+        fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in settings]
+        self.fabric = stack_fabrics(fabrics, cases.setting)
+        self.is_omni_path = cases.each(_is_omni_path) > 0
+        self.microbatches = cases.num_microbatches
+        self.stage: Stages = stages_of(cases, self.work)
+        self.communication: Communication = communication_of(cases, self.work)
+        self.parallel: DataParallel = data_parallel_of(cases, self.work)
+        self.slots = self._slots()
+        each = cases.each
+        self.multipliers = tuple(
+            each(lambda s, name=name: getattr(s.stack, name)) for name in ("compute", "communication", "overhead")
+        )
+        self.recomputed = self._recomputed()
+        self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
+
+    def _slots(self) -> list[tuple[int, NDArray[np.int64], Floats]]:
+        """Return (kind, owner of each case, blocks of each case) for every group position that any model has."""
+        owners = self.work.owners
+        order = np.lexsort((np.arange(len(owners.key)), owners.key))
+        position = np.zeros(len(owners.key), np.int64)
+        keys = owners.key[order]
+        starts = np.r_[0, np.flatnonzero(np.diff(keys)) + 1]
+        position[order] = np.arange(len(keys)) - np.repeat(starts, np.diff(np.r_[starts, len(keys)]))
+        slots = []
+        for slot in range(int(position.max()) + 1):
+            for kind in (BLOCK, FIRST, LAST):
+                rows = np.flatnonzero((position == slot) & (owners.kind == kind))
+                if not len(rows):
+                    continue
+                owner = np.full(len(self.work.setting), -1)
+                owner[owners.key[rows]] = rows
+                of_case = owner[self.work.key_of_case]
+                count = np.where(of_case >= 0, owners.count[of_case], 0.0)
+                slots.append((kind, np.maximum(of_case, 0), count))
+        return slots
+
+    def _recomputed(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return the shares of matmuls, attention, memory-bound ops and collectives that are done again."""
+        shares = {
+            "matmul-outputs": (0.0, 0.0, 1.0),
+            "half-of-matmul-outputs": (0.45, 0.0, 1.0),
+            "core-attention": (0.0, 1.0, 0.1),
+        }
+        policy, every = self.layouts.activation_checkpoint, self.layouts.activation_checkpoint_every
+        is_full = policy == ACTIVATION_CHECKPOINTS.index("full")
+        is_selective = policy == ACTIVATION_CHECKPOINTS.index("selective")
+        parts = []
+        for index in range(3):
+            selective = self.cases.each(lambda s, i=index: shares[s.stack.selective][i])
+            parts.append(np.where(is_full, 1.0, np.where(is_selective, selective, 0.0)) / every)
+        return parts[0], parts[1], parts[2], np.where(is_full, 1.0, 0.0) / every
+
+    def _fabric(self, constants: Constants) -> Fabric:
+        slow = self.multipliers[1]
+        return replace(
+            self.fabric.shared(intra=slow / constants["intra_share"], inter=slow / self._network_share(constants)),
+            base_s=constants["collective_s"] * slow,
+            intra_step_s=self.fabric.intra_step_s * slow,
+            inter_step_s=self.fabric.inter_step_s * slow,
+            all_to_all_intra_s=constants["exchange_s"] * slow,
+        )
+
+    def _network_share(self, constants: Constants) -> Floats:
+        return np.where(self.is_omni_path, constants["omni_path"], 1.0) * constants["inter_share"]
+
+    def price(self, constants: Constants) -> StepTerms:
+        """Return the step of each case by cause."""
+        rates = rates_of(self.cases.settings, self.peaks, constants)
+        times = self.pricer.price(rates, constants)
+        fabric = self._fabric(constants)
+        memory_rate = rates.memory[self.cases.setting]
+        passes = {BLOCK: [], FIRST: [], LAST: []}
+        for kind, owner, count in self.slots:
+            one = self._block(kind, owner, times, fabric, memory_rate, constants)
+            passes[kind].append((one, count))
+        blocks = self._summed(passes[BLOCK])
+        first, last = self._summed(passes[FIRST]), self._summed(passes[LAST])
+        return self._step(blocks, first, last, fabric, memory_rate, constants)
+
+    def _summed(self, parts: list[tuple[_Pass, Floats]]) -> _Pass:
+        total = _Pass(*(np.zeros(len(self.cases)) for _ in fields(_Pass)))
+        for one, count in parts:
+            total = total + one * count
+        return total
+
+    def _block(
+        self, kind: int, owner: NDArray[np.int64], times: BlockTimes, fabric: Fabric, memory_rate: Floats, c: Constants
+    ) -> _Pass:
+        """Return one block's passes for one microbatch, forward and backward together."""
+        compute, _, overhead = self.multipliers
+        ideal, ideal_att = times.ideal_matmul[owner], times.ideal_attention[owner]
+        mm_f, mm_b = (side[owner] * compute for side in times.matmul)
+        att_f, att_b = (side[owner] * compute for side in times.attention)
+        mem_f, mem_b = (side[owner] * compute * overhead for side in times.memory)
+        host_f, host_b = (side[owner] * overhead for side in times.host)
+        again = tuple(0.0 * share for share in self.recomputed) if kind != BLOCK else self.recomputed
+        tp_f, tp_b = self.communication.tensor(owner, fabric, c)
+        tp_r = again[3] * tp_f
+        cp_f, cp_b = self.communication.context(owner, fabric, c, att_f, att_b)
+        ep_f, ep_b = self.communication.expert(owner, fabric, c)
+        ep_r, cp_r = again[3] * ep_f, again[3] * cp_f
+        rec = again[0] * mm_f + again[1] * att_f + again[2] * mem_f
+        device_f = mm_f + att_f + mem_f + tp_f + cp_f + ep_f
+        device_b = mm_b + att_b + mem_b + rec + tp_b + cp_b + ep_b + tp_r + ep_r + cp_r
+        host_b = host_b + again[0] * host_f
+        sharpness = c["host_sharpness"]
+        wait_f = _longer(device_f, host_f, sharpness) - device_f
+        wait_b = _longer(device_b, host_b, sharpness) - device_b
+        dp = np.zeros_like(device_f)
+        if kind == BLOCK:
+            dp = fsdp_exposed_s(self.parallel, owner, fabric, c, (device_f + wait_f, device_b + wait_b), memory_rate)
+        return _Pass(
+            ideal=3 * (ideal + ideal_att),
+            reached=3 * times.reached_matmul[owner] * compute,
+            matmul=mm_f + mm_b,
+            attention=att_f + att_b,
+            memory=mem_f + mem_b,
+            host=wait_f + wait_b,
+            recompute=rec,
+            tp=tp_f + tp_b + tp_r,
+            cp=cp_f + cp_b + cp_r,
+            ep=ep_f + ep_b + ep_r,
+            dp=dp,
+        )
+
+    def _step(
+        self, blocks: _Pass, first: _Pass, last: _Pass, fabric: Fabric, memory_rate: Floats, c: Constants
+    ) -> StepTerms:
+        pp, n = self.layouts.pp, self.microbatches
+        mean = (blocks + first + last) * (1.0 / pp)
+        slowest = self.stage.slowest_s(blocks.total, first.total, last.total)
+        bubble = bubble_share(self.layouts, n) * mean.total
+        imbalance = n * np.maximum(slowest - mean.total, 0.0)
+        sends = self.communication.sends(fabric, c, n)
+        update = exposed_update_s(self.parallel, fabric, c, slowest + bubble)
+        overhead = self.multipliers[2]
+        optimizer = self.parallel.updated * _OPTIMIZER_BYTES / memory_rate * c["optimizer_passes"] * overhead
+        fixed = c["step_s"] * overhead
+        steady = mean * n
+        straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
+        floor = steady.ideal
+        ideal_matmul = floor * 0.0 + (steady.reached)
+        return StepTerms(
+            floor_s=floor,
+            matmul_s=ideal_matmul - (floor - self._ideal_attention(steady)),
+            tile_s=steady.matmul - ideal_matmul,
+            attention_s=steady.attention - self._ideal_attention(steady),
+            memory_s=steady.memory,
+            host_s=steady.host + fixed,
+            recompute_s=steady.recompute,
+            tp_s=steady.tp,
+            cp_s=steady.cp,
+            ep_s=steady.ep,
+            dp_s=steady.dp + update,
+            pp_s=sends,
+            bubble_s=imbalance + bubble,
+            optimizer_s=optimizer,
+            jitter_s=straggling,
+        )
+
+    def _ideal_attention(self, steady: _Pass) -> Floats:
+        return steady.ideal * 0.0
+
+
+def _longer(device: Floats, host: Floats, sharpness: float) -> Floats:
+    return np.asarray((device**sharpness + host**sharpness) ** (1 / sharpness))
+
+
+def _is_omni_path(setting: Setting) -> float:
+    link = setting.cluster.inter_node
+    return float(link is not None and "Omni-Path" in link.name)

@@ -1,0 +1,89 @@
+"""read_runs: a file of measured runs as cases to price, the rows that cannot be priced with the reason."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.cost.case import Setting
+from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.planner.measured.cluster import cluster_of
+from meshwright.planner.measured.layout import layout_of
+from meshwright.planner.measured.model import model_of
+from meshwright.planner.measured.row import RunRow, run_row
+from meshwright.planner.measured.stack import stack_of
+from meshwright.spec.layout import Layout
+from meshwright.spec.stack import Stack
+from meshwright.spec.workload import Workload
+
+_REQUIRED = ("id", "n_layers", "hidden", "gpu", "n_gpus")
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One row: what ran, or why it cannot be priced, and what was measured."""
+
+    row: RunRow
+    setting: Setting | None
+    layout: Layout | None
+    assumed: tuple[str, ...] = ()
+    """What was taken for granted where the row says nothing."""
+    unsupported_reason: str = ""
+
+    @property
+    def is_supported(self) -> bool:
+        """Return whether the run can be priced."""
+        return self.setting is not None
+
+
+def read_runs(file: Path, known: dict[str, Stack] | None = None) -> list[MeasuredRun]:
+    """Return every row of the CSV `file`, in order; raises ConfigError where it is no such file."""
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{file}: cannot be read as CSV ({error}): name a file of measured runs") from None
+    missing = [name for name in _REQUIRED if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ConfigError(f"{file}: has no column {', '.join(missing)}: add it (see docs/planning.md for the format)")
+    return [measured_run(cells, known) for cells in rows]
+
+
+def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = None) -> MeasuredRun:
+    """Return the run that one row tells of, with the reason where it cannot be priced."""
+    plain = {key: value for key, value in cells.items() if isinstance(value, str)}
+    row = RunRow({key: value for key, value in plain.items() if value})
+    assumed: list[str] = []
+    try:
+        row = run_row(plain)
+        model = model_of(row, assumed)
+        stack = stack_of(row, known)
+        cluster = cluster_of(row, assumed)
+        seq_len = row.count("seq_len")
+        if seq_len is None:
+            return MeasuredRun(row, None, None, (), "seq_len is empty, and nothing tells it")
+        batch = _global_batch(row)
+        layout = layout_of(row, model, stack, batch, assumed)
+        workload = Workload(
+            seq_len=seq_len,
+            global_batch_size=batch,
+            precision=row.precision,
+            gradient_dtype=stack.gradient_accumulation_dtype,
+        )
+    except MeshwrightError as error:
+        return MeasuredRun(row, None, None, tuple(assumed), str(error))
+    except ValueError as error:  # a noun's own validation
+        return MeasuredRun(row, None, None, tuple(assumed), " ".join(str(error).split())[:300])
+    return MeasuredRun(row, Setting(model, workload, cluster, stack), layout, tuple(assumed))
+
+
+def _global_batch(row: RunRow) -> int:
+    stated = row.count("global_batch")
+    if stated is not None:
+        return stated
+    size, dp = row.count("micro_batch"), row.count("dp")
+    if size is None or dp is None:
+        size, dp = size or 1, dp or 1
+    return size * dp * (row.count("grad_accum") or 1)
