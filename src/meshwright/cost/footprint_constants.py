@@ -8,7 +8,7 @@ FRAGMENTATION = 0.06
 """Reserved and not allocated, as a share of all that comes and goes in a step. Fitted on the published runs that tell
 reserved bytes; 2 to 8 % is usual."""
 
-SMI_BYTES = 7.0 * 2**30
+SMI_BYTES = 8.5 * 2**30
 """What nvidia-smi shows besides reserved bytes, context and the first communicator: further communicators, buckets.
 Fitted on the published runs that tell it, which are all of one trainer with about ten communicators."""
 

@@ -86,64 +86,69 @@ class _Held:
 
     def loss(self) -> Parts:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
-        resting = np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks())
-        logits = self.is_last * self.memory.ends.logits_bytes
-        return self._moment(self._gathered(resting) + self._whole_gradients(0.0), self.kept, logits, 0.0, 0.0)
+        return self._moment(
+            gathered_bytes=self._gathered(np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks()))
+            + self._added_up(),
+            activations_bytes=self.kept,
+            logits_bytes=self.is_last * self.memory.ends.logits_bytes,
+        )
 
     def backward(self) -> Parts:
         """Return what the first block's backward adds."""
-        gathered = self._gathered(self._at_work()) + self._whole_gradients(self.block_elements)
-        return self._moment(gathered, self.kept + self.working, np.zeros(1), 0.0, self.transient)
+        at_work = np.where(self.memory.layouts.is_resharded, self._few_blocks(), self._all_blocks())
+        return self._moment(
+            gathered_bytes=self._gathered(at_work) + self._own_gradients() + self._added_up(),
+            activations_bytes=self.kept + self.working,
+            buffers_bytes=self._reduced(),
+            workspace_bytes=self.transient,
+        )
 
     def end(self) -> Parts:
-        """Return what the last block's backward adds."""
-        memory, size = self.memory, self.bytes
-        shards = np.where(self.accumulates, 0.0, self.elements.shared * size.shared_gradient * self.on_device)
-        kept = np.max([block.all_kept_bytes for block in memory.blocks], axis=0)
-        gathered = self._gathered(self._at_work()) + self._whole_gradients(self.block_elements)
-        return self._moment(gathered, kept, np.zeros(1), shards, self.transient)
+        """Return what the last block's backward adds: others have been freed and reduced."""
+        # What stands outside of blocks is reduced after them, when their parameters are gone.
+        blocks = self.elements.shared - self.outside.shared
+        shards = blocks * self.bytes.shared_gradient * self.on_device
+        return self._moment(
+            gathered_bytes=self._gathered(self._few_blocks()) + self._own_gradients(),
+            gradients_bytes=np.where(self.accumulates & (not self.reduces_once), 0.0, shards),
+            activations_bytes=np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0),
+            buffers_bytes=self._reduced(),
+            workspace_bytes=self.transient,
+        )
 
-    def _moment(
-        self,
-        gathered: Floats,
-        activations: Floats,
-        logits: Floats,
-        gradients: Floats | float,
-        transient: Floats | float,
-    ) -> Parts:
-        zero = np.zeros(len(self.memory.layouts))
-        return {
-            "gathered_bytes": zero + gathered,
-            "gradients_bytes": zero + gradients,
-            "activations_bytes": zero + activations,
-            "logits_bytes": zero + logits,
-            "buffers_bytes": self._buffers(),
-            "workspace_bytes": zero + WORKSPACE_BYTES + transient,
-        }
+    def _moment(self, **bytes_by_class: Floats) -> Parts:
+        """Return the classes that come and go, those not given being 0 but for what is always there."""
+        memory = self.memory
+        zero = np.zeros(len(memory.layouts))
+        names = ("gathered_bytes", "gradients_bytes", "activations_bytes", "logits_bytes", "buffers_bytes")
+        parts = {name: zero + bytes_by_class.get(name, 0.0) for name in names}
+        # The sequence that tp ranks have gathered, or are about to share out.
+        parts["buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
+        parts["workspace_bytes"] = zero + WORKSPACE_BYTES + bytes_by_class.get("workspace_bytes", 0.0)
+        return parts
 
     def _all_blocks(self) -> Floats:
         return self.elements.whole - self.outside.whole
 
-    def _at_work(self) -> Floats:
-        """Return the elements of the blocks that are gathered while one computes."""
-        few = np.minimum(_NUM_GATHERED_BLOCKS * self.block_elements, self._all_blocks())
-        return np.where(self.memory.layouts.is_resharded, few, self._all_blocks())
+    def _few_blocks(self) -> Floats:
+        """Return the elements of the blocks that are gathered while one computes, where the others are freed."""
+        return np.minimum(_NUM_GATHERED_BLOCKS * self.block_elements, self._all_blocks())
 
     def _gathered(self, blocks: Floats) -> Floats:
         return self.is_sharded * (self.outside.whole + blocks) * self.compute_bytes
 
-    def _whole_gradients(self, block: Floats | float) -> Floats:
-        """Return the bytes of gradients before they are reduced: of the block at work, or of all where they add up."""
-        passing = (self.outside.whole + block) * self.compute_bytes
-        adding = self.elements.whole * self.reduce_bytes + block * self.compute_bytes
-        return self.is_sharded * np.where(self.accumulates & self.reduces_once, adding, passing)
+    def _own_gradients(self) -> Floats:
+        """Return the bytes of a microbatch's gradients that are not reduced yet: of the block at work and the ends."""
+        return self.is_sharded * (self.outside.whole + self.block_elements) * self.compute_bytes
 
-    def _buffers(self) -> Floats:
-        """Return the bytes that collectives read and write besides the tensors themselves."""
-        memory, layouts = self.memory, self.memory.layouts
-        reduced = self.is_sharded * self.block_elements * self.reduce_bytes
-        sequence = np.where(layouts.tp > 1, memory.stream_bytes, 0.0)
-        return reduced + sequence
+    def _added_up(self) -> Floats:
+        """Return the bytes of whole gradients that earlier microbatches left."""
+        adds_up = self.accumulates & self.reduces_once & self.is_sharded
+        return np.where(adds_up, self.elements.whole * self.reduce_bytes, 0.0)
+
+    def _reduced(self) -> Floats:
+        """Return the bytes of the gradients that a reduction reads: those of one block, in its format."""
+        return self.is_sharded * self.block_elements * self.reduce_bytes
 
 
 def _times(elements: Elements, factor: Floats | Ints) -> Elements:

@@ -114,7 +114,7 @@ def test_whole_gradients_add_up_unless_each_microbatch_is_reduced() -> None:
 def test_one_microbatch_has_shards_of_gradients_when_its_activations_are_gone() -> None:
     setting = _setting("llama3-8b", seq_len=128, global_batch_size=1)
     memory = _footprint(setting, Layout())
-    assert memory.gradients_bytes[0] == 4 * setting.model.num_parameters
+    assert memory.gradients_bytes[0] == 4 * setting.model.groups[1].count * setting.model.groups[1].num_parameters
     assert memory.logits_bytes[0] == 0
 
 
