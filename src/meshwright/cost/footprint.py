@@ -70,8 +70,6 @@ def footprint(cases: Cases) -> Footprint:
     Of those between first and last the second has the most microbatches in flight.
     """
     pp = cases.layouts.pp
-    if (pp == 1).all():
-        return footprint_of_rank(cases, 0)
     return _footprint(cases, [np.zeros_like(pp), np.minimum(pp - 1, 1), pp - 1])
 
 
@@ -101,11 +99,13 @@ def _footprint(cases: Cases, pp_ranks: list[NDArray[np.int64]]) -> Footprint:
     """Return the memory of that one of each case's `pp_ranks` which has the most."""
     columns = {field.name: np.zeros(len(cases)) for field in fields(Footprint)}
     columns["context_bytes"] = cases.each(lambda setting: outside_bytes(setting.cluster))
+    num_microbatches = cases.num_microbatches
     for position in np.unique(cases.setting):
         rows = np.flatnonzero(cases.setting == position)
-        layouts, number = cases.layouts.take(rows), cases.num_microbatches[rows]
-        memory = Memory(cases.settings[position], layouts)
-        ranks = [rank_parts(memory, number, pp_rank[rows]) for pp_rank in pp_ranks]
+        memory = Memory(cases.settings[position], cases.layouts.take(rows))
+        # Without a pipeline all of them are one.
+        distinct = pp_ranks if (memory.layouts.pp > 1).any() else pp_ranks[:1]
+        ranks = [rank_parts(memory, num_microbatches[rows], pp_rank[rows]) for pp_rank in distinct]
         for name, values in _fullest(ranks).items():
             columns[name][rows] = values
     return Footprint(**columns)

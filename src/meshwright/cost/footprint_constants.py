@@ -4,7 +4,7 @@ WORKSPACE_BYTES = 64 * 2**20
 """Scratch of the matmul library and small tensors: cuBLAS takes 32 MiB on Hopper and later, once for each of the
 compute and the backward stream (torch's notes on CUDA, cuBLAS workspaces)."""
 
-FRAGMENTATION = 0.06
+FRAGMENTATION = 0.08
 """Reserved and not allocated, as a share of all that comes and goes in a step. Fitted on the published runs that tell
 reserved bytes; 2 to 8 % is usual."""
 
