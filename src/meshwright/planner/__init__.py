@@ -1,4 +1,1 @@
-"""Space, feasibility and search: Job + Cluster -> Plan.
-
-Empty until the planner is built.
-"""
+"""The layout search: enumerate, keep what fits, price, explain. No torch."""

@@ -1,0 +1,69 @@
+"""From rows of a table to nouns: the Layout as a job would write it, and what is expected of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from meshwright.cost.layout_table import LayoutTable, layout_table
+from meshwright.planner.bubble import num_actions, played_step
+from meshwright.planner.price import Priced, price
+from meshwright.planner.question import Question
+from meshwright.spec.estimate import Estimate
+from meshwright.spec.layout import Layout
+from meshwright.spec.plan import Candidate
+
+_CARRIED = ("stage_boundaries", "prefetch", "compile_backend", "reshard_after_forward", "virtual_stages")
+"""Keys that a table has no column for, or says less of than a job may."""
+
+
+def layout_at(layouts: LayoutTable, row: int, question: Question) -> Layout:
+    """Return the layout at `row`: keys that only repeat a default are left at it, those that are fixed are kept."""
+    layout = layouts.layout(row)
+    plain: dict[str, Any] = {}
+    if layout.replace(virtual_stages=None).stages_per_rank == layout.stages_per_rank:
+        plain["virtual_stages"] = None
+    if (layout.pp == 1) == (layout.reshard_after_forward == "always"):
+        plain["reshard_after_forward"] = "auto"
+    return layout.replace(**(plain | {key: question.fixed[key] for key in _CARRIED if key in question.fixed}))
+
+
+def candidate_at(priced: Priced, row: int, question: Question, max_actions: float = math.inf) -> Candidate:
+    """Return the layout at `row` with its estimate, its pipeline played if that takes no more than `max_actions`."""
+    layout = layout_at(priced.layouts, row, question)
+    step = priced.step_time(row)
+    if num_actions(layout, question) <= max_actions:
+        step = played_step(step, layout, question)
+    mfu = step.floor_s / step.total_s
+    return Candidate(
+        layout=layout,
+        estimate=Estimate(
+            step=step,
+            memory=priced.memory_use(row),
+            mfu=mfu,
+            hfu=mfu * (1 + recomputed_share(layout, question)),
+            relative_error=question.setting.stack.relative_error,
+        ),
+        headroom_bytes=round(float(priced.headroom_bytes[row])),
+    )
+
+
+def judge(layout: Layout, question: Question) -> Candidate:
+    """Return a layout that was set by hand with its estimate, whether it fits or not."""
+    candidate = candidate_at(price(layout_table([layout]), question, only_fitting=False), 0, question)
+    return candidate.replace(layout=layout)
+
+
+def recomputed_share(layout: Layout, question: Question) -> float:
+    """Return the FLOPs that a step computes again because of recomputation, as a share of the model's FLOPs."""
+    model, seq_len, stack = question.setting.model, question.workload.seq_len, question.setting.stack
+    blocks = [group for group in model.groups if group.name == "blocks"]
+    matmuls = sum(2 * group.count * group.num_matmul_parameters for group in blocks)
+    attention = sum(group.count * group.forward_flops_per_token(seq_len) for group in blocks) - matmuls
+    again = {"none": 0.0, "full": float(matmuls + attention), "selective": 0.0}
+    if stack.selective == "half-of-matmul-outputs":
+        again["selective"] = matmuls / 2
+    elif stack.selective == "core-attention":
+        again["selective"] = float(attention)
+    flops = again[layout.activation_checkpoint] / layout.activation_checkpoint_every
+    return flops / model.flops_per_token(seq_len)

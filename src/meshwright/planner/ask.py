@@ -1,0 +1,180 @@
+"""From a job, or from names on a command line, to a Question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_problems
+from meshwright.cost.case import Setting
+from meshwright.cost.stacks import OURS, load_stack
+from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.hardware.catalogue import load_cluster, load_device
+from meshwright.hardware.choice import choose_cluster
+from meshwright.hardware.local import LOCAL
+from meshwright.planner.question import Question
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.device import Device
+from meshwright.spec.job import Job
+from meshwright.spec.layout import AXES, Layout
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.model_spec import model_spec
+from meshwright.spec.sections import ModelSection
+from meshwright.spec.workload import Precision, Workload
+
+_BATCH_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a command line says in place of a job file."""
+
+    model: str
+    """A preset, or the config.json of a Hugging Face model."""
+    cluster: str
+    """NAME:COUNT."""
+    seq_len: int | None
+    """Tokens in one sequence; None for 8192, or what the model is meant for if that is less."""
+    global_batch_tokens: int | None
+    """Tokens of a step, taken to the nearest number of sequences that many ranks can share."""
+    global_batch_size: int | None
+    """Sequences of a step."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command line adds to either."""
+
+    cluster: str | None = None
+    """NAME:COUNT in place of the job's cluster."""
+    precision: str | None = None
+    """Format of the blocks' matmuls."""
+    stack: str = OURS
+    """The software to predict."""
+
+
+def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
+    """Return names on a command line as a job that leaves the layout to the planner; raises ConfigError."""
+    architecture = resolve_architecture(ModelSection(source=named.model))
+    if architecture is None:
+        raise _unsupported(named.model)
+    seq_len = min(8192, architecture.max_seq_len) if named.seq_len is None else named.seq_len
+    said = [
+        f"model.source={named.model}",
+        f"train.seq_len={seq_len}",
+        f"train.global_batch_size={num_sequences(named, seq_len)}",
+        "precision.compute=bfloat16",
+        "layout.search=true",
+    ]
+    inspection = inspect_text(Path("plan"), "", (*said, *overrides))
+    raise_problems(Path("the command line"), inspection.problems)
+    return inspection.resolved
+
+
+def num_sequences(named: Named, seq_len: int) -> int:
+    """Return the sequences of a step. A number of tokens means about so many: of the numbers of sequences within 5 %
+    of it, that which most ranks can share, which is what people mean by 4M tokens.
+    """
+    if named.global_batch_size is not None:
+        return named.global_batch_size
+    if named.global_batch_tokens is None:
+        raise ConfigError("the batch is missing: give --global-batch-tokens, such as 4M, or --global-batch-size")
+    exact = named.global_batch_tokens / seq_len
+    if exact < 1:
+        raise ConfigError(
+            f"--global-batch-tokens {named.global_batch_tokens} is less than one sequence of {seq_len} tokens: "
+            f"set it to {seq_len} or more, or lower --seq-len"
+        )
+    if exact == int(exact):
+        return int(exact)
+    power = 1
+    while abs(round(exact / (2 * power)) * 2 * power / exact - 1) <= _BATCH_TOLERANCE:
+        power *= 2
+    return round(exact / power) * power
+
+
+def question_of(resolved: ResolvedJob, options: Options) -> Question:
+    """Return what a job asks; raises ConfigError or UnsupportedError for what cannot be planned."""
+    job = resolved.job
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
+        raise _unsupported(job.model.source)
+    fixed = set_layout_keys(resolved)
+    cluster = _cluster(job, options, fixed)
+    layout, workload = _given_layout(job, fixed, cluster.num_devices), _workload(job, options)
+    _check_rate(cluster.device, workload)
+    return Question(
+        model_name=job.model.source,
+        architecture=architecture,
+        setting=Setting(model_spec(architecture), workload, cluster, load_stack(options.stack)),
+        fixed=fixed if job.layout.search else {},
+        given=layout,
+    )
+
+
+def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:
+    """Return the keys of [layout] that somebody set, with their values; -1 leaves a degree free."""
+    layout = resolved.job.layout
+    return {
+        name: getattr(layout, name)
+        for name in Layout.model_fields
+        if resolved.origins.get(f"layout.{name}", DEFAULT) != DEFAULT and getattr(layout, name) != -1
+    }
+
+
+def _cluster(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
+    """Return the cluster with as many devices as are said, or as a layout that is set needs, or as it has."""
+    if options.cluster is not None:
+        return choose_cluster(options.cluster)
+    section = job.cluster
+    cluster = load_cluster(section.name)
+    if section.name == LOCAL and section.device is not None:
+        cluster = cluster.replace(device=load_device(section.device))
+    if section.num_devices is not None:
+        return cluster.with_num_devices(section.num_devices)
+    is_set = not job.layout.search and job.layout.rest_axis is None and any(axis in fixed for axis in AXES)
+    return cluster.with_num_devices(job.layout.num_ranks) if is_set else cluster
+
+
+def _given_layout(job: Job, fixed: dict[str, Any], num_devices: int) -> Layout | None:
+    """Return the layout that a job sets itself, None where it is left to the planner."""
+    if job.layout.search or not fixed:
+        return None
+    return job.layout.resolve(num_devices)
+
+
+def _workload(job: Job, options: Options) -> Workload:
+    if options.precision is None:
+        return job.workload
+    choices = get_args(Precision)
+    if options.precision not in choices:
+        nearest = get_close_matches(options.precision, choices, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"--precision {options.precision} is none of {', '.join(choices)}: did you mean {nearest!r}?")
+    return job.workload.replace(precision=options.precision)
+
+
+def _check_rate(device: Device, workload: Workload) -> None:
+    """Raise UnsupportedError for a device whose rate of the workload's matmuls nobody has stated."""
+    known = [dtype for dtype in type(device.dense_flops_per_s).model_fields if device.peak_flops_per_s(dtype)]
+    dtype = workload.matmul_dtype
+    # Devices multiply both 16-bit formats at one rate.
+    if dtype in known or (dtype == "float16" and "bfloat16" in known):
+        return
+    if not known:
+        raise UnsupportedError(
+            f"device {device.name} has no matmul rate at all in the catalogue: `meshwright calibrate` measures this "
+            "machine's, or name another --cluster"
+        )
+    raise UnsupportedError(
+        f"device {device.name} has no {dtype} matmul rate in the catalogue (it has {', '.join(known)}), which "
+        f"precision {workload.precision} needs: choose another precision, or add dense_flops_per_s.{dtype} to its entry"
+    )
+
+
+def _unsupported(source: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"model.source = {source!r} is a class of your own, whose operations are not known before it is built: "
+        "plan for a preset or a config.json of the same sizes, and set the layout by hand"
+    )

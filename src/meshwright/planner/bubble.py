@@ -1,0 +1,151 @@
+"""What a pipeline waits, with stages cut where the runtime cuts them: in closed form for all, played for a few.
+
+    waiting = steady x (largest rank's share of the model x pp - 1) + one microbatch x the schedule's share
+
+The schedule's share is that of cost/stage.py, and more where microbatches are fewer than ranks. There, stages are of
+equally many blocks, as other software has them; ours differ by a block where that makes the slowest one faster
+(spec/stage_split.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.replay import StageTimes, replay_s
+from meshwright.cost.stage import bubble_share
+from meshwright.cost.step import StepTerms
+from meshwright.planner.question import Question
+from meshwright.spec.action import Action
+from meshwright.spec.estimate import StepTime
+from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
+from meshwright.spec.model_spec import ModelSpec
+from meshwright.spec.schedule_orders import order_of_rank
+from meshwright.spec.stage_split import block_costs, stage_boundaries
+
+_OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
+
+Pipeline = tuple[int, int, str, int]
+"""Pipeline ranks, stages on each, schedule, microbatches."""
+
+
+def with_bubbles(step: StepTerms, cases: Cases, question: Question) -> StepTerms:
+    """Return the steps with the bubbles of stages that are cut by FLOPs."""
+    layouts = cases.layouts
+    steady_s = np.asarray(step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE))
+    waiting = _imbalance(layouts, question) + _waiting_share(cases) / cases.num_microbatches
+    return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s * waiting, step.bubble_s))
+
+
+def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
+    """Return the step with the bubble of its schedule as it is when every action is played."""
+    if layout.pp == 1:
+        return step
+    steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
+    number = question.workload.global_batch_size // (layout.dp * layout.microbatch_size)
+    # Each microbatch is sent on and its gradient sent back: the exposed part of one send.
+    num_sends = 2 * (number * layout.stages_per_rank + layout.pp - 1)
+    boundaries = layout.stage_boundaries
+    if boundaries is None:
+        boundaries = _boundaries(layout.num_stages, question.setting.model, question.workload.seq_len)
+    played = played_share(
+        (layout.pp, layout.stages_per_rank, layout.schedule, number),
+        _shares(boundaries, question.setting.model, question.workload.seq_len),
+        _rounded(step.recompute_s / steady_s),
+        _rounded(step.pp_s / num_sends / steady_s),
+    )
+    return step.replace(bubble_s=max(0.0, (played - 1) * steady_s - step.pp_s))
+
+
+def num_actions(layout: Layout, question: Question) -> int:
+    """Return the actions of all ranks in one step: what playing a pipeline takes."""
+    num_microbatches = question.workload.global_batch_size // (layout.dp * layout.microbatch_size)
+    return 0 if layout.pp == 1 else 2 * layout.num_stages * num_microbatches
+
+
+@lru_cache(maxsize=4096)
+def played_share(pipeline: Pipeline, shares: tuple[float, ...], recomputed: float, transfer: float) -> float:
+    """Return how long the pipeline takes, as a multiple of what a rank computes in the mean.
+
+    `shares` are those of the stages in a microbatch; `recomputed` and `transfer` are shares of a rank's computation.
+    """
+    microbatch_s = pipeline[0] / pipeline[-1]
+    once_s = (1 - recomputed) * microbatch_s
+    forward_s = [share * once_s / 3 for share in shares]
+    backward_s = [share * (microbatch_s - once_s / 3) for share in shares]
+    return replay_s(_orders(pipeline), StageTimes(forward_s, backward_s, forward_s), transfer)
+
+
+@lru_cache(maxsize=16)
+def _orders(pipeline: Pipeline) -> list[tuple[Action, ...]]:
+    pp, stages_per_rank, schedule, number = pipeline
+    layout = Layout(pp=pp, virtual_stages=stages_per_rank, schedule=schedule)
+    return [order_of_rank(rank, layout, number) for rank in range(pp)]
+
+
+def _waiting_share(cases: Cases) -> Floats:
+    """Return what a rank waits because of the schedule, as a multiple of its computation for one microbatch.
+
+    Fewer microbatches than ranks leave gaps in each round of a looped schedule; and no schedule is done before one
+    microbatch has been through all stages and back, but for the backward to the weights where that may come later.
+    """
+    layouts, number = cases.layouts, cases.num_microbatches
+    missing = np.maximum(layouts.pp - number, 0)
+    splits_backward = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES])
+    there_and_back = np.where(splits_backward, 2 / 3, 1.0) * layouts.pp - number
+    in_rounds = (layouts.pp - 1 + (layouts.stages_per_rank - 1) * missing) / layouts.stages_per_rank
+    is_looped = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in ("Interleaved1F1B", "LoopedBFS")])
+    known = np.maximum(bubble_share(layouts, number), np.where(is_looped, in_rounds, 0.0))
+    return np.asarray(np.maximum(known, there_and_back))
+
+
+def _imbalance(layouts: LayoutTable, question: Question) -> Floats:
+    """Return by how much the largest rank's share of the model exceeds the mean, as a multiple of it."""
+    is_v = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in V_SCHEDULES])
+    keys, which = np.unique(np.stack([layouts.pp, layouts.stages_per_rank, is_v]), axis=1, return_inverse=True)
+    boundaries = question.fixed.get("stage_boundaries")
+    model, seq_len = question.setting.model, question.workload.seq_len
+    excess = [_excess(int(pp), int(number), bool(v), boundaries, model, seq_len) for pp, number, v in keys.T]
+    return np.asarray(np.array(excess, np.float64)[which.ravel()])
+
+
+@lru_cache(maxsize=1024)
+def _excess(
+    pp: int, stages_per_rank: int, is_v: bool, boundaries: tuple[int, ...] | None, model: ModelSpec, seq_len: int
+) -> float:
+    if boundaries is None:
+        boundaries = _boundaries(pp * stages_per_rank, model, seq_len)
+    shares = np.array(_shares(boundaries, model, seq_len)).reshape(stages_per_rank, pp)
+    if is_v:
+        shares[1] = shares[1, ::-1]
+    return float(shares.sum(axis=0).max() * pp - 1)
+
+
+@lru_cache(maxsize=64)
+def _boundaries(num_stages: int, model: ModelSpec, seq_len: int) -> tuple[int, ...]:
+    return stage_boundaries(Layout(pp=num_stages), model, seq_len)
+
+
+@lru_cache(maxsize=1024)
+def _shares(boundaries: Sequence[int], model: ModelSpec, seq_len: int) -> tuple[float, ...]:
+    """Return each stage's share of the model's FLOPs."""
+    flops = _unit_flops(model, seq_len)
+    # Unit 0 is the embedding, the last one the head.
+    edges = [0, *(block + 1 for block in boundaries), len(flops)]
+    return tuple(sum(flops[start:stop]) / sum(flops) for start, stop in pairwise(edges))
+
+
+@lru_cache(maxsize=64)
+def _unit_flops(model: ModelSpec, seq_len: int) -> list[int]:
+    return block_costs(model, seq_len)[0]
+
+
+def _rounded(share: float) -> float:
+    """Return `share` with so few digits that layouts of one pipeline are replayed once, to a thousandth."""
+    return float(f"{share:.2g}")

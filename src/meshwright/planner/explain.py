@@ -1,0 +1,186 @@
+"""Why the pick wins: the best layout with another value of each key, and what lies next to the pick but cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout_table
+from meshwright.planner.answer import candidate_at, layout_at
+from meshwright.planner.menu import Menu
+from meshwright.planner.price import Priced, price
+from meshwright.planner.question import Question
+from meshwright.planner.rules import is_valid
+from meshwright.planner.space import vary
+from meshwright.spec.estimate import MemoryUse, StepTime
+from meshwright.spec.layout import Layout
+from meshwright.spec.plan import Candidate, Contrast, Fix, Rejection
+from meshwright.units import format_bytes
+
+_DEGREES = ("tp", "cp", "pp", "ep", "etp", "dp_replicate")
+_KEYS = (
+    *_DEGREES,
+    "microbatch_size",
+    "schedule",
+    "activation_checkpoint",
+    "is_resharded",
+    "cp_method",
+    "async_tp",
+)
+_LEAST_DIFFERENCE_S = 1e-9
+_NUM_FIXES = 3
+_NUM_REJECTIONS = 5
+_SHORT_PIPELINE = 4_000
+"""Actions of a pipeline that is played for a comparison; a longer one keeps the closed form of its bubble."""
+
+
+def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, question: Question) -> list[Contrast]:
+    """Return, for each key, the best layout that fits and has another value of it than the pick; closest first.
+
+    It is the first of all by the closed form, or one of the finalists `best`, whichever is faster when played.
+    """
+    own, times_s = layout_table([pick.layout]), priced.total_s
+    table = layout_table([candidate.layout for candidate in best])
+    found = []
+    for key in _KEYS:
+        value = getattr(own, key)[0]
+        others = np.flatnonzero(getattr(priced.layouts, key) != value)
+        if len(others):
+            first = candidate_at(priced, int(others[np.argmin(times_s[others])]), question)
+            played = [best[row] for row in np.flatnonzero(getattr(table, key) != value)]
+            other = min((first, *played), key=lambda candidate: candidate.estimate.step.total_s)
+            found.append(Contrast(change=change_of(other.layout, key), other=other, extra_s=extra_s(pick, other)))
+    return sorted(found, key=lambda contrast: contrast.other.estimate.step.total_s)
+
+
+def extra_s(pick: Candidate, other: Candidate) -> dict[str, float]:
+    """Return by term what `other` takes more than `pick`, seconds, without the terms that are equal."""
+    mine, theirs = pick.estimate.step, other.estimate.step
+    differences = {name: getattr(theirs, name) - getattr(mine, name) for name in StepTime.model_fields}
+    return {name: value for name, value in differences.items() if abs(value) > _LEAST_DIFFERENCE_S}
+
+
+def misfits(pick: Candidate, question: Question, menu: Menu) -> list[Rejection]:
+    """Return the layouts one change away from the pick that do not fit, fastest first, and what would make them fit."""
+    nearby = price(neighbours(pick.layout, question, menu), question, only_fitting=False)
+    fastest: dict[tuple[str, ...], int] = {}
+    for row in np.argsort(nearby.total_s):
+        if nearby.headroom_bytes[row] < 0:
+            keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), question)))
+            fastest.setdefault(keys[:1], int(row))
+    candidates = [
+        candidate_at(nearby, row, question, _SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
+    ]
+    return [misfit(candidate, pick, question, menu) for candidate in candidates]
+
+
+def misfit(candidate: Candidate, pick: Candidate, question: Question, menu: Menu) -> Rejection:
+    """Return why a layout does not fit, and the changes of one key that cure it at least cost of time."""
+    nearby = price(neighbours(candidate.layout, question, menu), question)
+    broken = set(changes(pick.layout, candidate.layout))
+    fixes: list[Fix] = []
+    for row in np.argsort(nearby.total_s):
+        change = changes(candidate.layout, layout_at(nearby.layouts, int(row), question))
+        # To take the change back is no news.
+        if broken.isdisjoint(change) and len(fixes) < _NUM_FIXES:
+            step = candidate_at(nearby, int(row), question, _SHORT_PIPELINE).estimate.step
+            fixes.append(Fix(change=_listed(change), step_s=step.total_s))
+    return Rejection(
+        change=_listed(changes(pick.layout, candidate.layout)) or "as it is",
+        reason=_excess(candidate, pick.estimate.memory),
+        step_s=candidate.estimate.step.total_s,
+        fixes=tuple(fixes),
+    )
+
+
+def neighbours(layout: Layout, question: Question, menu: Menu) -> LayoutTable:
+    """Return the valid layouts that differ from `layout` in one key; a degree takes its ranks from data parallelism."""
+    table = concatenate([*_other_degrees(layout, question, menu), *_other_choices(layout, menu)])
+    return table.take(is_valid(table, question))
+
+
+def _other_degrees(layout: Layout, question: Question, menu: Menu) -> Iterator[LayoutTable]:
+    own = layout_table([layout])
+    for axis in _DEGREES:
+        table = vary(own, {axis: [n for n in getattr(menu, axis) if n != getattr(layout, axis)] or [0]})
+        table = table.take(getattr(table, axis) > 0)
+        # Replicas stay as they are where they can; else all data-parallel ranks share one copy.
+        ranks = question.num_devices // (table.tp * table.cp * table.pp)
+        keeps = ranks % table.dp_replicate == 0
+        replicas = np.where(keeps, table.dp_replicate, 1)
+        table = replace(table, dp_replicate=replicas, dp_shard=np.maximum(1, ranks // replicas))
+        yield table.take(keeps | (axis != "dp_replicate"))
+
+
+def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
+    own = layout_table([layout])
+    schedules, numbers = zip(*menu.pipelines, strict=True)
+    options: list[Mapping[str, Any]] = [
+        {key: getattr(menu, key)} for key in ("microbatch_size", "cp_method", "is_resharded", "async_tp", "compile")
+    ]
+    options += [{"schedule": schedules, "stages_per_rank": numbers}] if layout.pp > 1 else []
+    options.append({"cpu_offload": (False, True)})
+    kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
+    kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]
+    options.append(
+        {"activation_checkpoint": [k for k, _ in kinds], "activation_checkpoint_every": [e for _, e in kinds]}
+    )
+    for option in options:
+        table = vary(own, option)
+        yield table.take(_differs(table, own))
+
+
+def _differs(table: LayoutTable, own: LayoutTable) -> Bools:
+    names = ("schedule", "stages_per_rank", "cpu_offload", "compile", "activation_checkpoint_every", *_KEYS)
+    return np.asarray(np.any([getattr(table, name) != getattr(own, name)[0] for name in names], axis=0))
+
+
+def changes(layout: Layout, other: Layout) -> dict[str, object]:
+    """Return the keys of `other` that differ from those of `layout`, but for dp_shard where another degree changed."""
+    found = {
+        name: getattr(other, name) for name in Layout.model_fields if getattr(layout, name) != getattr(other, name)
+    }
+    found.pop("virtual_stages", None)
+    if layout.stages_per_rank != other.stages_per_rank:
+        found["virtual_stages"] = other.stages_per_rank
+    if len(found) > 1:
+        found.pop("dp_shard", None)
+    if "reshard_after_forward" in found:
+        found["reshard_after_forward"] = "always" if is_resharded(other) else "never"
+        if is_resharded(layout) == is_resharded(other):
+            del found["reshard_after_forward"]
+    return found
+
+
+def is_resharded(layout: Layout) -> bool:
+    """Return whether gathered parameters are freed after forward: auto frees them unless there is a pipeline."""
+    kept = layout.reshard_after_forward
+    return layout.pp == 1 if kept == "auto" else kept != "never"
+
+
+def change_of(layout: Layout, key: str) -> str:
+    """Return a layout's value of a table's column as a job would write it."""
+    if key == "is_resharded":
+        return _listed({"reshard_after_forward": "always" if is_resharded(layout) else "never"})
+    return _listed({key: getattr(layout, key)})
+
+
+def _listed(changed: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={_text(value)}" for name, value in changed.items())
+
+
+def _excess(candidate: Candidate, usual: MemoryUse) -> str:
+    """Return how much is missing, and which class of tensors takes so much more than in the pick."""
+    memory = candidate.estimate.memory
+    more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
+    # A layout that is compared with itself breaks at what is largest.
+    worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
+    taken = format_bytes(getattr(memory, worst))
+    return f"{worst.removesuffix('_bytes')} take {taken}: {format_bytes(-candidate.headroom_bytes)} are missing"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

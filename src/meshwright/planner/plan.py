@@ -1,0 +1,130 @@
+"""make_plan: from a question to a Plan. No torch, no files written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.cost.footprint import footprint_of_rank, memory_use
+from meshwright.cost.layout_table import layout_table
+from meshwright.planner.answer import candidate_at, judge
+from meshwright.planner.explain import contrasts, misfit, misfits
+from meshwright.planner.finalists import Finalist, distinct_splits, finalists
+from meshwright.planner.infeasible import no_layout
+from meshwright.planner.menu import menu_of
+from meshwright.planner.price import Priced, cases_of, order_by_time, usable_memory_bytes
+from meshwright.planner.question import Question
+from meshwright.planner.refused import invalid_neighbours
+from meshwright.planner.search import MIN_SCORED, Found, search
+from meshwright.planner.what_if import sensitivities, what_ifs
+from meshwright.spec.estimate import MemoryUse
+from meshwright.spec.layout import Layout
+from meshwright.spec.plan import Candidate, Contrast, Plan
+
+_PARETO_STEP = 0.04
+"""Layouts of the Pareto list differ at least by this share of the usable memory."""
+_PARETO_LENGTH = 12
+_SHORT_PIPELINE = 4_000
+"""Actions of a pipeline that is played for the Pareto list; a longer one keeps the closed form of its bubble."""
+
+
+def make_plan(question: Question, num_runners_up: int = 9, min_scored: int = MIN_SCORED) -> Plan:
+    """Return the fastest layout that fits, with the reasons; raises InfeasibleLayout where there is none."""
+    found = find(question, min_scored)
+    best = finalists(found.priced, question)
+    pick, reasons = _pick(found.priced, best, question)
+    runners = _runners_up(found.priced, best, pick, question, num_runners_up)
+    table = layout_table([pick.layout, *(runner.layout for runner in runners)])
+    given = None if question.given is None else judge(question.given, question)
+    rejections = [*misfits(pick, question, found.menu), *invalid_neighbours(pick.layout, question)]
+    if given is not None and given.headroom_bytes < 0:
+        rejections.insert(0, misfit(given, pick, question, found.menu))
+    return Plan(
+        model=question.model_name,
+        num_parameters=question.setting.model.num_parameters,
+        cluster=question.cluster.name,
+        device=question.cluster.device.name,
+        num_devices=question.num_devices,
+        usable_memory_bytes=int(usable_memory_bytes(question.cluster)),
+        workload=question.workload,
+        stack=question.setting.stack.name,
+        layouts_scored=found.num_scored,
+        layouts_that_fit=len(found.priced),
+        pick=pick,
+        memory_by_pipeline_rank=_memory_by_rank(pick.layout, question),
+        runners_up=tuple(runners),
+        pareto=tuple(_pareto(found.priced, pick, question)),
+        given=given,
+        contrasts=tuple(reasons),
+        rejections=tuple(rejections),
+        sensitivities=tuple(sensitivities(table, question)),
+        what_ifs=tuple(what_ifs(table, question)),
+    )
+
+
+def find(question: Question, min_scored: int = MIN_SCORED) -> Found:
+    """Return what fits; state waits in the host's memory only if nothing fits without. Raises InfeasibleLayout."""
+    menu = menu_of(question)
+    found = search(question, menu, min_scored)
+    if not len(found.priced) and "cpu_offload" not in question.fixed and not question.cluster.device.is_host:
+        menu = replace(menu, cpu_offload=(True,))
+        found = search(question, menu, min_scored)
+    if not len(found.priced):
+        raise no_layout(question, menu)
+    return found
+
+
+def _pick(priced: Priced, best: list[Finalist], question: Question) -> tuple[Candidate, list[Contrast]]:
+    """Return the fastest layout, and why it is: the closed form's order may hide a faster one behind another key."""
+    played = [finalist.candidate for finalist in best]
+    pick = played[0]
+    while True:
+        reasons = contrasts(priced, played, pick, question)
+        if not reasons or _total_s(reasons[0].other) >= _total_s(pick):
+            return pick, reasons
+        pick = reasons[0].other
+
+
+def _runners_up(
+    priced: Priced, best: list[Finalist], pick: Candidate, question: Question, count: int
+) -> list[Candidate]:
+    """Return the fastest layouts of other splits than the pick's, in the order of their steps."""
+    rows = [*(finalist.row for finalist in best), *distinct_splits(priced, 2 * count)]
+    splits = {_split(pick.layout)}
+    runners = []
+    for candidate in sorted((candidate_at(priced, row, question) for row in dict.fromkeys(rows)), key=_total_s):
+        if _split(candidate.layout) not in splits:
+            splits.add(_split(candidate.layout))
+            runners.append(candidate)
+    return runners[:count]
+
+
+def _split(layout: Layout) -> tuple[int, ...]:
+    return layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep, layout.etp
+
+
+def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candidate]:
+    """Return the pick, and layouts that each leave more memory than all faster ones, fastest first."""
+    least = pick.headroom_bytes + _PARETO_STEP * usable_memory_bytes(question.cluster)
+    found = [pick]
+    order = order_by_time(priced)
+    best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
+    while len(found) < _PARETO_LENGTH:
+        position = int(np.searchsorted(best_so_far, least))
+        if position == len(order):
+            break
+        candidate = candidate_at(priced, int(order[position]), question, _SHORT_PIPELINE)
+        least = candidate.headroom_bytes + _PARETO_STEP * usable_memory_bytes(question.cluster)
+        # Where the closed form is too kind to a pipeline, the pick is as fast.
+        found += [candidate] if _total_s(candidate) > _total_s(pick) else []
+    return sorted(found, key=_total_s)
+
+
+def _memory_by_rank(layout: Layout, question: Question) -> tuple[MemoryUse, ...]:
+    cases = cases_of(layout_table([layout]), question)
+    return tuple(memory_use(footprint_of_rank(cases, rank), 0) for rank in range(layout.pp))
+
+
+def _total_s(candidate: Candidate) -> float:
+    return candidate.estimate.step.total_s

@@ -1,0 +1,120 @@
+"""Pricing for the planner: which layouts fit a device, and how long a step of each takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.constants import Constants
+from meshwright.cost.footprint import Footprint, footprint, memory_use
+from meshwright.cost.layout_table import Bools, Ints, LayoutTable
+from meshwright.cost.step import StepTerms, step_times
+from meshwright.planner.bubble import with_bubbles
+from meshwright.planner.question import Question
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.estimate import MemoryUse, StepTime
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Layouts with their memory and step times, one element a layout."""
+
+    layouts: LayoutTable
+    memory: Footprint
+    headroom_bytes: Floats
+    """What the fullest rank leaves of the usable memory; negative where a layout does not fit."""
+    step: StepTerms
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    @property
+    def total_s(self) -> Floats:
+        """Return the step times, seconds."""
+        return self.step.total_s
+
+    @property
+    def fits(self) -> Bools:
+        """Return which layouts fit the device."""
+        return self.headroom_bytes >= 0
+
+    def take(self, rows: Any) -> Priced:
+        """Return the layouts at `rows` (positions or a mask)."""
+        return Priced(
+            self.layouts.take(rows), self.memory.take(rows), self.headroom_bytes[rows], _take(self.step, rows)
+        )
+
+    def step_time(self, row: int) -> StepTime:
+        """Return the step of one layout as the noun."""
+        return self.step.step_time(row)
+
+    def memory_use(self, row: int) -> MemoryUse:
+        """Return the memory of one layout's fullest rank as the noun."""
+        return memory_use(self.memory, row)
+
+
+def price(
+    layouts: LayoutTable, question: Question, *, only_fitting: bool = True, constants: Constants | None = None
+) -> Priced:
+    """Return the layouts priced; those that do not fit are left out unless `only_fitting` is false."""
+    memory, headroom = weigh(layouts, question)
+    if only_fitting:
+        fits = headroom >= 0
+        layouts, memory, headroom = layouts.take(fits), memory.take(fits), headroom[fits]
+    if not len(layouts):
+        return Priced(layouts, memory, headroom, StepTerms(**{name: np.zeros(0) for name in StepTime.model_fields}))
+    cases = cases_of(layouts, question)
+    return Priced(layouts, memory, headroom, with_bubbles(step_times(cases, constants), cases, question))
+
+
+def weigh(layouts: LayoutTable, question: Question) -> tuple[Footprint, Floats]:
+    """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes."""
+    memory = footprint(cases_of(layouts, question))
+    return memory, usable_memory_bytes(question.cluster) - memory.reserved_bytes
+
+
+def cases_of(layouts: LayoutTable, question: Question) -> Cases:
+    """Return the layouts in the question's setting; those that compile their blocks have compiled kernels."""
+    setting = question.setting
+    if setting.stack.kernels != "eager":
+        return Cases.of_one(setting, layouts)
+    compiled = replace(setting, stack=setting.stack.replace(kernels="compiled"))
+    return Cases((setting, compiled), layouts.compile.astype(np.int64), layouts)
+
+
+def usable_memory_bytes(cluster: Cluster) -> float:
+    """Return what the tensors of one rank can take, bytes: ranks on a host's cores share its memory."""
+    device = cluster.device
+    if not device.is_host:
+        return device.usable_memory_bytes
+    outside = device.memory_bytes.value - device.usable_memory_bytes
+    return device.memory_bytes.value / cluster.num_devices - outside
+
+
+def join(parts: list[Priced]) -> Priced:
+    """Return the layouts of all `parts`, in order."""
+    first = parts[0]
+
+    def joined(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        return type(values[0])(
+            **{
+                field.name: np.concatenate([getattr(value, field.name) for value in values])
+                for field in fields(values[0])
+            }
+        )
+
+    headroom = np.concatenate([part.headroom_bytes for part in parts])
+    return Priced(joined("layouts"), joined("memory"), headroom, joined("step")) if len(parts) > 1 else first
+
+
+def _take(table: Any, rows: Any) -> Any:
+    return type(table)(**{field.name: getattr(table, field.name)[rows] for field in fields(table)})
+
+
+def order_by_time(priced: Priced) -> Ints:
+    """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
+    return np.lexsort((-priced.headroom_bytes, priced.total_s))

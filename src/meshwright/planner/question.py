@@ -1,0 +1,48 @@
+"""Question: what the planner is asked: a model, a step's tokens, a cluster, and what may not change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshwright.cost.case import Setting
+from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
+from meshwright.spec.workload import Workload
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question to the planner."""
+
+    model_name: str
+    """The model as the user named it."""
+    architecture: LlamaArchitecture
+    """Its sizes."""
+    setting: Setting
+    """The model, the workload, the cluster and the software stack; every device of the cluster is used."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the layout that the search may not change, with their values."""
+    given: Layout | None = None
+    """A layout that was set by hand and is judged beside the planner's pick."""
+
+    @property
+    def workload(self) -> Workload:
+        """Return what a step processes."""
+        return self.setting.workload
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster."""
+        return self.setting.cluster
+
+    @property
+    def num_devices(self) -> int:
+        """Return the devices that every layout uses."""
+        return self.setting.cluster.num_devices
+
+    def with_setting(self, **changes: Any) -> Question:
+        """Return the same question with another model, workload, cluster or stack."""
+        return replace(self, setting=replace(self.setting, **changes))

@@ -1,0 +1,108 @@
+"""The layouts of a question as one LayoutTable: ways to split over the ranks, times choices that do not change those.
+
+Tables grow key by key, and what is not valid is dropped as soon as that is known, so that the millions of combinations
+that mean nothing are never held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate, layout_table
+from meshwright.planner.menu import Menu
+from meshwright.planner.question import Question
+from meshwright.planner.rules import is_valid, shares_batch, splits_model
+from meshwright.spec.layout import SCHEDULES, Layout
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "schedule": SCHEDULES,
+    "activation_checkpoint": ACTIVATION_CHECKPOINTS,
+    "cp_method": CONTEXT_METHODS,
+}
+
+
+def layout_space(question: Question, menu: Menu) -> LayoutTable:
+    """Return every valid layout of the menu."""
+    return with_fine_choices(with_choices(splits(question, menu), question, menu), question, menu)
+
+
+def model_splits(question: Question, menu: Menu) -> LayoutTable:
+    """Return every way to share the model among the ranks, whatever the batch, each with one method of cp."""
+    table, num_devices = layout_table([Layout()]), question.num_devices
+    for axis in ("tp", "cp", "pp", "dp_shard"):
+        table = vary(table, {axis: getattr(menu, axis)})
+        table = table.take(num_devices % (table.pp * table.cp * table.tp * table.dp_shard) == 0)
+    table = replace(table, dp_replicate=num_devices // (table.pp * table.cp * table.tp * table.dp_shard))
+    table = table.take(np.isin(table.dp_replicate, menu.dp_replicate))
+    table = vary(vary(table, {"etp": menu.etp}), {"ep": menu.ep})
+    table = _with_cp_methods(table, menu)
+    table = table.take(splits_model(table, question))
+    # Which of the methods is best, the fine choices tell; the split is there if any of them allows it.
+    degrees = np.stack([getattr(table, axis) for axis in ("tp", "cp", "pp", "dp_shard", "etp", "ep")])
+    _, first = np.unique(degrees, axis=1, return_index=True)
+    return table.take(np.sort(first))
+
+
+def splits(question: Question, menu: Menu) -> LayoutTable:
+    """Return every way to share model and batch among the ranks, other choices being any."""
+    table = vary(model_splits(question, menu), {"microbatch_size": menu.microbatch_size})
+    return table.take(shares_batch(table, question))
+
+
+def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
+    """Return the valid layouts of each split with every schedule, and every way to spend memory for time."""
+    is_pipeline = table.pp > 1
+    flat, piped = table.take(~is_pipeline), table.take(is_pipeline)
+    # Without a pipeline all schedules are one.
+    schedule = question.fixed.get("schedule", Layout().schedule)
+    flat = vary(flat, {"schedule": (schedule,), "stages_per_rank": (_flat_stages(question),)})
+    schedules, numbers = zip(*menu.pipelines, strict=True)
+    table = concatenate([flat, vary(piped, {"schedule": schedules, "stages_per_rank": numbers})])
+    for key in ("is_resharded", "compile", "cpu_offload", "activation_checkpoint"):
+        table = vary(table, {key: getattr(menu, key)})
+    # The first of the fine choices that a layout may have.
+    table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every[:1]})
+    table = vary(table, {"async_tp": menu.async_tp[:1]})
+    return table.take(is_valid(table, question))
+
+
+def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
+    """Return the valid layouts that differ from those of `table` in what changes time a little, themselves included."""
+    table = _with_cp_methods(table, menu)
+    for key in ("activation_checkpoint_every", "async_tp"):
+        table = vary(table, {key: getattr(menu, key)})
+    return table.take(is_valid(table, question))
+
+
+def vary(table: LayoutTable, options: Mapping[str, Sequence[Any]]) -> LayoutTable:
+    """Return each layout of `table` once with each option; an option is a value of every key in `options`."""
+    count = len(next(iter(options.values())))
+    columns = {}
+    for field in fields(LayoutTable):
+        column = getattr(table, field.name)
+        if field.name in options:
+            codes = [_code(field.name, value) for value in options[field.name]]
+            columns[field.name] = np.tile(np.array(codes, column.dtype), len(table))
+        else:
+            columns[field.name] = np.repeat(column, count) if count > 1 else column
+    return LayoutTable(**columns)
+
+
+def _with_cp_methods(table: LayoutTable, menu: Menu) -> LayoutTable:
+    """Return each layout with every method of context parallelism; once, where there is none."""
+    alone = vary(table.take(table.cp == 1), {"cp_method": menu.cp_method[:1]})
+    return concatenate([alone, vary(table.take(table.cp > 1), {"cp_method": menu.cp_method})])
+
+
+def _flat_stages(question: Question) -> int:
+    """Return the stages of a rank without a pipeline: one, or what is set, which is then found to be invalid."""
+    number = question.fixed.get("virtual_stages")
+    return 1 if number is None else int(number)
+
+
+def _code(key: str, value: Any) -> Any:
+    return _WORDS[key].index(value) if key in _WORDS else value

@@ -1,0 +1,80 @@
+"""What would be, were the hardware slower than it says, or the job allowed what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.planner.answer import candidate_at, layout_at
+from meshwright.planner.hardware_change import (
+    Change,
+    scaled_compute,
+    scaled_domain,
+    scaled_memory,
+    scaled_network,
+)
+from meshwright.planner.price import order_by_time, price
+from meshwright.planner.question import Question
+from meshwright.spec.plan import Sensitivity, WhatIf
+
+_CHANGES: tuple[tuple[str, Change, float], ...] = (
+    ("matmul and attention rates", scaled_compute, -0.2),
+    ("memory bandwidth", scaled_memory, -0.2),
+    ("bandwidth inside nodes", scaled_domain, -0.2),
+    ("bandwidth between nodes", scaled_network, -0.2),
+)
+LATENCIES = ("collective_s", "exchange_s", "send_s")
+"""The constants of the cost model that a collective or a send takes however small it is."""
+_LATENCY_CHANGE = 1.0
+_LOW_PRECISIONS = (("float8", "float8-tensorwise"), ("float4", "nvfp4"))
+
+
+def sensitivities(finalists: LayoutTable, question: Question) -> list[Sensitivity]:
+    """Return how the step of the first of `finalists`, and of the best of them, changes with each kind of figure."""
+    before_s = _steps_s(finalists, question)
+    found = []
+    for what, change, relative in _CHANGES:
+        cluster = change(question.cluster, 1 + relative)
+        if cluster != question.cluster:
+            after_s = _steps_s(finalists, question.with_setting(cluster=cluster))
+            found.append((what, relative, after_s / before_s[0] - 1))
+    slower = {name: value * (1 + _LATENCY_CHANGE * (name in LATENCIES)) for name, value in fitted_constants().items()}
+    after_s = _steps_s(finalists, question, slower)
+    found.append(("start of a collective", _LATENCY_CHANGE, after_s / before_s[0] - 1))
+    return [_sensitivity(what, relative, changes, finalists, question) for what, relative, changes in found]
+
+
+def _steps_s(finalists: LayoutTable, question: Question, constants: Constants | None = None) -> Floats:
+    return price(finalists, question, only_fitting=False, constants=constants).total_s
+
+
+def _sensitivity(
+    what: str, relative: float, changes: Floats, finalists: LayoutTable, question: Question
+) -> Sensitivity:
+    best = int(np.argmin(changes))
+    return Sensitivity(
+        what=what,
+        change=relative,
+        pick_change=float(changes[0]),
+        best_change=float(changes[best]),
+        best=layout_at(finalists, best, question),
+    )
+
+
+def what_ifs(finalists: LayoutTable, question: Question) -> Iterator[WhatIf]:
+    """Yield the best of `finalists` in each lower precision that the device has and the job does not ask for."""
+    if question.workload.precision != "bfloat16":
+        return
+    for dtype, precision in _LOW_PRECISIONS:
+        if question.cluster.device.peak_flops_per_s(dtype) is None:
+            continue
+        lower = question.with_setting(workload=question.workload.replace(precision=precision))
+        priced = price(finalists, lower)
+        if len(priced):
+            best = candidate_at(priced, int(order_by_time(priced)[0]), lower)
+            note = "changes the numbers that training computes: only a job that asks for it gets it"
+            yield WhatIf(change=f"precision {precision}", best=best, note=note)

@@ -1,0 +1,35 @@
+"""Questions to the planner that are small enough for a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.cost.case import Setting
+from meshwright.cost.stacks import load_stack
+from meshwright.hardware.catalogue import load_cluster
+from meshwright.planner.question import Question
+from meshwright.spec.layout import Layout
+from meshwright.spec.model_spec import model_spec
+from meshwright.spec.presets import PRESETS
+from meshwright.spec.workload import Workload
+
+
+def ask(
+    model: str = "llama3-8b",
+    num_devices: int = 16,
+    *,
+    seq_len: int = 4096,
+    batch: int = 64,
+    cluster: str = "h100-ib400",
+    given: Layout | None = None,
+    **fixed: Any,
+) -> Question:
+    """Return a question about a preset on devices of a cluster of the catalogue; `fixed` are keys of its layout."""
+    architecture = PRESETS[model]
+    setting = Setting(
+        model=model_spec(architecture),
+        workload=Workload(seq_len=seq_len, global_batch_size=batch),
+        cluster=load_cluster(cluster).with_num_devices(num_devices),
+        stack=load_stack("meshwright"),
+    )
+    return Question(model, architecture, setting, fixed, given)

@@ -1,0 +1,112 @@
+"""From jobs and command lines to questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.config.load import load_job
+from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.planner.ask import Named, Options, num_sequences, question_of, resolve_named
+from meshwright.spec.layout import Layout
+
+JOB = """
+[model]
+source = "llama3-8b"
+[train]
+seq_len = 4096
+global_batch_size = 64
+[precision]
+compute = "bfloat16"
+[cluster]
+name = "h100-ib400"
+num_devices = 16
+"""
+
+
+def named(**changes: object) -> Named:
+    values = {"model": "llama3-8b", "cluster": "h100:8", "seq_len": None, "global_batch_tokens": None}
+    return Named(**{**values, "global_batch_size": None, **changes})  # type: ignore[arg-type]
+
+
+def job(tmp_path: Path, text: str = "", *overrides: str) -> object:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + text)
+    return load_job(path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seq_len", "sequences"),
+    [
+        (4_000_000, 8192, 512),  # 488.3 sequences: 4M as people mean it
+        (4_194_304, 8192, 512),
+        (16_000_000, 8192, 2048),
+        (1_000_000, 4096, 256),
+        (10 * 8192, 8192, 10),  # exact: taken as it is
+        (100_000, 8192, 12),
+    ],
+)
+def test_a_number_of_tokens_means_about_so_many_that_many_ranks_can_share(
+    tokens: int, seq_len: int, sequences: int
+) -> None:
+    assert num_sequences(named(global_batch_tokens=tokens), seq_len) == sequences
+
+
+def test_a_batch_is_needed_and_is_a_sequence_at_least() -> None:
+    with pytest.raises(ConfigError, match="the batch is missing: give --global-batch-tokens"):
+        num_sequences(named(), 4096)
+    with pytest.raises(ConfigError, match="1000 is less than one sequence of 4096 tokens: set it to 4096"):
+        num_sequences(named(global_batch_tokens=1000), 4096)
+
+
+def test_names_leave_the_layout_free_and_keys_on_the_command_line_fix_it() -> None:
+    resolved = resolve_named(named(global_batch_size=64), ("layout.tp=4", "layout.pp=-1", "model.options.num_layers=4"))
+    question = question_of(resolved, Options(cluster="h100-ib400:16"))
+    assert question.fixed == {"tp": 4}
+    assert question.architecture.num_layers == 4
+    assert (question.num_devices, question.workload.seq_len, question.workload.precision) == (16, 8192, "bfloat16")
+    assert question.given is None
+
+
+def test_a_job_that_sets_its_layout_has_it_judged(tmp_path: Path) -> None:
+    question = question_of(job(tmp_path, "[layout]\ndp_shard = -1\ntp = 2\n"), Options())  # type: ignore[arg-type]
+    assert question.given == Layout(dp_shard=8, tp=2)
+    assert question.fixed == {}
+
+
+def test_a_job_that_searches_keeps_what_it_sets(tmp_path: Path) -> None:
+    text = "[layout]\nsearch = true\ntp = 2\ndp_shard = -1\n"
+    question = question_of(job(tmp_path, text, "layout.schedule=GPipe"), Options())  # type: ignore[arg-type]
+    assert question.fixed == {"tp": 2, "schedule": "GPipe"}
+    assert question.given is None
+
+
+def test_a_job_without_a_layout_leaves_it_free_on_all_devices(tmp_path: Path) -> None:
+    question = question_of(job(tmp_path), Options())  # type: ignore[arg-type]
+    assert (question.given, question.fixed, question.num_devices) == (None, {}, 16)
+
+
+def test_a_layout_that_is_set_says_how_many_devices_where_nothing_else_does(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("num_devices = 16\n", "") + "[layout]\ndp_shard = 32\n")
+    assert question_of(load_job(path), Options()).num_devices == 32
+
+
+def test_a_model_of_ones_own_cannot_be_planned(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"model.source = 'mine:Model' is a class of your own"):
+        resolve_named(named(model="mine:Model", global_batch_size=8), ())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision", "message"),
+    [
+        ("h100:8", "fp8", "--precision fp8 is none of .*: did you mean"),
+        ("a100:8", "float8-rowwise", "has no float8 matmul rate in the catalogue .* choose another precision"),
+        ("h10:8", None, "did you mean 'h100'"),
+    ],
+)
+def test_what_nobody_knows_is_refused(cluster: str, precision: str | None, message: str) -> None:
+    resolved = resolve_named(named(global_batch_size=64), ())
+    with pytest.raises((ConfigError, UnsupportedError), match=message):
+        question_of(resolved, Options(cluster=cluster, precision=precision))

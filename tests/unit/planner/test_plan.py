@@ -1,0 +1,194 @@
+"""A plan explains itself: what it says of the pick, of what is near it, and of the hardware, agrees with pricing."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+
+from meshwright.cost.constants import fitted_constants
+from meshwright.cost.layout_table import layout_table
+from meshwright.planner.answer import judge, recomputed_share
+from meshwright.planner.bubble import played_step
+from meshwright.planner.menu import menu_of
+from meshwright.planner.plan import make_plan
+from meshwright.planner.price import price
+from meshwright.planner.refused import invalid_neighbours
+from meshwright.planner.space import layout_space
+from meshwright.planner.what_if import LATENCIES
+from meshwright.spec.layout import Layout
+from meshwright.spec.plan import Plan
+from questions import ask
+
+QUESTION = ask("llama3-70b", 64, seq_len=8192, batch=64)
+
+
+@cache
+def plan() -> Plan:
+    return make_plan(QUESTION, min_scored=0)
+
+
+def total_s(layout: Layout) -> float:
+    return judge(layout, QUESTION).estimate.step.total_s
+
+
+def test_the_pick_fits_and_nothing_else_shown_that_fits_is_faster() -> None:
+    answer = plan()
+    pick_s = answer.pick.estimate.step.total_s
+    assert answer.pick.headroom_bytes >= 0
+    assert answer.pick.layout.num_ranks == 64
+    others = [*answer.runners_up, *answer.pareto, *(contrast.other for contrast in answer.contrasts)]
+    assert len(others) > 10
+    for other in others:
+        assert other.headroom_bytes >= 0
+        assert other.estimate.step.total_s >= pick_s
+
+
+def test_the_estimate_of_the_pick_is_what_judging_its_layout_gives() -> None:
+    pick = plan().pick
+    assert judge(pick.layout, QUESTION) == pick
+
+
+def test_mfu_is_the_floor_as_a_share_of_the_step() -> None:
+    estimate = plan().pick.estimate
+    flops = QUESTION.setting.model.flops_per_token(8192) * 64 * 8192
+    peak = QUESTION.cluster.device.peak_flops_per_s("bfloat16")
+    assert peak is not None
+    assert estimate.mfu == pytest.approx(flops / peak / 64 / estimate.step.total_s, rel=0.02)
+    assert estimate.hfu is not None
+    assert estimate.mfu is not None
+    assert estimate.hfu >= estimate.mfu
+
+
+def test_runners_up_are_of_different_splits_and_in_order() -> None:
+    splits = [
+        runner.layout.model_dump(include={"pp", "dp_replicate", "dp_shard", "cp", "tp"}) for runner in plan().runners_up
+    ]
+    assert all(splits.count(split) == 1 for split in splits)
+    steps = [runner.estimate.step.total_s for runner in plan().runners_up]
+    assert steps == sorted(steps)
+
+
+def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time() -> None:
+    front = plan().pareto
+    assert front[0] == plan().pick
+    assert len(front) > 2
+    headrooms = [candidate.headroom_bytes for candidate in front]
+    assert headrooms[0] == min(headrooms)
+
+
+def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> None:
+    pick = plan().pick
+    for contrast in plan().contrasts:
+        name, _, value = contrast.change.partition("=")
+        if name != "reshard_after_forward":
+            assert str(getattr(contrast.other.layout, name)).lower() == value.lower()
+            assert getattr(contrast.other.layout, name) != getattr(pick.layout, name)
+        difference = contrast.other.estimate.step.total_s - pick.estimate.step.total_s
+        assert math.fsum(contrast.extra_s.values()) == pytest.approx(difference, abs=1e-6)
+
+
+def test_what_does_not_fit_names_the_class_and_fixes_that_fit() -> None:
+    found = [rejection for rejection in plan().rejections if rejection.step_s is not None]
+    assert found
+    for rejection in found:
+        assert "are missing" in rejection.reason
+        assert len(rejection.fixes) <= 3
+    assert any(rejection.fixes for rejection in found)
+
+
+def test_a_degree_that_cannot_be_is_named_with_its_rule() -> None:
+    refused = {one.change: one.reason for one in invalid_neighbours(Layout(dp_shard=12, tp=2), ask(num_devices=24))}
+    assert refused["tp=3"].startswith("layout.tp = 3 does not divide the model's")
+    outside = {one.change: one.reason for one in invalid_neighbours(Layout(dp_shard=2, tp=8), ask(num_devices=16))}
+    assert outside["tp=16"].startswith("reaches beyond the 8 devices that NVLink")
+
+
+def test_slower_hardware_is_never_faster_and_the_best_is_no_worse_than_the_pick() -> None:
+    found = {one.what: one for one in plan().sensitivities}
+    assert set(found) == {
+        "matmul and attention rates",
+        "memory bandwidth",
+        "bandwidth inside nodes",
+        "bandwidth between nodes",
+        "start of a collective",
+    }
+    for one in found.values():
+        assert one.pick_change >= -1e-6
+        assert one.best_change <= one.pick_change + 1e-9
+    assert found["matmul and attention rates"].pick_change > 0.1
+
+
+def test_the_latencies_are_constants_of_the_cost_model() -> None:
+    assert set(LATENCIES) <= set(fitted_constants())
+
+
+def test_lower_precision_is_only_a_what_if() -> None:
+    (what_if,) = plan().what_ifs
+    assert what_if.change == "precision float8-tensorwise"
+    assert plan().workload.precision == "bfloat16"
+    assert what_if.best.estimate.step.total_s < plan().pick.estimate.step.total_s
+
+
+def test_memory_is_told_for_every_pipeline_rank_and_the_fullest_is_the_picks() -> None:
+    ranks = plan().memory_by_pipeline_rank
+    assert len(ranks) == plan().pick.layout.pp
+    assert max(rank.reserved_bytes for rank in ranks) >= plan().pick.estimate.memory.reserved_bytes * 0.999
+
+
+def test_a_layout_that_was_set_is_judged_beside_the_pick() -> None:
+    given = Layout(dp_shard=8, tp=8, activation_checkpoint="full")
+    answer = make_plan(ask("llama3-70b", 64, seq_len=8192, batch=64, given=given), min_scored=0)
+    assert answer.given is not None
+    assert answer.given.layout == given
+    assert answer.given.estimate.step.total_s > answer.pick.estimate.step.total_s
+
+
+def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() -> None:
+    given = Layout(dp_shard=8, tp=8)
+    answer = make_plan(ask("llama3-70b", 64, seq_len=8192, batch=64, given=given), min_scored=0)
+    assert answer.given is not None
+    assert answer.given.headroom_bytes < 0
+    assert answer.rejections[0].reason.startswith("activations take")
+    assert answer.rejections[0].fixes
+
+
+def test_a_plan_can_be_written_and_read() -> None:
+    assert Plan.from_json(plan().to_json()) == plan()
+
+
+def test_state_waits_in_the_hosts_memory_only_if_nothing_fits_without() -> None:
+    roomy, tight = make_plan(ask("llama3-8b", 8, batch=8)), make_plan(ask("llama3-70b", 8, batch=8, pp=1, cp=1, tp=8))
+    assert not roomy.pick.layout.cpu_offload
+    assert tight.pick.layout.cpu_offload
+
+
+def test_a_played_pipeline_is_near_its_closed_form() -> None:
+    question = ask("llama3-8b", 16, batch=64)
+    table = layout_space(question, menu_of(question))
+    rows = range(0, len(table), 499)
+    priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
+    for row in range(len(priced)):
+        layout = priced.layouts.layout(row)
+        played = played_step(priced.step_time(row), layout, question).total_s
+        assert played == pytest.approx(priced.total_s[row], rel=0.35), layout
+
+
+def test_recomputation_counts_for_hfu_alone() -> None:
+    shares = [
+        recomputed_share(Layout(activation_checkpoint=kind, activation_checkpoint_every=every), QUESTION)
+        for kind, every in (("none", 1), ("full", 2), ("full", 1))
+    ]
+    assert shares[0] == 0
+    assert shares[1] == pytest.approx(shares[2] / 2)
+    # All blocks once more is a third of forward and backward, but for the head.
+    assert 0.3 < shares[2] < 1 / 3
+
+
+def test_a_layout_table_of_one_is_priced_like_a_row_of_many() -> None:
+    table = layout_space(QUESTION, menu_of(QUESTION))
+    rows = table.take([0, len(table) // 2, len(table) - 1])  # type: ignore[arg-type]
+    together = price(rows, QUESTION, only_fitting=False).total_s
+    alone = [price(layout_table([rows.layout(row)]), QUESTION, only_fitting=False).total_s[0] for row in range(3)]
+    assert together == pytest.approx(alone)

@@ -1,0 +1,111 @@
+"""The search finds what pricing every layout would find, and never what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from meshwright.cost.layout_table import LayoutTable, layout_table
+from meshwright.planner.finalists import finalists
+from meshwright.planner.menu import menu_of
+from meshwright.planner.price import Priced, order_by_time, price, weigh
+from meshwright.planner.search import lower_bounds_s, may_fit, search
+from meshwright.planner.space import layout_space, splits
+from meshwright.spec.layout import Layout
+from questions import ask
+
+QUESTIONS = {
+    "8b on 8": ask("llama3-8b", 8, seq_len=2048, batch=8),
+    "8b on 16, long": ask("llama3-8b", 16, seq_len=32_768, batch=4),
+    "70b on 32": ask("llama3-70b", 32, seq_len=4096, batch=16),
+    "mixture on 16": ask("mixtral-8x7b", 16, seq_len=2048, batch=8),
+    "8b on 8, set": ask("llama3-8b", 8, seq_len=2048, batch=8, pp=2, activation_checkpoint="full"),
+}
+
+
+@cache
+def everything(name: str) -> Priced:
+    """Return every layout of a question, priced, those that do not fit too."""
+    question = QUESTIONS[name]
+    return price(layout_space(question, menu_of(question)), question, only_fitting=False)
+
+
+SPLIT = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "microbatch_size")
+
+
+def split_of(layouts: LayoutTable) -> list[tuple[int, ...]]:
+    return list(zip(*(getattr(layouts, axis).tolist() for axis in SPLIT), strict=True))
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_fastest_of_all_is_found_without_scoring_all(name: str) -> None:
+    question, every = QUESTIONS[name], everything(name)
+    found = search(question, menu_of(question), min_scored=0)
+    assert found.num_scored <= len(every)
+    assert found.priced.fits.all()
+    assert found.priced.total_s.min() <= every.total_s[every.fits].min() * 1.002
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_no_layout_of_a_split_is_faster_than_its_bound(name: str) -> None:
+    question, every = QUESTIONS[name], everything(name)
+    candidates = splits(question, menu_of(question))
+    bounds_s = lower_bounds_s(candidates, question, menu_of(question))
+    bound_of = dict(zip(split_of(candidates), bounds_s, strict=True))
+    bounds = np.array([bound_of[split] for split in split_of(every.layouts)])
+    assert (every.total_s >= bounds * 0.99).all()
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_split_that_is_dropped_fits_with_no_choice(name: str) -> None:
+    question, every = QUESTIONS[name], everything(name)
+    candidates = splits(question, menu_of(question))
+    dropped = set(split_of(candidates.take(~may_fit(candidates, question, menu_of(question)))))
+    assert dropped.isdisjoint(split_of(every.layouts.take(every.fits)))
+
+
+def test_a_search_goes_on_to_as_many_layouts_as_are_wanted() -> None:
+    question = QUESTIONS["mixture on 16"]
+    few, many = (search(question, menu_of(question), min_scored=number) for number in (0, 10**9))
+    assert few.num_scored < many.num_scored
+    assert few.priced.total_s.min() == pytest.approx(many.priced.total_s.min())
+
+
+def test_what_fits_nowhere_leaves_an_empty_table() -> None:
+    question = ask("llama3.1-405b", 8)
+    found = search(question, menu_of(question))
+    assert len(found.priced) == 0
+
+
+def test_finalists_are_in_the_order_of_their_played_steps_and_differ() -> None:
+    question = QUESTIONS["70b on 32"]
+    best = finalists(search(question, menu_of(question)).priced, question)
+    steps = [finalist.candidate.estimate.step.total_s for finalist in best]
+    assert steps == sorted(steps)
+    assert len({finalist.row for finalist in best}) == len(best) > 5
+
+
+def test_of_equally_fast_layouts_the_one_that_leaves_more_memory_is_first() -> None:
+    question = QUESTIONS["8b on 8"]
+    twice = price(layout_table([Layout(dp_shard=8, activation_checkpoint="full")] * 2), question)
+    lean = replace(twice, headroom_bytes=np.array([1.0, 2.0]))
+    assert order_by_time(lean).tolist() == [1, 0]
+
+
+def test_blocks_that_are_compiled_take_less_time() -> None:
+    question = QUESTIONS["8b on 8"]
+    layouts = [Layout(dp_shard=8, activation_checkpoint="full", compile=compile) for compile in (False, True)]
+    eager, compiled = price(layout_table(layouts), question).total_s
+    assert compiled < eager
+
+
+def test_ranks_on_the_cores_of_a_host_share_its_memory() -> None:
+    question = QUESTIONS["8b on 8"]
+    cluster = question.cluster.replace(device=question.cluster.device.replace(is_host=True))
+    layout = layout_table([Layout(dp_shard=8)])
+    _, alone = weigh(layout, question)
+    _, shared = weigh(layout, question.with_setting(cluster=cluster))
+    assert alone[0] - shared[0] == pytest.approx(cluster.device.memory_bytes.value * 7 / 8)
