@@ -12,10 +12,12 @@ from meshwright.cost.case import Floats, Setting
 from meshwright.cost.footprint_constants import LOSS_BYTES
 from meshwright.cost.footprint_states import Elements, elements_of
 from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, transient_bytes
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.spec.layout import ActivationCheckpoint
 from meshwright.spec.model_spec import BlockGroup
 from meshwright.spec.op import Head, Norm, Op
+
+_ALL_GATHER = CONTEXT_METHODS.index("all-gather")
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,13 @@ class Memory:
 
     def _shares(self) -> dict[Split, Floats]:
         """Return the share of a tensor that a rank holds, by how tp ranks divide it."""
-        tp, stack = self.layouts.tp, self.setting.stack
+        tp, cp, stack = self.layouts.tp, self.layouts.cp, self.setting.stack
         whole, part = np.ones(len(self.layouts)), 1 / tp
         stream = part if stack.sequence_parallel else whole
         # Fused stacks gather the input of a matmul again in backward.
         gathered = stream if stack.kernels == "fused" else whole
+        # Theirs pass keys on in backward as they did in forward, and know the mask.
+        gathers_keys = (self.layouts.cp_method == _ALL_GATHER) & (cp > 1) & (stack.kernels != "fused")
         return {
             "stream": stream,
             "gathered": gathered,
@@ -134,4 +138,7 @@ class Memory:
             "rows": np.where(self.layouts.etp == 1, part, whole),
             "stream_copy": np.where(tp > 1, stream, 0.0),
             "gathered_copy": np.where(tp > 1, whole, 0.0),
+            "other_keys": np.where(gathers_keys, (cp - 1) * part, 0.0),
+            # One for all sequences.
+            "mask": np.where(gathers_keys, 1 / self.layouts.microbatch_size, 0.0),
         }

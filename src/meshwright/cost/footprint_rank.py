@@ -70,6 +70,8 @@ class _Held:
         self.accumulates = num_microbatches > 1
         self.reduces_once = stack.gradient_sync == "step"
         self.compute_bytes = memory.element_bytes
+        is_low = stack.low_precision_gather and memory.setting.workload.matmul_dtype in ("float8", "float4")
+        self.gather_bytes = 1.0 if is_low else memory.element_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
 
@@ -135,7 +137,7 @@ class _Held:
         return np.minimum(_NUM_GATHERED_BLOCKS * self.block_elements, self._all_blocks())
 
     def _gathered(self, blocks: Floats) -> Floats:
-        return self.is_sharded * (self.outside.whole + blocks) * self.compute_bytes
+        return self.is_sharded * (self.outside.whole * self.compute_bytes + blocks * self.gather_bytes)
 
     def _own_gradients(self) -> Floats:
         """Return the bytes of a microbatch's gradients that are not reduced yet: of the block at work and the ends."""

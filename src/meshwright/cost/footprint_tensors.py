@@ -13,7 +13,8 @@ By recompute policy: all of these (none); the block's input (full); that and the
 collectives (selective, "matmul-outputs"), of every second matmul only ("half-of-matmul-outputs"), or all but the
 probabilities of attention ("core-attention").
 
-Ignored: token ids, rotary angles, routing indices, masks of dropout between blocks, scales of low-precision formats.
+Ignored: what Ulysses repeats where there are fewer key heads than cp ranks, token ids, rotary angles, routing indices,
+masks of dropout between blocks, scales of low-precision formats.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from meshwright.spec.op import Attention, Elementwise, GroupedMatmul, Head, Matm
 from meshwright.spec.stack import Stack
 from meshwright.spec.workload import Workload
 
-Split = Literal["stream", "gathered", "heads", "rows", "stream_copy", "gathered_copy"]
-"""How tensor-parallel ranks divide a tensor.
+Split = Literal["stream", "gathered", "heads", "rows", "stream_copy", "gathered_copy", "other_keys", "mask"]
+"""How ranks divide a tensor.
 
 stream: between matmuls, shared with sequence parallelism; gathered: the whole sequence, where a stack does not gather
-it again in backward; heads: always shared; rows: of routed tokens, whole if experts are split over tp. The copies are
-there only if tp > 1.
+it again in backward; heads: shared by tp; rows: of routed tokens, whole if experts are split over tp. The copies are
+there only if tp > 1; what keys and values all-gather brings from the other cp ranks, and the mask it needs, only if it
+is the method of cp.
 """
 
 _FLOAT32_BYTES = 4.0
@@ -114,6 +116,8 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
             yield from _kept_by_norm(op, before, _is_read_by_matmul(op, ops, formats), formats)
         elif isinstance(op, Attention):
             yield from _kept_by_attention(op, ops, formats)
+            yield from _other_keys(op, formats)
+            yield "mask", formats.seq_len / 2 * formats.element_bytes
             if formats.matmul_bytes < formats.element_bytes:
                 # Attention needs its output as it was, the next matmul in its own format.
                 yield "heads", op.num_heads * op.value_head_dim * formats.matmul_bytes
@@ -162,6 +166,10 @@ def _probabilities(op: Attention, formats: Formats) -> _Parts:
     yield "heads", op.num_heads * formats.seq_len * _PROBABILITY_BYTES
 
 
+def _other_keys(op: Attention, formats: Formats) -> _Parts:
+    yield "other_keys", op.num_kv_heads * (op.head_dim + op.value_head_dim) * formats.element_bytes
+
+
 def _value_elements(op: Attention, ops: Sequence[Op], formats: Formats) -> int:
     """Return the elements that stay for the values: of the whole matmul output that they are a view of."""
     if formats.kernels == "fused":
@@ -207,6 +215,7 @@ def _selected(ops: tuple[Op, ...], formats: Formats) -> _Parts:
     for op in ops:
         if isinstance(op, Attention):
             yield "heads", op.num_heads * (op.value_head_dim * formats.element_bytes + _FLOAT32_BYTES)
+            yield from _other_keys(op, formats)
         if isinstance(op, Matmul | GroupedMatmul):
             num_matmuls += 1
             if keeps_all or num_matmuls % 2:

@@ -142,6 +142,28 @@ def test_a_joined_loss_has_no_float32_logits() -> None:
     assert joined.device_bytes[0] < eager.device_bytes[0]
 
 
+def test_gathered_keys_of_other_ranks_are_kept_where_a_ring_keeps_its_own() -> None:
+    gathered, ring = (Layout(cp=4, microbatch_size=64, cp_method=method) for method in ("all-gather", "ring"))
+    setting = _setting("llama3-8b", global_batch_size=64)
+    memory = _footprint(setting, gathered, ring)
+    tokens, blocks = 64 * 4096 / 4, setting.model.groups[1].count
+    keys, mask = 3 * 2 * 8 * 128 * 2, 4096 / 64
+    assert memory.activations_bytes[0] - memory.activations_bytes[1] == blocks * tokens * (keys + mask)
+    fused = _footprint(_setting("llama3-8b", MEGATRON), gathered, ring)
+    assert fused.device_bytes[0] == fused.device_bytes[1]
+
+
+def test_low_precision_parameters_are_gathered_in_a_byte() -> None:
+    stacks = (OURS, OURS.replace(low_precision_gather=True))
+    layout = Layout(dp_shard=8, activation_checkpoint="full", reshard_after_forward="never")
+    plain, low = (
+        _footprint(_setting("llama3-8b", stack, precision="float8-rowwise"), layout).gathered_bytes[0]
+        for stack in stacks
+    )
+    blocks = _setting("llama3-8b").model.groups[1]
+    assert plain - low == blocks.count * blocks.num_parameters
+
+
 def test_parts_add_up_to_the_noun() -> None:
     memory = _footprint(_setting("llama3-8b"), Layout(dp_shard=8), Layout(tp=8))
     use = memory_use(memory, 1)
