@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.cost.case import Floats, Setting
 from meshwright.cost.footprint_constants import LOSS_BYTES
+from meshwright.cost.footprint_stages import StageCuts
 from meshwright.cost.footprint_states import Elements, elements_of
 from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, transient_bytes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
@@ -61,6 +62,7 @@ class Memory:
         first, *groups, last = setting.model.groups
         self.blocks = [self._block(group) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
+        self.cuts = StageCuts(setting, layouts.num_stages)
         width = next(op.width for op in last.ops if isinstance(op, Norm))
         self.stream_bytes = self.tokens * width * self.element_bytes
         """Of the residual stream of one microbatch, whole."""

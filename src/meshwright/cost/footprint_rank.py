@@ -18,7 +18,7 @@ import numpy as np
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
-from meshwright.cost.footprint_stages import Ints, chunks_in_flight, first_blocks, stages_of_rank
+from meshwright.cost.footprint_stages import Ints, chunks_in_flight, stages_of_rank
 from meshwright.cost.footprint_states import Elements, state_bytes
 from meshwright.spec.workload import BYTES_PER_ELEMENT
 
@@ -162,7 +162,7 @@ def _blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list
     layouts = memory.layouts
     ends = np.cumsum([block.count for block in memory.blocks])
     stages = stages_of_rank(layouts, pp_rank)
-    first, stop = (first_blocks(int(ends[-1]), layouts.num_stages, stages + offset) for offset in (0, 1))
+    first, stop = memory.cuts.first_block(stages), memory.cuts.first_block(stages + 1)
     counts = []
     for block, end in zip(memory.blocks, ends, strict=True):
         inside = np.minimum(stop, end) - np.maximum(first, end - block.count)

@@ -1,8 +1,7 @@
 """Which blocks a pipeline rank holds, and how many microbatches' activations of them at most.
 
-Blocks are split evenly, and where only blocks + 2 divide by the stages, embedding and head count as a block each, as
-they do in the usual recipes; else earlier stages take one more. Ignored: stages balanced by time, which differ by a
-block.
+Even stages: where only blocks + 2 divide by the stages, embedding and head count as a block each, as they do in the
+usual recipes; else earlier stages take one more. Balanced stages: as spec/stage_split.py cuts them.
 
 In flight at most, as chunks (a stage's share of one microbatch), n microbatches, v stages of each of pp ranks, rank r
 (arXiv:2104.04473 and the orders in spec/schedule_orders.py, which the tests replay):
@@ -17,23 +16,50 @@ In flight at most, as chunks (a stage's share of one microbatch), n microbatches
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
+from meshwright.cost.case import Floats, Setting
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.layout import SCHEDULES, V_SCHEDULES
+from meshwright.spec.model_spec import ModelSpec
+from meshwright.spec.stage_split import block_costs, split_stages
 
 Ints = NDArray[np.int64]
 
 
-def first_blocks(num_blocks: int, num_stages: Ints, stage: Ints) -> Ints:
-    """Return the first block of `stage` (num_stages for the end of the last), one element a layout."""
-    counts_ends = (num_blocks % num_stages != 0) & ((num_blocks + 2) % num_stages == 0)
-    units = np.where(counts_ends, num_blocks + 2, num_blocks)
-    small, extra = units // num_stages, units % num_stages
-    first = stage * small + np.minimum(stage, extra) - np.where(counts_ends, 1, 0)
-    return np.asarray(np.clip(first, 0, num_blocks), np.int64)
+class StageCuts:
+    """The first block of every stage of one setting's model, one element a layout."""
+
+    def __init__(self, setting: Setting, num_stages: Ints) -> None:
+        numbers, self._row = np.unique(num_stages, return_inverse=True)
+        cuts = [_cuts(setting, int(number)) for number in numbers]
+        # The end of the last stage stands where later ones would begin.
+        width = max(len(row) for row in cuts)
+        self._cuts = np.array([(*row, *row[-1:] * (width - len(row))) for row in cuts], np.int64)
+
+    def first_block(self, stage: Ints) -> Ints:
+        """Return the first block of `stage`, 0 for none (-1); for num_stages the number of blocks."""
+        return np.asarray(self._cuts[self._row, np.maximum(stage, 0)])
+
+
+def _cuts(setting: Setting, num_stages: int) -> tuple[int, ...]:
+    """Return the first block of each stage, and last the number of blocks."""
+    num_blocks = sum(group.count for group in setting.model.groups[1:-1])
+    # A model of too few blocks for balance is none that anyone runs, and has an answer all the same.
+    if setting.stack.stages == "balanced" and num_stages <= num_blocks + 2:
+        return (0, *_balanced_cuts(setting.model, setting.workload.seq_len, num_stages), num_blocks)
+    counts_ends = num_blocks % num_stages != 0 and (num_blocks + 2) % num_stages == 0
+    small, extra = divmod(num_blocks + 2 * counts_ends, num_stages)
+    firsts = [stage * small + min(stage, extra) - counts_ends for stage in range(num_stages + 1)]
+    return tuple(min(max(first, 0), num_blocks) for first in firsts)
+
+
+@lru_cache(maxsize=1024)
+def _balanced_cuts(model: ModelSpec, seq_len: int, num_stages: int) -> tuple[int, ...]:
+    return split_stages(*block_costs(model, seq_len), num_stages)
 
 
 def stages_of_rank(layouts: LayoutTable, pp_rank: Ints) -> Ints:

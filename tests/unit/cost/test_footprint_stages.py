@@ -5,11 +5,18 @@ import itertools
 import numpy as np
 import pytest
 
-from meshwright.cost.footprint_stages import chunks_in_flight, first_blocks, stages_of_rank
+from meshwright.cost.case import Setting
+from meshwright.cost.footprint_stages import StageCuts, chunks_in_flight, stages_of_rank
 from meshwright.cost.layout_table import layout_table
+from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
+from meshwright.spec.model_spec import model_spec
+from meshwright.spec.presets import PRESETS
 from meshwright.spec.schedule import build_schedule, peak_in_flight
 from meshwright.spec.schedule_rules import schedule_problems
+from meshwright.spec.stack import Stack
+from meshwright.spec.stage_split import stage_boundaries
+from meshwright.spec.workload import Workload
 
 DEGREES = (1, 2, 3, 4, 8)
 NUM_MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
@@ -52,6 +59,21 @@ def test_without_a_pipeline_one_microbatch_is_in_flight() -> None:
     assert chunks_in_flight(table, np.array([8.0, 8.0]), np.zeros(2, np.int64)).tolist() == [1.0, 4.0]
 
 
+def _setting(num_blocks: int, stages: str) -> Setting:
+    architecture = PRESETS["llama3-8b"].replace(num_layers=num_blocks)
+    stack = Stack(name="any", title="any", stages=stages)
+    workload = Workload(seq_len=4096, global_batch_size=8)
+    return Setting(model_spec(architecture), workload, load_cluster("h100-ib400"), stack)
+
+
+def _counts(setting: Setting, num_stages: int) -> list[int]:
+    """Return the blocks of each stage."""
+    stages = np.arange(num_stages + 1)
+    first = StageCuts(setting, np.full(num_stages + 1, num_stages)).first_block(stages)
+    assert first[0] == 0
+    return np.diff(first).tolist()
+
+
 @pytest.mark.parametrize(
     ("num_blocks", "num_stages", "counts"),
     [
@@ -63,7 +85,15 @@ def test_without_a_pipeline_one_microbatch_is_in_flight() -> None:
     ],
 )
 def test_blocks_are_split_evenly(num_blocks: int, num_stages: int, counts: list[int]) -> None:
-    stages = np.arange(num_stages + 1)
-    first = first_blocks(num_blocks, np.full(num_stages + 1, num_stages), stages)
-    assert np.diff(first).tolist() == counts
-    assert first[-1] == num_blocks
+    assert _counts(_setting(num_blocks, "even"), num_stages) == counts
+
+
+@pytest.mark.parametrize("num_stages", [2, 4, 8, 16])
+def test_balanced_stages_are_those_that_the_runtime_cuts(num_stages: int) -> None:
+    setting = _setting(32, "balanced")
+    boundaries = stage_boundaries(Layout(pp=num_stages), setting.model, setting.workload.seq_len)
+    assert _counts(setting, num_stages) == np.diff([0, *boundaries, 32]).tolist()
+
+
+def test_too_few_blocks_for_balance_are_split_evenly() -> None:
+    assert _counts(_setting(2, "balanced"), 8) == _counts(_setting(2, "even"), 8)
