@@ -56,7 +56,7 @@ class Footprint:
 
     @property
     def smi_bytes(self) -> Floats:
-        """Return what nvidia-smi shows of a trainer with many communicators."""
+        """Return what nvidia-smi shows of a trainer such as those the constant was fitted on."""
         return self.device_bytes + SMI_BYTES
 
     def take(self, rows: NDArray[Any]) -> Footprint:

@@ -5,12 +5,12 @@ WORKSPACE_BYTES = 64 * 2**20
 compute and the backward stream (torch's notes on CUDA, cuBLAS workspaces)."""
 
 FRAGMENTATION = 0.08
-"""Reserved and not allocated, as a share of all that comes and goes in a step. Fitted on the published runs that tell
-reserved bytes; 2 to 8 % is usual."""
+"""Reserved and not allocated, as a share of all that comes and goes in a step. Fitted on the 7 published
+runs that tell reserved bytes; 2 to 8 % is usual."""
 
 SMI_BYTES = 8.5 * 2**30
-"""What nvidia-smi shows besides reserved bytes, context and the first communicator: further communicators, buckets.
-Fitted on the published runs that tell it, which are all of one trainer with about ten communicators."""
+"""What nvidia-smi shows besides reserved bytes, context and the first communicator. Fitted on the 37 published runs that
+tell it, which are all of one trainer (Megatron-DeepSpeed): expect another of other trainers."""
 
 LOSS_BYTES = {"eager": 14.0, "fused": 8.0, "joined": 4.0}
 """Bytes of one logit in a 16-bit workload at the peak of the loss, by how it is computed.
