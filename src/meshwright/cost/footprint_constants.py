@@ -9,8 +9,8 @@ FRAGMENTATION = 0.08
 runs that tell reserved bytes; 2 to 8 % is usual."""
 
 SMI_BYTES = 8.5 * 2**30
-"""What nvidia-smi shows besides reserved bytes, context and the first communicator. Fitted on the 37 published runs that
-tell it, which are all of one trainer (Megatron-DeepSpeed): expect another of other trainers."""
+"""What nvidia-smi shows besides reserved bytes, context and the first communicator. Fitted on the 37 published runs
+that tell it, all of one trainer (Megatron-DeepSpeed): expect another of other trainers."""
 
 LOSS_BYTES = {"eager": 14.0, "fused": 8.0, "joined": 4.0}
 """Bytes of one logit in a 16-bit workload at the peak of the loss, by how it is computed.
