@@ -113,9 +113,12 @@ class Communication:
         first[owners.key[::-1]] = np.arange(len(owners.key))[::-1]
         owner = first[self.work.key_of_case]
         num_bytes = owners.tokens[owner] * owners.width[owner] * self.element_bytes
-        num_bytes = num_bytes / np.where(self.has_sequence_parallel, layouts.tp, 1)
+        # Each tp rank sends its part; without sequence parallelism they gather the whole again (Narayanan 2021, 4.1).
+        num_bytes = num_bytes / layouts.tp
         group = group_of(layouts.num_ranks // layouts.pp, layouts.pp, fabric)
         one = send_s(num_bytes, group, fabric) + np.where(layouts.pp > 1, c["send_s"], 0.0)
+        whole = all_gather_s(num_bytes * layouts.tp, group_of(1, layouts.tp, fabric), fabric)
+        one = one + np.where(self.has_sequence_parallel | (layouts.pp == 1), 0.0, whole)
         share = np.where(self.overlaps_sends, c["pp_exposed"], c["pp_plain_exposed"])
         waits = np.where(self.overlaps_sends | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
         return 2 * one * (share * num_microbatches * layouts.stages_per_rank + layouts.pp - 1) + waits

@@ -97,7 +97,7 @@ def fsdp_exposed_s(
     # A pipeline keeps its parameters gathered, and reduces once: for all microbatches together.
     share = np.where(layouts.pp > 1, 1.0 / dp.num_microbatches, 1.0)
     gather = collective(dp.gather_bytes) * share
-    scatter = collective(dp.element_bytes) * dp.reduce_bytes / 2 * share * c["reduce32"] / 2
+    scatter = collective(dp.element_bytes) * share * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
     scatter = scatter + all_reduce_s(shard, replicas, fabric) * share

@@ -23,7 +23,7 @@ from meshwright.cost.constants import Constants, fitted_constants
 from meshwright.cost.data_parallel import DataParallel, data_parallel_of, exposed_update_s, fsdp_exposed_s
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS
-from meshwright.cost.rates import peaks_of, rates_of
+from meshwright.cost.rates import architecture_of, peaks_of, rates_of
 from meshwright.cost.stage import Stages, bubble_share, stages_of
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.estimate import StepTime
@@ -126,6 +126,8 @@ class StepPricer:
         self.multipliers = tuple(
             each(lambda s, name=name: getattr(s.stack, name)) for name in ("compute", "communication", "overhead")
         )
+        self.is_tuned = each(lambda s: float(s.stack.is_tuned)) > 0
+        self.is_newest = each(lambda s: float(architecture_of(s.cluster.device).startswith("blackwell"))) > 0
         self.recomputed = self._recomputed()
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
@@ -167,7 +169,7 @@ class StepPricer:
         return parts[0], parts[1], parts[2], np.where(is_full, 1.0, 0.0) / every
 
     def _fabric(self, constants: Constants) -> Fabric:
-        slow = self.multipliers[1]
+        slow = self.slower[1]
         return replace(
             self.fabric.shared(intra=slow / constants["intra_share"], inter=slow / self._network_share(constants)),
             base_s=constants["collective_s"] * slow,
@@ -176,11 +178,22 @@ class StepPricer:
             all_to_all_intra_s=constants["exchange_s"] * slow,
         )
 
+    def _slower(self, constants: Constants) -> tuple[Floats, ...]:
+        """Return the stacks' multipliers; a stack that no vendor tuned for the very run is slower than one that is."""
+        compute, communication, overhead = self.multipliers
+        newest = np.where(self.is_newest, constants["plain_compute.blackwell"], constants["plain_compute"])
+        return (
+            compute * np.where(self.is_tuned, 1.0, newest),
+            communication * np.where(self.is_tuned, 1.0, constants["plain_communication"]),
+            overhead * np.where(self.is_tuned, 1.0, constants["plain_overhead"]),
+        )
+
     def _network_share(self, constants: Constants) -> Floats:
         return np.where(self.is_omni_path, constants["omni_path"], 1.0) * constants["inter_share"]
 
     def price(self, constants: Constants) -> StepTerms:
         """Return the step of each case by cause."""
+        self.slower = self._slower(constants)
         rates = rates_of(self.cases.settings, self.peaks, constants)
         times = self.pricer.price(rates, constants)
         fabric = self._fabric(constants)
@@ -203,7 +216,7 @@ class StepPricer:
         self, kind: int, owner: NDArray[np.int64], times: BlockTimes, fabric: Fabric, memory_rate: Floats, c: Constants
     ) -> _Pass:
         """Return one block's passes for one microbatch, forward and backward together."""
-        compute, _, overhead = self.multipliers
+        compute, _, overhead = self.slower
         ideal, ideal_att = times.ideal_matmul[owner], times.ideal_attention[owner]
         mm_f, mm_b = (side[owner] * compute for side in times.matmul)
         att_f, att_b = (side[owner] * compute for side in times.attention)
@@ -249,7 +262,7 @@ class StepPricer:
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
         sends = self.communication.sends(fabric, c, n)
         update = exposed_update_s(self.parallel, fabric, c, slowest + bubble)
-        overhead = self.multipliers[2]
+        overhead = self.slower[2]
         optimizer = self.parallel.updated * _OPTIMIZER_BYTES / memory_rate * c["optimizer_passes"] * overhead
         fixed = c["step_s"] * overhead
         steady = mean * n

@@ -68,6 +68,8 @@ def _stated(row: RunRow, base: Stack) -> dict[str, Any]:
         changes |= recipe_of(row)
         if row.count("moe_experts"):
             changes["tp_overlap"] = False
+    if "mp_mode=PURE" in row.notes:
+        changes["gradient_accumulation_dtype"] = "bfloat16"
     if re.search(r"fp8 all-gather", row.notes):
         changes["low_precision_gather"] = True
     return changes
