@@ -1,4 +1,4 @@
-"""Seconds of what ranks do together: each kind of collective, by how many take part and by size."""
+"""Seconds of what ranks do together: collectives as training calls them, by kind, by how many take part and by size."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import distributed as dist
 
 from meshwright.calibrator.menu import Menu
 from meshwright.calibrator.timing import Stopwatch
+from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, reduce_scatter_dim
+from meshwright.parallelism.token_exchange import exchange_rows
 from meshwright.spec.measured import CollectiveKind
 
 _BYTES_PER_ELEMENT = 4
@@ -52,11 +54,12 @@ def _collectives(
     num_ranks = group.size()
     share = max(1, num_bytes // _BYTES_PER_ELEMENT // num_ranks)
     part, whole, other = (torch.zeros(size, device=device) for size in (share, share * num_ranks, share * num_ranks))
+    rows, each = whole.view(num_ranks, share), [1] * num_ranks
     return {
-        "all-gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
-        "reduce-scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
-        "all-reduce": partial(dist.all_reduce, whole, group=group),
-        "all-to-all": partial(dist.all_to_all_single, other, whole, group=group),
+        "all-gather": partial(all_gather_dim, part, 0, group),
+        "reduce-scatter": partial(reduce_scatter_dim, whole, 0, group),
+        "all-reduce": partial(all_reduce_sum, whole, group),
+        "all-to-all": partial(exchange_rows, rows, each, each, group),
         "send": partial(_pass_on, whole, other, group),
     }
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.calibrator.measure import Measurements
 from meshwright.calibrator.menu import Menu
+from meshwright.calibrator.tiny_step import NUM_BLOCKS
 from meshwright.hardware import quantity
 from meshwright.spec.cluster import Cluster, Link
 from meshwright.spec.device import Device, MatmulRates
@@ -18,7 +19,8 @@ from meshwright.spec.measured import AttentionPoint, CollectiveKind, CollectiveP
 
 # Fused AdamW reads parameter, gradient and both moments, and writes all but the gradient, in float32.
 _UPDATE_BYTES_PER_PARAMETER = 28
-_SHORTEST_S = 1e-6
+# What no clock of a training step would notice.
+_SHORTEST_S, _LEAST_S_PER_BYTE = 1e-6, 1e-14
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,11 @@ def _memory_op_points(machine: Machine, measured: Measurements) -> tuple[MemoryO
 
 def _link(machine: Machine, measured: Measurements) -> Link:
     """Return what joins the ranks: each collective's own line, and from all-gathers what a ring's step would be."""
-    by_group: dict[tuple[CollectiveKind, int], list[tuple[float, float]]] = {}
+    by_group: dict[tuple[CollectiveKind, int], list[tuple[int, float]]] = {}
     for (kind, num_ranks, num_bytes), seconds in measured.collective_s.items():
         by_group.setdefault((kind, num_ranks), []).append((num_bytes, seconds))
+    for kind, points in _unit_points(measured).items():
+        by_group[kind, machine.num_ranks] = points
     lines = {group: _line(points) for group, points in by_group.items()}
     num_steps = machine.num_ranks - 1
     latency_s, s_per_byte = lines["all-gather", machine.num_ranks]
@@ -158,17 +162,29 @@ def _link(machine: Machine, measured: Measurements) -> Link:
     )
 
 
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _unit_points(measured: Measurements) -> dict[CollectiveKind, list[tuple[int, float]]]:
+    """Return (bytes, seconds) of one gather and one reduction of an FSDP unit: what each adds to a step of blocks."""
+    step_s = measured.block_step_s
+    sizes = sorted({num_bytes for _, num_bytes in step_s})
+    # Each block is gathered for forward and for backward, and reduced once.
+    return {
+        "unshard": [(n, (step_s["gathered", n] - step_s["plain", n]) / (2 * NUM_BLOCKS)) for n in sizes],
+        "reduce-grads": [(n, (step_s["reduced", n] - step_s["gathered", n]) / NUM_BLOCKS) for n in sizes],
+    }
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Return (latency, seconds per byte) of the line that is nearest in proportion to the (bytes, seconds) measured.
 
-    In proportion: a microsecond matters to a small message. A slope or latency below zero, which noise can make, gives
-    way to the line through the smallest and largest.
+    In proportion: a microsecond matters to a small message. A message that a smaller one outlasts, which only
+    noise can make, counts as long as that one.
     """
     num_bytes, seconds = np.array(sorted(points), np.float64).T
-    seconds = np.maximum(seconds, _SHORTEST_S)
+    seconds = np.maximum.accumulate(seconds)
+    is_real = seconds > _SHORTEST_S
+    num_bytes, seconds = num_bytes[is_real], seconds[is_real]
+    if len(seconds) == 0:
+        return _SHORTEST_S, _LEAST_S_PER_BYTE
     columns = np.stack([1 / seconds, num_bytes / seconds], axis=1)
     (latency_s, s_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)
-    if latency_s < _SHORTEST_S or s_per_byte <= 0:
-        latency_s = seconds[0]
-        s_per_byte = max(seconds[-1] - seconds[0], _SHORTEST_S) / num_bytes[-1]
-    return float(latency_s), float(s_per_byte)
+    return max(float(latency_s), _SHORTEST_S), max(float(s_per_byte), _LEAST_S_PER_BYTE)

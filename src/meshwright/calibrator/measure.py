@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import distributed as dist
@@ -14,7 +15,7 @@ from meshwright.calibrator.kernels import attention_seconds, matmul_seconds
 from meshwright.calibrator.memory_ops import memory_op_seconds
 from meshwright.calibrator.menu import Menu
 from meshwright.calibrator.timing import Stopwatch
-from meshwright.calibrator.tiny_step import host_seconds, unit_seconds
+from meshwright.calibrator.tiny_step import BlockStep, block_step_seconds, host_seconds
 from meshwright.spec.measured import CollectiveKind, MemoryOp
 
 _NUM_ROUNDS = 3
@@ -30,7 +31,8 @@ class Measurements:
     forward_memory_op_s: dict[tuple[MemoryOp, str, int], float]
     backward_memory_op_s: dict[tuple[MemoryOp, str, int], float]
     collective_s: dict[tuple[CollectiveKind, int, int], float]
-    """Empty with one rank."""
+    """Of all ranks and of parts of them; empty with one rank, and so is:"""
+    block_step_s: dict[tuple[BlockStep, int], float]
     host_s: dict[str, float]
     """Of a "kernel" of an eager model."""
 
@@ -53,17 +55,19 @@ def mean_of(ranks: Sequence[Measurements]) -> Measurements:
 
 
 def _round(menu: Menu, watch: Stopwatch) -> Measurements:
-    attention = attention_seconds(menu, watch)
-    memory_ops = memory_op_seconds(menu, watch)
+    own = replace(watch, clock=time.thread_time) if watch.device.type == "cpu" else watch
+    attention = attention_seconds(menu, own)
+    memory_ops = memory_op_seconds(menu, own)
     has_peers = dist.get_world_size() > 1
     return Measurements(
-        matmul_s=matmul_seconds(menu, watch),
+        matmul_s=matmul_seconds(menu, own),
         forward_attention_s={at: forward for at, (forward, _) in attention.items()},
         backward_attention_s={at: backward for at, (_, backward) in attention.items()},
         forward_memory_op_s={at: forward for at, (forward, _) in memory_ops.items()},
         backward_memory_op_s={at: back for at, (_, back) in memory_ops.items() if back is not None},
-        collective_s=collective_seconds(menu, watch) | unit_seconds(menu.block_widths, watch) if has_peers else {},
-        host_s={"kernel": host_seconds(watch)},
+        collective_s=collective_seconds(menu, watch) if has_peers else {},
+        block_step_s=block_step_seconds(menu.block_widths, watch) if has_peers else {},
+        host_s={"kernel": host_seconds(own)},
     )
 
 

@@ -20,6 +20,7 @@ from torch import distributed as dist
 from meshwright.units import MiB
 
 _MOST_SAMPLES, _MOST_CALLS = 200, 1000
+_CLOCK_TICK_S = 1e-9
 # A sample is at least so long that reading the clock, and waiting for an accelerator, is no part of it.
 _SHORTEST_SAMPLE_S = 2e-3
 # More than the caches of one core hold; what all cores share may still have it, as in training.
@@ -32,6 +33,9 @@ class Stopwatch:
 
     device: torch.device
     budget_s: float
+    clock: Callable[[], float] = time.perf_counter
+    """What tells the seconds. The thread's own time stands still while another program has the core, and so does for
+    kernels that run on it; only the wall's counts what ranks wait for each other."""
 
     def seconds(self, *calls: Callable[[], object]) -> float:
         """Return the median seconds of a call on this rank; a collective: every rank times the same at once.
@@ -56,11 +60,11 @@ class Stopwatch:
 
     def _sample(self, turns: _Turns, num_calls: int) -> float:
         self._wait()
-        started_s = time.perf_counter()
+        started_s = self.clock()
         for _ in range(num_calls):
             turns.call()
         self._wait()
-        return (time.perf_counter() - started_s) / num_calls
+        return max(self.clock() - started_s, _CLOCK_TICK_S) / num_calls
 
     def _agree(self, wanted: float) -> int:
         """Return the smallest count that any rank wants, at least 1: collectives need the same on all."""

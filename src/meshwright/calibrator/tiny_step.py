@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -13,9 +16,15 @@ from meshwright.models.llama import Block
 from meshwright.models.rope import rope_tables
 from meshwright.parallelism.torch_kernel_count import count_kernels
 from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.measured import CollectiveKind
 
-_NUM_BLOCKS, _NUM_TOKENS = 4, 4
+BlockStep = Literal["plain", "gathered", "reduced"]
+"""Not sharded; sharded by FSDP, which gathers each block for forward and for backward; gradients reduced as well."""
+
+NUM_BLOCKS = 4
+"""Blocks of each of these steps."""
+
+# Few, for steps that are the host's; enough, for the cores to be busy while ranks exchange blocks, as in training.
+_FEW_TOKENS, _MANY_TOKENS = 4, 128
 _SMALLEST_WIDTH = 32
 
 
@@ -24,67 +33,75 @@ def host_seconds(watch: Stopwatch) -> float:
 
     From blocks so narrow that their time is the host's; views are no kernels.
     """
-    return watch.seconds(_Step(_SMALLEST_WIDTH, watch.device)) / count_kernels(_Step(_SMALLEST_WIDTH, "cpu"))
+    step, counted = (_Step(_SMALLEST_WIDTH, _FEW_TOKENS, device) for device in (watch.device, torch.device("cpu")))
+    return watch.seconds(step) / count_kernels(counted)
 
 
-def unit_seconds(widths: tuple[int, ...], watch: Stopwatch) -> dict[tuple[CollectiveKind, int, int], float]:
-    """Return what FSDP adds for each "unshard" of a block and each "reduce-grads", by (kind, ranks, bytes of a block).
-
-    From steps of the same blocks: plain; sharded, without reductions; and sharded with them.
-    """
-    seconds: dict[tuple[CollectiveKind, int, int], float] = {}
+def block_step_seconds(widths: tuple[int, ...], watch: Stopwatch) -> dict[tuple[BlockStep, int], float]:
+    """Return the seconds of a step of NUM_BLOCKS blocks, by (how they are sharded, bytes of one of them)."""
+    seconds: dict[tuple[BlockStep, int], float] = {}
     for width in widths:
-        plain, sharded = _Step(width, watch.device), _Step(width, watch.device)
-        at = dist.get_world_size(), sum(parameter.nbytes for parameter in plain.blocks[0].parameters())
-        plain_s = watch.seconds(plain)
+        plain, sharded = (_Step(width, _MANY_TOKENS, watch.device) for _ in range(2))
+        num_bytes = sum(parameter.nbytes for parameter in plain.blocks[0].parameters())
         _shard(sharded.blocks, watch.device)
+        seconds["plain", num_bytes] = watch.seconds(plain)
         _reduce(sharded.blocks, is_on=False)
-        gathered_s = watch.seconds(sharded)
+        seconds["gathered", num_bytes] = watch.seconds(sharded)
         _reduce(sharded.blocks, is_on=True)
-        reduced_s = watch.seconds(sharded)
-        # Each block is gathered for forward and for backward, and reduced once.
-        seconds["unshard", *at] = (gathered_s - plain_s) / (2 * _NUM_BLOCKS)
-        seconds["reduce-grads", *at] = (reduced_s - gathered_s) / _NUM_BLOCKS
+        seconds["reduced", num_bytes] = watch.seconds(sharded)
     return seconds
 
 
 class _Step:
-    """Callable: forward and backward of a few blocks of Llama on a few tokens."""
+    """Callable: forward and backward of a few blocks of Llama on `num_tokens` tokens."""
 
-    def __init__(self, width: int, device: torch.device | str) -> None:
+    def __init__(self, width: int, num_tokens: int, device: torch.device) -> None:
         architecture = LlamaArchitecture(
             vocab_size=32,
             dim=width,
-            num_layers=_NUM_BLOCKS,
+            num_layers=NUM_BLOCKS,
             num_heads=4,
             num_kv_heads=2,
             head_dim=width // 4,
             ffn_dim=4 * width,
-            max_seq_len=_NUM_TOKENS,
+            max_seq_len=num_tokens,
         )
-        blocks = [Block(architecture).to(device) for _ in range(_NUM_BLOCKS)]
-        self.blocks = nn.Sequential(*blocks)
-        self._turns = rope_tables(architecture, torch.arange(_NUM_TOKENS, device=device))
-        self._x_BSD = torch.randn(1, _NUM_TOKENS, width, device=device)
+        self.blocks = _Blocks(architecture).to(device)
+        self._turns = rope_tables(architecture, torch.arange(num_tokens, device=device))
+        self._x_BSD = torch.randn(1, num_tokens, width, device=device)
 
     def __call__(self) -> None:
-        x_BSD: Tensor = self._x_BSD
-        for block in self.blocks:
-            x_BSD = block(x_BSD, *self._turns)
-        x_BSD.sum().backward()
+        self.blocks(self._x_BSD, *self._turns).sum().backward()
 
 
-def _shard(blocks: nn.Sequential, device: torch.device) -> None:
-    """Shard as training does (parallelism/fully_sharded.py): sums that stay sums."""
+class _Blocks(nn.ModuleList):
+    """Blocks of Llama, one after the other: a root for FSDP, which has no parameters of its own."""
+
+    def __init__(self, architecture: LlamaArchitecture) -> None:
+        super().__init__(Block(architecture) for _ in range(architecture.num_layers))
+
+    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        """Return x_BSD after all blocks."""
+        for block in self:
+            x_BSD = block(x_BSD, cos_SH, sin_SH)
+        return x_BSD
+
+
+def _shard(blocks: _Blocks, device: torch.device) -> None:
+    """Shard as training does (parallelism/fully_sharded.py): one block gathered ahead, and sums that stay sums."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-        assert isinstance(block, FSDPModule)
-        block.set_gradient_divide_factor(1.0)
-        block.set_force_sum_reduction_for_comms(True)
+    units: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks]
+    fully_shard(blocks, mesh=mesh)
+    for unit in units:
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    for before, after in itertools.pairwise(units):
+        before.set_modules_to_forward_prefetch([after])
+        after.set_modules_to_backward_prefetch([before])
 
 
-def _reduce(blocks: nn.Sequential, *, is_on: bool) -> None:
-    for block in blocks:
-        assert isinstance(block, FSDPModule)
-        block.set_requires_gradient_sync(is_on)
+def _reduce(blocks: nn.Module, *, is_on: bool) -> None:
+    assert isinstance(blocks, FSDPModule)
+    blocks.set_requires_gradient_sync(is_on)
+    # As between the microbatches of a step: what was gathered for backward is freed after it.
+    blocks.set_reshard_after_backward(True)

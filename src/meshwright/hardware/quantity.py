@@ -65,10 +65,11 @@ def _exactly(value: float, unit: str, units: Mapping[str, float]) -> str | None:
     return None
 
 
-def _awkwardness(text: str) -> tuple[float, int]:
-    """Return what orders texts of equal meaning: best are one to three digits before the point, and few of them."""
-    number = text.split()[0]
-    return (0.0 if 1 <= float(number) < 1000 else abs(math.log10(float(number)) - 1.5)), len(number)
+def _awkwardness(text: str) -> tuple[bool, float, int]:
+    """Return what orders texts of equal meaning: bytes before bits, 1 to 999 before others, short before long."""
+    number, unit = text.split()
+    is_handy = 1 <= float(number) < 1000
+    return unit.endswith("b/s"), 0.0 if is_handy else abs(math.log10(float(number)) - 1.5), len(number)
 
 
 def _example(units: Mapping[str, float]) -> str:

@@ -1,0 +1,116 @@
+"""describe: seconds become rates of a Device and lines of a Cluster, which survive being written and read."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.calibrator.describe import Machine, describe
+from meshwright.calibrator.measure import Measurements, mean_of
+from meshwright.calibrator.menu import CPU_MENU
+from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
+from meshwright.hardware.rates import matmul_rates, memory_op_rates
+from meshwright.hardware.write import cluster_toml, device_toml
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.device import Device
+from meshwright.spec.figure import Figure, Source
+from meshwright.spec.measured import CollectivePoint
+
+SOURCE = Source(title="meshwright calibrate: 2 ranks", date="2026-11-21", kind="measured")
+
+
+def machine(num_ranks: int = 2) -> Machine:
+    memory = Figure(value=8e9, source=SOURCE)
+    device = Device(name="cpu-local", title="a test", vendor="any", memory_bytes=memory, is_host=True)
+    return Machine(device, "gloo", num_ranks, SOURCE)
+
+
+def measurements(latency_s: float = 3e-4, s_per_byte: float = 5e-10, num_ranks: int = 2) -> Measurements:
+    """What a machine of 100 GFLOP/s, 1 G element/s and the given line for collectives would have measured."""
+    sizes = (4096, 2**20, 2**24)
+    return Measurements(
+        matmul_s={("float32", rows, 64, 64): 6 * rows * 64 * 64 / 100e9 for rows in (8, 64)},
+        forward_attention_s={("float32", 128, 64): 1e-3},
+        backward_attention_s={("float32", 128, 64): 2e-3},
+        forward_memory_op_s={("norm", "float32", 1000): 1e-6, ("update", "float32", 1000): 1e-6},
+        backward_memory_op_s={("norm", "float32", 1000): 2e-6},
+        collective_s={("all-gather", num_ranks, size): latency_s + s_per_byte * size for size in sizes},
+        block_step_s={
+            (how, size): seconds
+            for size in sizes
+            for how, seconds in (("plain", 1.0), ("gathered", 1.8), ("reduced", 2.2))
+        },
+        host_s={"kernel": 5e-6},
+    )
+
+
+def described(measured: Measurements) -> tuple[Device, Cluster]:
+    return describe(machine(), CPU_MENU, measured)
+
+
+def point(cluster: Cluster, kind: str) -> CollectivePoint:
+    assert cluster.intra_node is not None
+    return next(point for point in cluster.intra_node.collectives if point.kind == kind)
+
+
+def test_seconds_become_rates() -> None:
+    device, _ = described(measurements())
+    rate = device.measured_matmul_flops_per_s.float32
+    matmul, (forward, backward) = matmul_rates(device, "float32"), memory_op_rates(device, "norm", "float32")
+    assert rate is not None
+    assert matmul is not None
+    assert forward is not None
+    assert backward is not None
+    assert rate.value == pytest.approx(100e9)
+    assert matmul(16, 64, 64) == pytest.approx(100e9)
+    assert (float(forward(1000)), float(backward(1000))) == pytest.approx((1e9, 5e8))
+    assert device.measured_memory_bytes_per_s is not None
+    assert device.measured_memory_bytes_per_s.value == pytest.approx(28e9)
+
+
+@given(st.floats(2e-6, 1e-2), st.floats(1e-12, 1e-8))
+def test_a_collective_that_is_a_line_is_that_line(latency_s: float, s_per_byte: float) -> None:
+    _, cluster = described(measurements(latency_s, s_per_byte))
+    gather = point(cluster, "all-gather")
+    for size in (4096, 2**24):
+        told = gather.latency_s.value + size / gather.bytes_per_s.value
+        assert told == pytest.approx(latency_s + s_per_byte * size, rel=0.01)
+
+
+def test_an_fsdp_unit_costs_what_it_adds_to_a_step() -> None:
+    _, cluster = described(measurements())
+    # 0.8 s for 8 gathers of 4 blocks, 0.4 s for 4 reductions, whatever the size.
+    assert point(cluster, "unshard").latency_s.value == pytest.approx(0.1)
+    assert point(cluster, "reduce-grads").latency_s.value == pytest.approx(0.1)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=9, max_size=9))
+def test_noise_never_makes_a_cluster_that_cannot_be(noise: list[float]) -> None:
+    measured = measurements()
+    steps = dict(zip(measured.block_step_s, noise, strict=True))
+    _, cluster = described(Measurements(**{**vars(measured), "block_step_s": steps}))
+    assert all(point(cluster, kind).latency_s.value > 0 for kind in ("unshard", "reduce-grads"))
+
+
+def test_one_rank_has_no_link() -> None:
+    alone = Measurements(**{**vars(measurements()), "collective_s": {}, "block_step_s": {}})
+    _, cluster = describe(machine(num_ranks=1), CPU_MENU, alone)
+    assert (cluster.num_devices, cluster.intra_node) == (1, None)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    device, cluster = described(measurements())
+    file = tmp_path / "cpu-local.toml"
+    file.write_text(device_toml(device))
+    assert read_device(file, "cpu-local") == device
+    file.write_text(cluster_toml(cluster))
+    assert build_cluster(file, "cpu-local", read_cluster_values(file), device) == cluster
+
+
+def test_ranks_are_averaged() -> None:
+    mean = mean_of([measurements(latency_s=1e-3), measurements(latency_s=3e-3)])
+    assert mean.collective_s["all-gather", 2, 4096] == pytest.approx(
+        measurements(2e-3).collective_s["all-gather", 2, 4096]
+    )
+    assert mean.host_s == {"kernel": 5e-6}
