@@ -9,12 +9,10 @@ import torch
 
 from meshwright.calibrator.describe import Machine
 from meshwright.hardware.catalogue import recognise_device
+from meshwright.hardware.local import CALIBRATED
 from meshwright.hardware.machine import num_usable_cores, processor_name, usable_memory_bytes
 from meshwright.spec.device import Device
 from meshwright.spec.figure import Figure, Source
-
-CPU_NAME = "cpu-local"
-"""What the catalogue calls this machine's processor, unless the user has another name for it."""
 
 
 def this_machine(device_type: str, num_ranks: int, name: str | None) -> Machine:
@@ -41,7 +39,7 @@ def num_threads(num_ranks: int) -> int:
 def _cpu_device(hardware: str, name: str | None, source: Source, num_ranks: int) -> Device:
     share = usable_memory_bytes() // num_ranks
     return Device(
-        name=name or CPU_NAME,
+        name=name or CALIBRATED,
         title=f"one of {num_ranks} ranks on {num_usable_cores()} cores of {hardware}",
         vendor="any",
         memory_bytes=Figure(value=float(share), source=source, note="this rank's share of the machine's memory"),

@@ -19,7 +19,7 @@ from typing import Literal
 
 from meshwright.errors import ConfigError
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
-from meshwright.hardware.local import LOCAL, local_cluster
+from meshwright.hardware.local import CALIBRATED, LOCAL, local_cluster
 from meshwright.log import logger
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.device import NAME_PATTERN, Device
@@ -80,10 +80,14 @@ def load_device(name: str) -> Device:
 
 
 def load_cluster(name: str) -> Cluster:
-    """Return the cluster called `name`; raises ConfigError naming the nearest one, or the bad field of its file."""
-    if name == LOCAL:
-        return local_cluster()
+    """Return the cluster called `name`; raises ConfigError naming the nearest one, or the bad field of its file.
+
+    "local" is this machine: as `meshwright calibrate` has measured it, or else as the operating system describes it.
+    """
     found = entries("clusters")
+    if name == LOCAL:
+        is_measured = CALIBRATED in found and not found[CALIBRATED].is_ours
+        return load_cluster(CALIBRATED).replace(name=LOCAL) if is_measured else local_cluster()
     if name not in found:
         raise _unknown("clusters", name, [LOCAL, *found])
     entry = found[name]
@@ -115,7 +119,8 @@ def _read_device(found: dict[str, Entry], name: str) -> Device:
 
 
 def _tell(entry: Entry, kind: str) -> None:
-    if entry.replaces_ours:
+    # Ours of that name is an example, which is there to be replaced.
+    if entry.replaces_ours and entry.name != CALIBRATED:
         logger.warning("%s %s: your %s replaces the one that ships with meshwright", kind, entry.name, entry.file)
 
 

@@ -10,6 +10,8 @@ from meshwright.spec.device import Device
 from meshwright.spec.figure import Figure, Source
 
 LOCAL = "local"
+CALIBRATED = "cpu-local"
+"""What `meshwright calibrate` calls this machine's processor; what ships under that name is an example of one."""
 
 
 def local_cluster() -> Cluster:

@@ -179,6 +179,14 @@ def test_local_promises_nothing_but_memory() -> None:
     assert local.intra_node is None
 
 
+def test_local_is_what_calibrate_measured_here(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (mine / "devices" / "x1.toml").write_text(MY_DEVICE)
+    (mine / "clusters" / "cpu-local.toml").write_text(MY_CLUSTER)
+    local = load_cluster("local")
+    assert (local.name, local.title, local.device.name) == ("local", "My rack", "x1")
+    assert not caplog.records
+
+
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'h100-sxm'"):
         load_device("h100_sxm")
