@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from meshwright.cost.case import Setting
+from meshwright.cost.case import Cases, Setting
+from meshwright.cost.footprint import fits, footprint
+from meshwright.cost.layout_table import layout_table
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.planner.measured.cluster import cluster_of
 from meshwright.planner.measured.layout import layout_of
@@ -17,6 +20,13 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.stack import Stack
 from meshwright.spec.workload import Workload
 
+_LEAST_FIRST: list[dict[str, Any]] = [
+    {},
+    *({"activation_checkpoint": "full", "activation_checkpoint_every": every} for every in (8, 4, 2)),
+    {"activation_checkpoint": "selective"},
+    {"activation_checkpoint": "full"},
+]
+"""Ways to keep less for the backward pass, from the one that computes the least again."""
 _REQUIRED = ("id", "n_layers", "hidden", "gpu", "n_gpus")
 
 
@@ -76,7 +86,31 @@ def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = 
         return MeasuredRun(row, None, None, tuple(assumed), str(error))
     except ValueError as error:  # a noun's own validation
         return MeasuredRun(row, None, None, tuple(assumed), " ".join(str(error).split())[:300])
-    return MeasuredRun(row, Setting(model, workload, cluster, stack), layout, tuple(assumed))
+    setting, layout = _that_fits(row, Setting(model, workload, cluster, stack), layout, assumed)
+    return MeasuredRun(row, setting, layout, tuple(assumed))
+
+
+def _that_fits(row: RunRow, setting: Setting, layout: Layout, assumed: list[str]) -> tuple[Setting, Layout]:
+    """Return the setting and layout with the least that a silent row must have done for its run to fit its devices.
+
+    That is recomputation, and an optimizer's state shared by data-parallel ranks. Where nothing helps, as they were.
+    """
+    stack = setting.stack
+    is_silent = not row.text("activation_ckpt") and layout.activation_checkpoint == "none"
+    # Only a vendor's table hides a recipe; elsewhere what does not fit tells that the prediction is wrong.
+    policies = _LEAST_FIRST if is_silent and stack.is_tuned else [{}]
+    shares = not row.text("fsdp_zero_stage") and stack.sharding == "none" and layout.dp_replicate > 1
+    for is_shared in (False, True) if shares else (False,):
+        tried = replace(setting, stack=stack.replace(sharding="optimizer")) if is_shared else setting
+        degrees = {"dp_shard": layout.dp_replicate, "dp_replicate": 1} if is_shared else {}
+        for policy in policies:
+            changed = layout.replace(**degrees, **policy)
+            cases = Cases.of_one(tried, layout_table([changed]))
+            if fits(footprint(cases), cases)[0]:
+                assumed += [f"{name}={value}: it would not fit otherwise" for name, value in policy.items()]
+                assumed += ["optimizer state is shared: it would not fit otherwise"] if is_shared else []
+                return tried, changed
+    return setting, layout
 
 
 def _global_batch(row: RunRow) -> int:
