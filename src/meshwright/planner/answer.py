@@ -34,18 +34,26 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
     step = priced.step_time(row)
     if num_actions(layout, question) <= max_actions:
         step = played_step(step, layout, question)
-    mfu = step.floor_s / step.total_s
+    mfu = None if peak_of(question) is None else step.floor_s / step.total_s
     return Candidate(
         layout=layout,
         estimate=Estimate(
             step=step,
             memory=priced.memory_use(row),
             mfu=mfu,
-            hfu=mfu * (1 + recomputed_share(layout, question)),
+            hfu=None if mfu is None else mfu * (1 + recomputed_share(layout, question)),
             relative_error=question.setting.stack.relative_error,
         ),
         headroom_bytes=round(float(priced.headroom_bytes[row])),
     )
+
+
+def peak_of(question: Question) -> float | None:
+    """Return the dense peak of the workload's matmuls on the device, FLOP/s; None where nobody states one."""
+    device, dtype = question.cluster.device, question.workload.matmul_dtype
+    if dtype == "float16":  # devices multiply both 16-bit formats at one rate
+        return device.peak_flops_per_s(dtype) or device.peak_flops_per_s("bfloat16")
+    return None if dtype == "float64" else device.peak_flops_per_s(dtype)
 
 
 def judge(layout: Layout, question: Question) -> Candidate:

@@ -11,12 +11,13 @@ from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_pro
 from meshwright.cost.case import Setting
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.hardware.catalogue import load_cluster, load_device
+from meshwright.hardware.catalogue import cluster_names, load_cluster, load_device
 from meshwright.hardware.choice import choose_cluster
 from meshwright.hardware.local import LOCAL
+from meshwright.planner.answer import peak_of
 from meshwright.planner.question import Question
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.device import Device
+from meshwright.spec.device import MatmulRates
 from meshwright.spec.job import Job
 from meshwright.spec.layout import AXES, Layout
 from meshwright.spec.model_source import resolve_architecture
@@ -25,6 +26,8 @@ from meshwright.spec.sections import ModelSection
 from meshwright.spec.workload import Precision, Workload
 
 _BATCH_TOLERANCE = 0.05
+CALIBRATED = "cpu-local"
+"""What `meshwright calibrate` calls the processors of this machine."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,15 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
     fixed = set_layout_keys(resolved)
     cluster = _cluster(job, options, fixed)
     layout, workload = _given_layout(job, fixed, cluster.num_devices), _workload(job, options)
-    _check_rate(cluster.device, workload)
-    return Question(
+    question = Question(
         model_name=job.model.source,
         architecture=architecture,
         setting=Setting(model_spec(architecture), workload, cluster, load_stack(options.stack)),
         fixed=fixed if job.layout.search else {},
         given=layout,
     )
+    _check_rate(question)
+    return question
 
 
 def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:
@@ -129,7 +133,9 @@ def _cluster(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
     if options.cluster is not None:
         return choose_cluster(options.cluster)
     section = job.cluster
-    cluster = load_cluster(section.name)
+    # This machine as `meshwright calibrate` found it, where it has.
+    measured = section.name == LOCAL and CALIBRATED in cluster_names()
+    cluster = load_cluster(CALIBRATED if measured else section.name)
     if section.name == LOCAL and section.device is not None:
         cluster = cluster.replace(device=load_device(section.device))
     if section.num_devices is not None:
@@ -155,12 +161,12 @@ def _workload(job: Job, options: Options) -> Workload:
     return job.workload.replace(precision=options.precision)
 
 
-def _check_rate(device: Device, workload: Workload) -> None:
-    """Raise UnsupportedError for a device whose rate of the workload's matmuls nobody has stated."""
-    known = [dtype for dtype in type(device.dense_flops_per_s).model_fields if device.peak_flops_per_s(dtype)]
-    dtype = workload.matmul_dtype
-    # Devices multiply both 16-bit formats at one rate.
-    if dtype in known or (dtype == "float16" and "bfloat16" in known):
+def _check_rate(question: Question) -> None:
+    """Raise UnsupportedError for a device whose rate of the workload's matmuls nobody has stated or measured."""
+    device, dtype = question.cluster.device, question.workload.matmul_dtype
+    rates = device.dense_flops_per_s, device.measured_matmul_flops_per_s
+    known = [name for name in MatmulRates.model_fields if any(getattr(rate, name) for rate in rates)]
+    if dtype in known or peak_of(question) is not None:
         return
     if not known:
         raise UnsupportedError(
@@ -169,7 +175,8 @@ def _check_rate(device: Device, workload: Workload) -> None:
         )
     raise UnsupportedError(
         f"device {device.name} has no {dtype} matmul rate in the catalogue (it has {', '.join(known)}), which "
-        f"precision {workload.precision} needs: choose another precision, or add dense_flops_per_s.{dtype} to its entry"
+        f"precision {question.workload.precision} needs: choose another precision, or add dense_flops_per_s.{dtype} "
+        "to its entry"
     )
 
 

@@ -108,11 +108,13 @@ def _waiting_share(cases: Cases) -> Floats:
 def _imbalance(layouts: LayoutTable, question: Question) -> Floats:
     """Return by how much the largest rank's share of the model exceeds the mean, as a multiple of it."""
     is_v = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in V_SCHEDULES])
-    keys, which = np.unique(np.stack([layouts.pp, layouts.stages_per_rank, is_v]), axis=1, return_inverse=True)
+    keys, which = np.unique((layouts.pp << 32) + (layouts.stages_per_rank << 1) + is_v, return_inverse=True)
     boundaries = question.fixed.get("stage_boundaries")
     model, seq_len = question.setting.model, question.workload.seq_len
-    excess = [_excess(int(pp), int(number), bool(v), boundaries, model, seq_len) for pp, number, v in keys.T]
-    return np.asarray(np.array(excess, np.float64)[which.ravel()])
+    excess = [
+        _excess(key >> 32, (key & 0xFFFF_FFFF) >> 1, bool(key & 1), boundaries, model, seq_len) for key in keys.tolist()
+    ]
+    return np.asarray(np.array(excess, np.float64)[which])
 
 
 @lru_cache(maxsize=1024)

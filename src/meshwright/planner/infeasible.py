@@ -10,11 +10,11 @@ import numpy as np
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.errors import InfeasibleLayout, MeshwrightError
 from meshwright.hardware.catalogue import device_names, load_device
+from meshwright.planner.bounds import leanest
 from meshwright.planner.menu import Menu, menu_of
-from meshwright.planner.price import usable_memory_bytes, weigh
+from meshwright.planner.price import weigh
 from meshwright.planner.question import Question
 from meshwright.planner.refused import invalid_reason
-from meshwright.planner.search import leanest
 from meshwright.planner.space import layout_space, model_splits, splits
 from meshwright.spec.layout import AXES, Layout, nearest_multiples
 from meshwright.units import format_bytes, format_count
@@ -90,12 +90,12 @@ def _no_split(question: Question) -> str:
 
 def _too_large(question: Question, menu: Menu) -> str:
     """Return which class of tensors is too large, and the smallest cluster and the devices that would do."""
-    memory, headroom = weigh(leanest(splits(question, menu), question, menu), question)
+    memory, headroom = weigh(leanest(splits(question, menu), menu), question)
     row = int(headroom.argmax())
     parts = {name.removesuffix("_bytes"): float(values[row]) for name, values in vars(memory).items()}
     parts.pop("context")
     worst = max(parts, key=lambda name: parts[name])
-    usable = usable_memory_bytes(question.cluster)
+    usable = question.cluster.device.usable_memory_bytes
     offloaded = ", though parameters and optimizer wait in the host's memory" if all(menu.cpu_offload) else ""
     needed = format_bytes(usable - headroom[row])
     return (
@@ -136,7 +136,7 @@ def _smallest_count(question: Question) -> int | None:
 
 def _fits(question: Question) -> bool:
     menu = menu_of(question)
-    _, headroom = weigh(leanest(splits(question, menu), question, menu), question)
+    _, headroom = weigh(leanest(splits(question, menu), menu), question)
     return bool((headroom >= 0).any())
 
 

@@ -13,10 +13,10 @@ from meshwright.planner.explain import contrasts, misfit, misfits
 from meshwright.planner.finalists import Finalist, distinct_splits, finalists
 from meshwright.planner.infeasible import no_layout
 from meshwright.planner.menu import menu_of
-from meshwright.planner.price import Priced, cases_of, order_by_time, usable_memory_bytes
+from meshwright.planner.price import Priced, cases_of, order_by_time
 from meshwright.planner.question import Question
 from meshwright.planner.refused import invalid_neighbours
-from meshwright.planner.search import MIN_SCORED, Found, search
+from meshwright.planner.search import Found, search
 from meshwright.planner.what_if import sensitivities, what_ifs
 from meshwright.spec.estimate import MemoryUse
 from meshwright.spec.layout import Layout
@@ -29,7 +29,7 @@ _SHORT_PIPELINE = 4_000
 """Actions of a pipeline that is played for the Pareto list; a longer one keeps the closed form of its bubble."""
 
 
-def make_plan(question: Question, num_runners_up: int = 9, min_scored: int = MIN_SCORED) -> Plan:
+def make_plan(question: Question, num_runners_up: int = 9, min_scored: int | None = None) -> Plan:
     """Return the fastest layout that fits, with the reasons; raises InfeasibleLayout where there is none."""
     found = find(question, min_scored)
     best = finalists(found.priced, question)
@@ -46,7 +46,7 @@ def make_plan(question: Question, num_runners_up: int = 9, min_scored: int = MIN
         cluster=question.cluster.name,
         device=question.cluster.device.name,
         num_devices=question.num_devices,
-        usable_memory_bytes=int(usable_memory_bytes(question.cluster)),
+        usable_memory_bytes=int(question.cluster.device.usable_memory_bytes),
         workload=question.workload,
         stack=question.setting.stack.name,
         layouts_scored=found.num_scored,
@@ -63,7 +63,7 @@ def make_plan(question: Question, num_runners_up: int = 9, min_scored: int = MIN
     )
 
 
-def find(question: Question, min_scored: int = MIN_SCORED) -> Found:
+def find(question: Question, min_scored: int | None = None) -> Found:
     """Return what fits; state waits in the host's memory only if nothing fits without. Raises InfeasibleLayout."""
     menu = menu_of(question)
     found = search(question, menu, min_scored)
@@ -106,7 +106,7 @@ def _split(layout: Layout) -> tuple[int, ...]:
 
 def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candidate]:
     """Return the pick, and layouts that each leave more memory than all faster ones, fastest first."""
-    least = pick.headroom_bytes + _PARETO_STEP * usable_memory_bytes(question.cluster)
+    least = pick.headroom_bytes + _PARETO_STEP * question.cluster.device.usable_memory_bytes
     found = [pick]
     order = order_by_time(priced)
     best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
@@ -115,7 +115,7 @@ def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candida
         if position == len(order):
             break
         candidate = candidate_at(priced, int(order[position]), question, _SHORT_PIPELINE)
-        least = candidate.headroom_bytes + _PARETO_STEP * usable_memory_bytes(question.cluster)
+        least = candidate.headroom_bytes + _PARETO_STEP * question.cluster.device.usable_memory_bytes
         # Where the closed form is too kind to a pipeline, the pick is as fast.
         found += [candidate] if _total_s(candidate) > _total_s(pick) else []
     return sorted(found, key=_total_s)

@@ -14,7 +14,6 @@ from meshwright.cost.layout_table import Bools, Ints, LayoutTable
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.planner.bubble import with_bubbles
 from meshwright.planner.question import Question
-from meshwright.spec.cluster import Cluster
 from meshwright.spec.estimate import MemoryUse, StepTime
 
 
@@ -64,16 +63,21 @@ def price(
     if only_fitting:
         fits = headroom >= 0
         layouts, memory, headroom = layouts.take(fits), memory.take(fits), headroom[fits]
+    step = time_steps(layouts, question, constants)
+    return Priced(layouts, memory, headroom, with_bubbles(step, cases_of(layouts, question), question))
+
+
+def time_steps(layouts: LayoutTable, question: Question, constants: Constants | None = None) -> StepTerms:
+    """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
-        return Priced(layouts, memory, headroom, StepTerms(**{name: np.zeros(0) for name in StepTime.model_fields}))
-    cases = cases_of(layouts, question)
-    return Priced(layouts, memory, headroom, with_bubbles(step_times(cases, constants), cases, question))
+        return StepTerms(**{name: np.zeros(0) for name in StepTime.model_fields})
+    return step_times(cases_of(layouts, question), constants)
 
 
 def weigh(layouts: LayoutTable, question: Question) -> tuple[Footprint, Floats]:
     """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes."""
     memory = footprint(cases_of(layouts, question))
-    return memory, usable_memory_bytes(question.cluster) - memory.reserved_bytes
+    return memory, question.cluster.device.usable_memory_bytes - memory.reserved_bytes
 
 
 def cases_of(layouts: LayoutTable, question: Question) -> Cases:
@@ -83,15 +87,6 @@ def cases_of(layouts: LayoutTable, question: Question) -> Cases:
         return Cases.of_one(setting, layouts)
     compiled = replace(setting, stack=setting.stack.replace(kernels="compiled"))
     return Cases((setting, compiled), layouts.compile.astype(np.int64), layouts)
-
-
-def usable_memory_bytes(cluster: Cluster) -> float:
-    """Return what the tensors of one rank can take, bytes: ranks on a host's cores share its memory."""
-    device = cluster.device
-    if not device.is_host:
-        return device.usable_memory_bytes
-    outside = device.memory_bytes.value - device.usable_memory_bytes
-    return device.memory_bytes.value / cluster.num_devices - outside
 
 
 def join(parts: list[Priced]) -> Priced:

@@ -27,7 +27,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 def layout_space(question: Question, menu: Menu) -> LayoutTable:
     """Return every valid layout of the menu."""
-    return with_fine_choices(with_choices(splits(question, menu), question, menu), question, menu)
+    table = with_choices(with_ways(splits(question, menu), menu), question, menu)
+    return with_fine_choices(table, question, menu)
 
 
 def model_splits(question: Question, menu: Menu) -> LayoutTable:
@@ -53,8 +54,15 @@ def splits(question: Question, menu: Menu) -> LayoutTable:
     return table.take(shares_batch(table, question))
 
 
+def with_ways(table: LayoutTable, menu: Menu) -> LayoutTable:
+    """Return each split with every way to spend memory for time: what is computed again, and what is kept gathered."""
+    for key in ("activation_checkpoint", "is_resharded"):
+        table = vary(table, {key: getattr(menu, key)})
+    return table
+
+
 def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
-    """Return the valid layouts of each split with every schedule, and every way to spend memory for time."""
+    """Return the valid layouts of each split and way to spend memory with every pipeline and method of cp."""
     is_pipeline = table.pp > 1
     flat, piped = table.take(~is_pipeline), table.take(is_pipeline)
     # Without a pipeline all schedules are one.
@@ -62,7 +70,8 @@ def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTa
     flat = vary(flat, {"schedule": (schedule,), "stages_per_rank": (_flat_stages(question),)})
     schedules, numbers = zip(*menu.pipelines, strict=True)
     table = concatenate([flat, vary(piped, {"schedule": schedules, "stages_per_rank": numbers})])
-    for key in ("is_resharded", "compile", "cpu_offload", "activation_checkpoint"):
+    table = _with_cp_methods(table, menu)
+    for key in ("compile", "cpu_offload"):
         table = vary(table, {key: getattr(menu, key)})
     # The first of the fine choices that a layout may have.
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every[:1]})
@@ -72,7 +81,6 @@ def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTa
 
 def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
     """Return the valid layouts that differ from those of `table` in what changes time a little, themselves included."""
-    table = _with_cp_methods(table, menu)
     for key in ("activation_checkpoint_every", "async_tp"):
         table = vary(table, {key: getattr(menu, key)})
     return table.take(is_valid(table, question))

@@ -57,7 +57,7 @@ def test_what_is_too_large_names_the_memory_and_what_would_do() -> None:
 
 def test_a_single_node_without_a_network_cannot_grow() -> None:
     with pytest.raises(
-        InfeasibleLayout, match="on 1 device of l40s-node .* take a cluster whose nodes a network joins"
+        InfeasibleLayout, match=r"on 1 device of l40s-node .* take a cluster whose nodes a network joins"
     ):
         make_plan(ask("llama3.1-405b", 1, cluster="l40s-node", batch=8, seq_len=65_536))
 

@@ -1,0 +1,122 @@
+"""Bounds: seconds that no layout stays below which shares the model so and spends memory so.
+
+    bound = a step without bubble and sends, of the least recomputation and the fastest method of cp
+
+Ways to spend memory are what is computed again and whether gathered parameters are freed. One that does not fit with
+the schedule that holds fewest microbatches fits with none, and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, Bools, LayoutTable
+from meshwright.planner.menu import Menu
+from meshwright.planner.price import time_steps, weigh
+from meshwright.planner.question import Question
+from meshwright.planner.rules import splits_model
+from meshwright.planner.space import with_ways
+from meshwright.spec.layout import SCHEDULES
+
+_SLACK = 0.05
+"""Share of the memory by which choices that are not varied here may still be leaner."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """One element for each split of the model over the ranks and each way to spend memory that may fit."""
+
+    layouts: LayoutTable
+    """The split and the way; other choices are any."""
+    seconds: Floats
+    """What no layout of the split and the way stays below."""
+
+
+def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
+    """Return the bounds of each split and each way that may fit; none at all for a split that cannot."""
+    candidates = candidates.take(_may_fit(leanest(candidates, menu), question))
+    # An exchange of keys takes as long whatever is kept, but for what is done again.
+    gains_s = _gain_of_cp_method_s(_fastest(candidates, menu), question, menu)
+    layouts = with_ways(candidates, menu)
+    gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))
+    columns = {"activation_checkpoint": layouts.activation_checkpoint, "is_resharded": layouts.is_resharded}
+    lean = leanest(layouts, menu, **columns)
+    every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
+    # What is computed again is held beside what is kept: fewer such blocks can be leaner than more.
+    fits = _may_fit(lean, question) | _may_fit(_with_columns(lean, {"activation_checkpoint_every": every}), question)
+    layouts, every = layouts.take(fits), every[fits]
+    fastest = _with_columns(_fastest(layouts, menu), {"activation_checkpoint_every": every})
+    return Bounds(layouts, _without_waiting_s(fastest, question) - gains_s[fits])
+
+
+def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:
+    """Return each split with the choices that need least memory, but for `changes` of columns."""
+    # A ring holds the keys of two ranks where a gather holds all, and is allowed wherever that is.
+    gathers = candidates.cp_method == CONTEXT_METHODS.index("all-gather")
+    is_ring = gathers & ("ring" in menu.cp_method)
+    columns = {
+        # No schedule holds fewer microbatches on any rank, even where there are too few for this one to run.
+        "schedule": SCHEDULES.index("1F1B"),
+        "stages_per_rank": 1,
+        "cp_method": np.where(is_ring, CONTEXT_METHODS.index("ring"), candidates.cp_method),
+        "activation_checkpoint": max(map(ACTIVATION_CHECKPOINTS.index, menu.activation_checkpoint)),
+        "is_resharded": any(menu.is_resharded),
+        "cpu_offload": any(menu.cpu_offload),
+        "compile": any(menu.compile),
+    }
+    return _with_columns(candidates, columns | changes)
+
+
+def _fastest(candidates: LayoutTable, menu: Menu) -> LayoutTable:
+    """Return the layouts with the choices besides their way to spend memory that take least time."""
+    columns = {
+        "schedule": SCHEDULES.index("GPipe"),
+        "stages_per_rank": 1,
+        "async_tp": (candidates.tp > 1) & any(menu.async_tp),
+        "cpu_offload": all(menu.cpu_offload),
+        "compile": any(menu.compile),
+    }
+    return _with_columns(candidates, columns)
+
+
+def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> Floats:
+    """Return by how many seconds the fastest method of cp is faster than the one that each layout has."""
+    own_s, least_s = table.cp * 0.0, table.cp * 0.0
+    codes = [CONTEXT_METHODS.index(word) for word in menu.cp_method]
+    rows = np.flatnonzero(table.cp > 1)
+    if len(rows) and len(codes) > 1:
+        taken = table.take(rows)
+        own_s[rows] = least_s[rows] = _cp_s(taken, question)
+        for code in codes:
+            other = _with_columns(taken, {"cp_method": code})
+            allowed = splits_model(other, question)
+            least_s[rows] = np.where(allowed, np.minimum(least_s[rows], _cp_s(other, question)), least_s[rows])
+    return own_s - least_s
+
+
+def _cp_s(table: LayoutTable, question: Question) -> Floats:
+    return time_steps(table, question).cp_s
+
+
+def _without_waiting_s(table: LayoutTable, question: Question) -> Floats:
+    """Return steps without what a schedule decides: bubble and sends."""
+    step = time_steps(table, question)
+    return np.asarray(step.total_s - step.bubble_s - step.pp_s)
+
+
+def _may_fit(candidates: LayoutTable, question: Question) -> Bools:
+    _, headroom = weigh(candidates, question)
+    return np.asarray(headroom >= -_SLACK * question.cluster.device.usable_memory_bytes)
+
+
+def _with_columns(candidates: LayoutTable, columns: dict[str, Any]) -> LayoutTable:
+    """Return the layouts with other values in some columns, one for all or one each."""
+    changed = {}
+    for name, value in columns.items():
+        column = getattr(candidates, name)
+        changed[name] = np.broadcast_to(np.asarray(value, column.dtype), column.shape)
+    return replace(candidates, **changed)
