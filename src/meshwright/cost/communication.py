@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.all_to_all import Routing, all_to_all_s, token_exchange_s
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.collective import all_gather_s
 from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
@@ -46,6 +46,7 @@ def communication_of(cases: Cases, work: Work) -> Communication:
         overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
         overlaps_ep=is_set("ep_overlap"),
         overlaps_sends=is_set("p2p_overlap"),
+        gathers_low=cases.each(_gathers_low) > 0,
         is_deduplicated=cases.each(lambda s: float(s.stack.dispatcher == "fused")) > 0,
     )
 
@@ -61,13 +62,16 @@ class Communication:
     overlaps_tp: NDArray[np.bool_]
     overlaps_ep: NDArray[np.bool_]
     overlaps_sends: NDArray[np.bool_]
+    gathers_low: NDArray[np.bool_]
+    """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
     is_deduplicated: NDArray[np.bool_]
 
     def tensor(self, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
         """Return tp's exposed seconds of one block, forward and backward."""
         owners = self.work.owners
         group = group_of(1, self.layouts.tp, fabric)
-        num_bytes = owners.tokens[owner] * owners.width[owner] * self.element_bytes
+        element_bytes = self.element_bytes * np.where(self.gathers_low, 0.75, 1.0)
+        num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
         one = all_gather_s(num_bytes, group, fabric) * np.where(self.overlaps_tp, c["tp_exposed"], 1.0)
         count = owners.num_tp_collectives[owner]
         return one * count, one * count * np.where(self.has_sequence_parallel, 1.25, 1.0)
@@ -122,3 +126,8 @@ class Communication:
         share = np.where(self.overlaps_sends, c["pp_exposed"], c["pp_plain_exposed"])
         waits = np.where(self.overlaps_sends | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
         return 2 * one * (share * num_microbatches * layouts.stages_per_rank + layouts.pp - 1) + waits
+
+
+def _gathers_low(setting: Setting) -> float:
+    is_low = setting.workload.matmul_dtype in ("float8", "float4")
+    return float(setting.stack.low_precision_gather and is_low)
