@@ -23,13 +23,13 @@ def collective_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[CollectiveKin
 
     Ranks are 2, 4, ... and all; groups of fewer than all work at the same time, as those of a layout's axis do.
     """
-    seconds = {}
+    took_s = {}
     for num_ranks in _group_sizes(dist.get_world_size()):
         group = _own_group(num_ranks)
         for num_bytes in menu.collective_bytes:
             for kind, call in _collectives(num_bytes, group, watch.device).items():
-                seconds[kind, num_ranks, num_bytes] = watch.seconds(call)
-    return seconds
+                took_s[kind, num_ranks, num_bytes] = watch.seconds(call)
+    return took_s
 
 
 def _group_sizes(num_ranks: int) -> list[int]:

@@ -72,15 +72,15 @@ def _matmul_flops(rows: int, columns: int, inner: int) -> float:
 
 def _best_matmuls(machine: Machine, measured: Measurements) -> MatmulRates:
     rates: dict[str, Any] = {}
-    for (dtype, *sizes), seconds in measured.matmul_s.items():
-        rates[dtype] = max(rates.get(dtype, 0.0), _matmul_flops(*sizes) / seconds)
+    for (dtype, *sizes), took_s in measured.matmul_s.items():
+        rates[dtype] = max(rates.get(dtype, 0.0), _matmul_flops(*sizes) / took_s)
     return MatmulRates(**{dtype: machine.figure(rate, quantity.FLOPS_PER_S) for dtype, rate in rates.items()})
 
 
 def _memory_rate(machine: Machine, measured: Measurements) -> Figure:
     num_parameters = max(elements for op, _, elements in measured.forward_memory_op_s if op == "update")
-    seconds = measured.forward_memory_op_s["update", "float32", num_parameters]
-    return machine.figure(_UPDATE_BYTES_PER_PARAMETER * num_parameters / seconds, quantity.BYTES_PER_S)
+    took_s = measured.forward_memory_op_s["update", "float32", num_parameters]
+    return machine.figure(_UPDATE_BYTES_PER_PARAMETER * num_parameters / took_s, quantity.BYTES_PER_S)
 
 
 def _matmul_points(machine: Machine, measured: Measurements) -> tuple[MatmulPoint, ...]:
@@ -90,15 +90,15 @@ def _matmul_points(machine: Machine, measured: Measurements) -> tuple[MatmulPoin
             num_rows=rows,
             num_columns=columns,
             inner=inner,
-            flops_per_s=machine.figure(_matmul_flops(rows, columns, inner) / seconds, quantity.FLOPS_PER_S),
+            flops_per_s=machine.figure(_matmul_flops(rows, columns, inner) / took_s, quantity.FLOPS_PER_S),
         )
-        for (dtype, rows, columns, inner), seconds in measured.matmul_s.items()
+        for (dtype, rows, columns, inner), took_s in measured.matmul_s.items()
     )
 
 
 def _attention_points(machine: Machine, menu: Menu, measured: Measurements) -> tuple[AttentionPoint, ...]:
     points = []
-    for at, seconds in measured.forward_attention_s.items():
+    for at, took_s in measured.forward_attention_s.items():
         dtype, seq_len, head_dim = at
         flops = 2.0 * menu.num_heads * seq_len**2 * head_dim
         backward = 2.5 * flops / measured.backward_attention_s[at]
@@ -108,7 +108,7 @@ def _attention_points(machine: Machine, menu: Menu, measured: Measurements) -> t
                 num_heads=menu.num_heads,
                 seq_len=seq_len,
                 head_dim=head_dim,
-                forward_flops_per_s=machine.figure(flops / seconds, quantity.FLOPS_PER_S),
+                forward_flops_per_s=machine.figure(flops / took_s, quantity.FLOPS_PER_S),
                 backward_flops_per_s=machine.figure(backward, quantity.FLOPS_PER_S),
             )
         )
@@ -116,13 +116,13 @@ def _attention_points(machine: Machine, menu: Menu, measured: Measurements) -> t
 
 
 def _memory_op_points(machine: Machine, measured: Measurements) -> tuple[MemoryOpPoint, ...]:
-    def rate(elements: int, seconds: float | None) -> Figure | None:
-        return None if seconds is None else machine.figure(elements / seconds, quantity.ELEMENTS_PER_S)
+    def rate(elements: int, took_s: float | None) -> Figure | None:
+        return None if took_s is None else machine.figure(elements / took_s, quantity.ELEMENTS_PER_S)
 
     points = []
-    for at, seconds in measured.forward_memory_op_s.items():
+    for at, took_s in measured.forward_memory_op_s.items():
         op, dtype, elements = at
-        forward, backward = rate(elements, seconds), rate(elements, measured.backward_memory_op_s.get(at))
+        forward, backward = rate(elements, took_s), rate(elements, measured.backward_memory_op_s.get(at))
         assert forward is not None
         points.append(
             MemoryOpPoint(
@@ -139,8 +139,8 @@ def _memory_op_points(machine: Machine, measured: Measurements) -> tuple[MemoryO
 def _link(machine: Machine, measured: Measurements) -> Link:
     """Return what joins the ranks: each collective's own line, and from all-gathers what a ring's step would be."""
     by_group: dict[tuple[CollectiveKind, int], list[tuple[int, float]]] = {}
-    for (kind, num_ranks, num_bytes), seconds in measured.collective_s.items():
-        by_group.setdefault((kind, num_ranks), []).append((num_bytes, seconds))
+    for (kind, num_ranks, num_bytes), took_s in measured.collective_s.items():
+        by_group.setdefault((kind, num_ranks), []).append((num_bytes, took_s))
     for kind, points in _unit_points(measured).items():
         by_group[kind, machine.num_ranks] = points
     lines = {group: _line(points) for group, points in by_group.items()}
@@ -179,12 +179,12 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     In proportion: a microsecond matters to a small message. A message that a smaller one outlasts, which only
     noise can make, counts as long as that one.
     """
-    num_bytes, seconds = np.array(sorted(points), np.float64).T
-    seconds = np.maximum.accumulate(seconds)
-    is_real = seconds > _SHORTEST_S
-    num_bytes, seconds = num_bytes[is_real], seconds[is_real]
-    if len(seconds) == 0:
+    num_bytes, took_s = np.array(sorted(points), np.float64).T
+    took_s = np.maximum.accumulate(took_s)
+    is_real = took_s > _SHORTEST_S
+    num_bytes, took_s = num_bytes[is_real], took_s[is_real]
+    if len(took_s) == 0:
         return _SHORTEST_S, _LEAST_S_PER_BYTE
-    columns = np.stack([1 / seconds, num_bytes / seconds], axis=1)
-    (latency_s, s_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)
+    columns = np.stack([1 / took_s, num_bytes / took_s], axis=1)
+    (latency_s, s_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(took_s)), rcond=None)
     return max(float(latency_s), _SHORTEST_S), max(float(s_per_byte), _LEAST_S_PER_BYTE)

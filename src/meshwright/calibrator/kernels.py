@@ -23,7 +23,7 @@ def matmul_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int, in
     Training needs all three, and their rates differ: the output reads the weight along its rows, the input's gradient
     across them, and the weight's gradient sums over tokens.
     """
-    seconds = {}
+    took_s = {}
     for dtype, rows, columns, inner in itertools.product(
         menu.dtypes, menu.matmul_rows, menu.matmul_widths, menu.matmul_widths
     ):
@@ -32,19 +32,19 @@ def matmul_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int, in
             for shape in ((rows, inner), (columns, inner), (rows, columns))
         )
         calls = [partial(_products, *copy) for copy in watch.copies(*operands)]
-        seconds[dtype, rows, columns, inner] = watch.seconds(*calls)
-    return seconds
+        took_s[dtype, rows, columns, inner] = watch.seconds(*calls)
+    return took_s
 
 
 def attention_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int], tuple[float, float]]:
     """Return the seconds of causal attention, forward and backward, by (dtype, seq_len, head_dim)."""
-    seconds = {}
+    took_s = {}
     for dtype, seq_len, head_dim in itertools.product(menu.dtypes, menu.seq_lens, menu.head_dims):
         shape = (1, menu.num_heads, seq_len, head_dim)
         inputs = (torch.randn(shape, dtype=DTYPES[dtype], device=watch.device, requires_grad=True) for _ in range(3))
         attention = partial(F.scaled_dot_product_attention, is_causal=True)
-        seconds[dtype, seq_len, head_dim] = both_ways_seconds(watch, attention, *inputs)
-    return seconds
+        took_s[dtype, seq_len, head_dim] = both_ways_seconds(watch, attention, *inputs)
+    return took_s
 
 
 def both_ways_seconds(watch: Stopwatch, function: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, float]:

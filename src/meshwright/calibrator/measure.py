@@ -37,15 +37,15 @@ class Measurements:
     """Of a "kernel" of an eager model."""
 
 
-def measure(device_type: str, menu: Menu, seconds: float, num_threads: int) -> Measurements:
-    """Return what this rank measured in about `seconds`; a collective over a process group that exists.
+def measure(device_type: str, menu: Menu, duration_s: float, num_threads: int) -> Measurements:
+    """Return what this rank measured in about `duration_s`; a collective over a process group that exists.
 
     All ranks measure the same at the same time, each with `num_threads` of the processor, as they would train. The menu
     is gone through several times and the best of each is kept: another program can slow a measurement, never speed it.
     """
     torch.set_num_threads(num_threads)
     device = torch.device(device_type, torch.cuda.current_device()) if device_type == "cuda" else torch.device("cpu")
-    watch = Stopwatch(device, seconds / menu.num_points / _NUM_ROUNDS)
+    watch = Stopwatch(device, duration_s / menu.num_points / _NUM_ROUNDS)
     return _combine([_round(menu, watch) for _ in range(_NUM_ROUNDS)], min)
 
 

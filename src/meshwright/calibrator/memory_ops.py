@@ -26,15 +26,15 @@ _WIDTH, _HEAD_DIM, _VOCAB_SIZE = 256, 64, 1024
 
 def memory_op_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[MemoryOp, str, int], tuple[float, float | None]]:
     """Return the seconds forward and backward (None without one) by (operation, dtype, elements)."""
-    seconds: dict[tuple[MemoryOp, str, int], tuple[float, float | None]] = {}
+    took_s: dict[tuple[MemoryOp, str, int], tuple[float, float | None]] = {}
     for num_elements in menu.num_elements:
         for dtype in menu.dtypes:
             for op, (function, inputs) in _model_ops(num_elements, DTYPES[dtype], watch.device).items():
-                seconds[op, dtype, num_elements] = both_ways_seconds(watch, function, *inputs)
+                took_s[op, dtype, num_elements] = both_ways_seconds(watch, function, *inputs)
         # Parameters, their gradients and their optimizer's state are float32 whatever the format of computing.
         for op, call in _parameter_ops(num_elements, watch.device).items():
-            seconds[op, "float32", num_elements] = watch.seconds(call), None
-    return seconds
+            took_s[op, "float32", num_elements] = watch.seconds(call), None
+    return took_s
 
 
 def _model_ops(

@@ -39,17 +39,17 @@ def host_seconds(watch: Stopwatch) -> float:
 
 def block_step_seconds(widths: tuple[int, ...], watch: Stopwatch) -> dict[tuple[BlockStep, int], float]:
     """Return the seconds of a step of NUM_BLOCKS blocks, by (how they are sharded, bytes of one of them)."""
-    seconds: dict[tuple[BlockStep, int], float] = {}
+    took_s: dict[tuple[BlockStep, int], float] = {}
     for width in widths:
         plain, sharded = (_Step(width, _MANY_TOKENS, watch.device) for _ in range(2))
         num_bytes = sum(parameter.nbytes for parameter in plain.blocks[0].parameters())
         _shard(sharded.blocks, watch.device)
-        seconds["plain", num_bytes] = watch.seconds(plain)
+        took_s["plain", num_bytes] = watch.seconds(plain)
         _reduce(sharded.blocks, is_on=False)
-        seconds["gathered", num_bytes] = watch.seconds(sharded)
+        took_s["gathered", num_bytes] = watch.seconds(sharded)
         _reduce(sharded.blocks, is_on=True)
-        seconds["reduced", num_bytes] = watch.seconds(sharded)
-    return seconds
+        took_s["reduced", num_bytes] = watch.seconds(sharded)
+    return took_s
 
 
 class _Step:

@@ -24,11 +24,11 @@ _PATIENCE, _STARTING_S = 10, 120
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks that work at once; default: one a GPU, or one a core.")
 @click.option("--name", help="Name in the catalogue; default: cpu-local, or the GPU's name and -local.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder; default: your own catalogue's.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=1), default=40, show_default=True, help="About how long to measure."
-)
+@click.option("--seconds", "duration_s", type=click.FloatRange(min=1), default=30, show_default=True, help="Roughly.")
 @click.option("--json", "as_json", is_flag=True, help="Print device and cluster, and where they were written, as JSON.")
-def command(device: str, ranks: int | None, name: str | None, out: Path | None, seconds: float, as_json: bool) -> None:
+def command(
+    device: str, ranks: int | None, name: str | None, out: Path | None, duration_s: float, as_json: bool
+) -> None:
     """Measure this machine: matrix products, attention, memory, host and collectives, with all ranks busy at once.
 
     Writes devices/NAME.toml and clusters/NAME.toml, which `meshwright plan --cluster NAME:COUNT` understands. Nothing
@@ -40,7 +40,7 @@ def command(device: str, ranks: int | None, name: str | None, out: Path | None, 
     num_ranks = _num_ranks(device_type, ranks)
     folder = out or user_folder()
     files = _files(folder, device_type, num_ranks, name)
-    measured_device, cluster = calibrate(device_type, num_ranks, name=name, seconds=seconds)
+    measured_device, cluster = calibrate(device_type, num_ranks, name=name, duration_s=duration_s)
     _write(files, measured_device, cluster)
     if as_json:
         written = {"device": measured_device.to_dict(), "cluster": cluster.to_dict(), "files": list(map(str, files))}
@@ -50,9 +50,9 @@ def command(device: str, ranks: int | None, name: str | None, out: Path | None, 
 
 
 def calibrate(
-    device_type: str, num_ranks: int, *, name: str | None = None, seconds: float = 40
+    device_type: str, num_ranks: int, *, name: str | None = None, duration_s: float = 30
 ) -> tuple[Device, Cluster]:
-    """Return this machine's "cpu" or "cuda" device, and the cluster of `num_ranks` of them, measured in `seconds`."""
+    """Return this machine's "cpu" or "cuda" device and the cluster of `num_ranks`, measured in about `duration_s`."""
     from meshwright.calibrator.describe import describe
     from meshwright.calibrator.machine import this_machine
     from meshwright.calibrator.measure import mean_of
@@ -60,10 +60,10 @@ def calibrate(
 
     menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
     machine = this_machine(device_type, num_ranks, name)
-    return describe(machine, menu, mean_of(_measure_on_ranks(device_type, num_ranks, seconds)))
+    return describe(machine, menu, mean_of(_measure_on_ranks(device_type, num_ranks, duration_s)))
 
 
-def _measure_on_ranks(device_type: str, num_ranks: int, seconds: float) -> list[Measurements]:
+def _measure_on_ranks(device_type: str, num_ranks: int, duration_s: float) -> list[Measurements]:
     from meshwright.calibrator.machine import num_threads
     from meshwright.calibrator.measure import measure
     from meshwright.calibrator.menu import CPU_MENU, CUDA_MENU
@@ -77,9 +77,9 @@ def _measure_on_ranks(device_type: str, num_ranks: int, seconds: float) -> list[
             num_ranks,
             device_type,
             menu,
-            seconds,
+            duration_s,
             num_threads(num_ranks),
-            timeout_s=_PATIENCE * seconds + _STARTING_S,
+            timeout_s=_PATIENCE * duration_s + _STARTING_S,
             device=device_type,
         )
     except RanksFailed as failure:
