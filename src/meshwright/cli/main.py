@@ -20,6 +20,7 @@ from meshwright.extras import EXTRA_OF_PACKAGE
 VERBS: dict[str, tuple[str, str]] = {
     "check": ("meshwright.cli.check", "Tell everything that is wrong with a job before any process starts."),
     "show": ("meshwright.cli.show", "Show a job's every value, where it came from and what it means."),
+    "plan": ("meshwright.cli.plan", "Find the best layout for a job or a model on a cluster, and tell why."),
     "init": ("meshwright.cli.init", "Write a commented job file for a named model."),
     "list": ("meshwright.cli.list_", "List the models, devices or clusters that are known by name."),
     "prove": ("meshwright.cli.prove", "Prove that layouts train what one process trains."),
@@ -27,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("meshwright.cli.generate", "Continue a text with a trained model."),
     "export": ("meshwright.cli.export", "Write a checkpoint as a Hugging Face folder."),
     "import": ("meshwright.cli.import_", "Turn a Hugging Face folder into a checkpoint to train from."),
+    "calibrate": ("meshwright.cli.calibrate", "Measure this machine for the planner."),
     "doctor": ("meshwright.cli.doctor", "Tell what this machine has, what is missing and how to get it."),
 }
 """Each verb's module, whose `command` is a click command, and its line in --help; in the order of a first visit."""

@@ -90,7 +90,7 @@ def misfit(candidate: Candidate, pick: Candidate, question: Question, menu: Menu
             fixes.append(Fix(change=_listed(change), step_s=step.total_s))
     return Rejection(
         change=_listed(changes(pick.layout, candidate.layout)) or "as it is",
-        reason=_excess(candidate, pick.estimate.memory),
+        reason=_excess(candidate, pick.estimate.memory, question.cluster.device.usable_memory_bytes),
         step_s=candidate.estimate.step.total_s,
         fixes=tuple(fixes),
     )
@@ -172,9 +172,11 @@ def _listed(changed: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={_text(value)}" for name, value in changed.items())
 
 
-def _excess(candidate: Candidate, usual: MemoryUse) -> str:
+def _excess(candidate: Candidate, usual: MemoryUse, usable_bytes: float) -> str:
     """Return how much is missing, and which class of tensors takes so much more than in the pick."""
     memory = candidate.estimate.memory
+    if candidate.layout.cpu_offload and memory.reserved_bytes <= usable_bytes:
+        return f"the host's memory cannot hold the state: {format_bytes(-candidate.headroom_bytes)} a rank are missing"
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))

@@ -90,17 +90,19 @@ def _no_split(question: Question) -> str:
 
 def _too_large(question: Question, menu: Menu) -> str:
     """Return which class of tensors is too large, and the smallest cluster and the devices that would do."""
+    is_tried = "cpu_offload" not in question.fixed and all(menu.cpu_offload)
+    offloaded = ", nor does the host's memory hold its state" if is_tried else ""
+    menu = replace(menu, cpu_offload=(False,)) if is_tried else menu
     memory, headroom = weigh(leanest(splits(question, menu), menu), question)
     row = int(headroom.argmax())
     parts = {name.removesuffix("_bytes"): float(values[row]) for name, values in vars(memory).items()}
     parts.pop("context")
     worst = max(parts, key=lambda name: parts[name])
     usable = question.cluster.device.usable_memory_bytes
-    offloaded = ", though parameters and optimizer wait in the host's memory" if all(menu.cpu_offload) else ""
     needed = format_bytes(usable - headroom[row])
     return (
-        f"{_asked(question)} fits in no layout{offloaded}: the leanest needs {needed} on a device "
-        f"that can give {format_bytes(usable)}, most of it {worst} ({format_bytes(parts[worst])}): "
+        f"{_asked(question)} fits in no layout: the leanest needs {needed} on a device that can give "
+        f"{format_bytes(usable)}, most of it {worst} ({format_bytes(parts[worst])}){offloaded}: "
         f"{_remedies(question, float(usable - headroom[row]))}{_kept(question)}"
     )
 

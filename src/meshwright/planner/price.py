@@ -11,6 +11,7 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.footprint import Footprint, footprint, memory_use
 from meshwright.cost.layout_table import Bools, Ints, LayoutTable
+from meshwright.cost.offload import host_headroom_bytes, offload_s
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.planner.bubble import with_bubbles
 from meshwright.planner.question import Question
@@ -71,13 +72,17 @@ def time_steps(layouts: LayoutTable, question: Question, constants: Constants | 
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
         return StepTerms(**{name: np.zeros(0) for name in StepTime.model_fields})
-    return step_times(cases_of(layouts, question), constants)
+    cases = cases_of(layouts, question)
+    step = step_times(cases, constants)
+    return replace(step, optimizer_s=step.optimizer_s + offload_s(cases)) if layouts.cpu_offload.any() else step
 
 
 def weigh(layouts: LayoutTable, question: Question) -> tuple[Footprint, Floats]:
     """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes."""
-    memory = footprint(cases_of(layouts, question))
-    return memory, question.cluster.device.usable_memory_bytes - memory.reserved_bytes
+    cases = cases_of(layouts, question)
+    memory = footprint(cases)
+    headroom = question.cluster.device.usable_memory_bytes - memory.reserved_bytes
+    return memory, np.minimum(headroom, host_headroom_bytes(cases)) if layouts.cpu_offload.any() else headroom
 
 
 def cases_of(layouts: LayoutTable, question: Question) -> Cases:

@@ -1,0 +1,214 @@
+"""`meshwright plan`: the best layout for a job or a model on a cluster, and why; starts nothing and needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from meshwright.config.load import ResolvedJob
+    from meshwright.planner.budget import Run
+    from meshwright.planner.question import Question
+    from meshwright.spec.budget import Budget, Reliability
+    from meshwright.spec.plan import Plan
+
+_LEAST_WIDTH = 120
+_NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...")
+@click.option("--model", help="A preset, or a Hugging Face config.json, in place of a job file.")
+@click.option("--cluster", multiple=True, help="NAME:COUNT of devices, such as h100:256; several with --tokens.")
+@click.option("--seq-len", type=click.IntRange(min=1), help="Tokens in one sequence; default 8192.")
+@click.option("--global-batch-tokens", help="Tokens of a step, such as 4M: taken to a number that ranks can share.")
+@click.option("--global-batch-size", type=click.IntRange(min=1), help="Sequences of a step.")
+@click.option("--precision", help="Format of the matmuls, such as bfloat16 or float8-rowwise.")
+@click.option("--stack", help="Software to predict; default: meshwright.")
+@click.option("--tokens", help="Tokens of the whole run, such as 15T: adds days, failures and cost.")
+@click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), multiple=True, help="One for each --cluster.")
+@click.option("--deadline", help="Days that the run may take, such as 60d.")
+@click.option("--frontier", is_flag=True, help="With --tokens: the same run on fewer devices and on more.")
+@click.option("--failures-per-gpu-day", type=click.FloatRange(min=0), help="Default: Llama 3's, 4.7e-4.")
+@click.option("--restart-minutes", type=click.FloatRange(min=0), help="From a failure to new steps; default 15.")
+@click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
+@click.option("--write", is_flag=True, help="Put the layout into the job file.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(words: tuple[str, ...], **given: Any) -> None:
+    """Find the best layout for JOB_FILE, or for --model on --cluster, and tell why it is.
+
+    Keys of [layout] given as layout.tp=8 are kept; those of a job file only with layout.search = true.
+    Exit code 0: there is a layout; 2: bad input, or nothing fits.
+    """
+    from meshwright.planner.ask import Options, question_of
+    from meshwright.planner.plan import make_plan
+
+    _check(words, given)
+    resolved = _resolve(words, given)
+    cluster = given["cluster"][0] if given["cluster"] else None
+    options = Options(cluster, given["precision"], *([given["stack"]] if given["stack"] else []))
+    question = question_of(resolved, options)
+    plan = make_plan(question, num_runners_up=given["top"] - 1)
+    budgets = _budgets(question, plan, given)
+    if given["as_json"]:
+        click.echo(json.dumps(_record(plan, budgets), indent=2))
+    else:
+        _show(plan, budgets, given)
+    if given["write"]:
+        _write(resolved, plan)
+
+
+def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Raise ConfigError for arguments that do not belong together."""
+    from meshwright.errors import ConfigError
+
+    files = [word for word in words if "=" not in word]
+    named = [f"--{name.replace('_', '-')}" for name in _NAMES if given[name] is not None]
+    if files and named:
+        raise ConfigError(f"{files[0]} says the model and the batch already: leave out {', '.join(named)}")
+    if len(files) > 1:
+        raise ConfigError(f"{' and '.join(files)} are {len(files)} job files: plan one at a time")
+    if not files and given["model"] is None:
+        raise ConfigError("what should be planned is missing: name a job file, or give --model and --cluster")
+    if not files and not given["cluster"]:
+        raise ConfigError("--model needs --cluster NAME:COUNT of devices, such as --cluster h100:256")
+    if given["write"] and not files:
+        raise ConfigError("--write puts the layout into a job file: name one in place of --model")
+    for name in ("price_per_gpu_hour", "deadline", "frontier"):
+        if given[name] and not given["tokens"]:
+            raise ConfigError(f"--{name.replace('_', '-')} needs --tokens, the tokens of the whole run, such as 15T")
+    if len(given["cluster"]) > 1 and not given["tokens"]:
+        raise ConfigError("several --cluster are compared by days and cost: give --tokens too, or one --cluster")
+    prices, clusters = given["price_per_gpu_hour"], given["cluster"]
+    if len(prices) > 1 and len(prices) != len(clusters):
+        raise ConfigError(
+            f"{len(prices)} times --price-per-gpu-hour for {len(clusters)} times --cluster: give one for each, or one"
+        )
+
+
+def _resolve(words: tuple[str, ...], given: dict[str, Any]) -> ResolvedJob:
+    from meshwright.config.load import load_job
+    from meshwright.errors import ConfigError
+    from meshwright.planner.ask import Named, resolve_named
+
+    overrides = tuple(word for word in words if "=" in word)
+    files = [word for word in words if "=" not in word]
+    if files:
+        others = [word for word in overrides if not word.startswith("layout.")]
+        if given["write"] and (others or given["cluster"] or given["precision"]):
+            said = ", ".join([*others, *(f"--{name}" for name in ("cluster", "precision") if given[name])])
+            raise ConfigError(
+                f"--write would write a layout for what {files[0]} does not say ({said}): put it in first"
+            )
+        return load_job(files[0], overrides)
+    tokens = (
+        None if given["global_batch_tokens"] is None else _count("global-batch-tokens", given["global_batch_tokens"])
+    )
+    if tokens is not None and given["global_batch_size"] is not None:
+        raise ConfigError("--global-batch-tokens and --global-batch-size are both given: keep one of them")
+    named = Named(given["model"], given["cluster"][0], given["seq_len"], tokens, given["global_batch_size"])
+    return resolve_named(named, overrides)
+
+
+def _count(name: str, text: str) -> int:
+    from meshwright.errors import ConfigError
+    from meshwright.units import parse_count
+
+    try:
+        count = parse_count(text)
+    except ValueError as error:
+        raise ConfigError(f"--{name}: {error}") from None
+    if count < 1:
+        raise ConfigError(f"--{name} {text} is less than 1: give a positive number")
+    return count
+
+
+def _budgets(question: Question, plan: Plan, given: dict[str, Any]) -> list[Budget]:
+    """Return the budget of the pick, followed by those of the frontier; none without --tokens."""
+    if not given["tokens"]:
+        return []
+    from meshwright.hardware.choice import choose_cluster
+    from meshwright.planner.budget import budget
+    from meshwright.planner.frontier import frontier
+
+    prices = given["price_per_gpu_hour"] or (None,)
+    run, reliability = _run(question, given, prices[0]), _reliability(given)
+    found = [budget(run, question.cluster, plan.pick, reliability)]
+    clusters = [choose_cluster(text) for text in given["cluster"]] or [question.cluster]
+    if given["frontier"] or len(clusters) > 1:
+        each = prices if len(prices) == len(clusters) else prices * len(clusters)
+        found += frontier(question, zip(clusters, each, strict=True), run, reliability)
+    return found
+
+
+def _run(question: Question, given: dict[str, Any], price: float | None) -> Run:
+    from meshwright.planner.budget import Run
+
+    return Run(
+        num_tokens=_count("tokens", given["tokens"]),
+        num_parameters=question.setting.model.num_parameters,
+        workload=question.workload,
+        price_per_device_hour=price,
+        deadline_s=None if given["deadline"] is None else _duration_s(given["deadline"]),
+    )
+
+
+def _reliability(given: dict[str, Any]) -> Reliability:
+    from meshwright.spec.budget import Reliability
+
+    said: dict[str, float] = {}
+    if given["failures_per_gpu_day"] is not None:
+        said["failures_per_device_day"] = given["failures_per_gpu_day"]
+    if given["restart_minutes"] is not None:
+        said["restart_s"] = 60 * given["restart_minutes"]
+    return Reliability(**said)
+
+
+def _duration_s(text: str) -> float:
+    from meshwright.errors import ConfigError
+
+    units = {"d": 86_400.0, "h": 3_600.0, "w": 604_800.0}
+    number, unit = text[:-1], text[-1:]
+    try:
+        return float(number) * units[unit]
+    except (KeyError, ValueError):
+        raise ConfigError(f"--deadline {text} is no duration: write days, hours or weeks, such as 60d") from None
+
+
+def _record(plan: Plan, budgets: list[Budget]) -> dict[str, Any]:
+    record = plan.to_dict()
+    if budgets:
+        record["budget"], *points = (one.to_dict() for one in budgets)
+        record["frontier"] = points
+    return record
+
+
+def _show(plan: Plan, budgets: list[Budget], given: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from meshwright.report.budget_table import budget_page, frontier_table
+    from meshwright.report.plan_table import plan_page
+
+    console = Console(highlight=False)
+    # Numbers of many layouts side by side: on a narrow terminal, or in a file, the page is as wide as that takes.
+    console.width = max(console.width, _LEAST_WIDTH)
+    for part in plan_page(plan):
+        console.print(part)
+    if budgets:
+        console.print()
+        for line in budget_page(budgets[0], given["tokens"], given["deadline"]):
+            console.print(line)
+    if len(budgets) > 1:
+        console.print()
+        console.print(frontier_table(budgets[1:]))
+
+
+def _write(resolved: ResolvedJob, plan: Plan) -> None:
+    from meshwright.config.edit import with_layout
+
+    path = Path(resolved.path)
+    path.write_text(with_layout(path.read_text(encoding="utf-8"), plan.pick.layout), encoding="utf-8")
+    click.echo(f"the layout is now in {path}", err=True)

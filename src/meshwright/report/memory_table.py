@@ -1,0 +1,63 @@
+"""Tables of a plan's memory: the fullest rank by tensor class, and every pipeline rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from meshwright.report.waterfall import percent, plain_table
+from meshwright.spec.estimate import MemoryUse
+from meshwright.units import GiB, format_bytes
+
+CLASSES = {
+    "parameters_bytes": "parameters",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "gathered_bytes": "gathered parameters",
+    "activations_bytes": "activations",
+    "logits_bytes": "logits and loss",
+    "buffers_bytes": "communication buffers",
+    "workspace_bytes": "workspace",
+    "fragmentation_bytes": "fragmentation",
+    "context_bytes": "context, communicators",
+}
+"""What each class of memory is called in a table."""
+assert list(CLASSES) == list(MemoryUse.model_fields)
+
+_MAX_RANKS = 8
+
+
+def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
+    """Return the classes of memory by pipeline rank, in GiB; of many ranks the first, the fullest and the last."""
+    shown = _shown(ranks)
+    table = plain_table()
+    table.add_column("memory by class, GiB")
+    for rank in shown:
+        table.add_column("every rank" if len(ranks) == 1 else f"pp rank {rank}", justify="right")
+    for name, label in CLASSES.items():
+        values = [getattr(ranks[rank], name) for rank in shown]
+        if any(values):
+            table.add_row(label, *(_gib(value) for value in values))
+    table.add_row("[bold]device", *(f"[bold]{_gib(ranks[rank].device_bytes)}" for rank in shown))
+    left = [usable_bytes - ranks[rank].reserved_bytes for rank in shown]
+    table.add_row("left", *(f"{_gib(value)} ({percent(value / usable_bytes, 0)})" for value in left))
+    return table
+
+
+def headroom_words(headroom_bytes: int) -> str:
+    """Return how much memory is left, or missing."""
+    if headroom_bytes < 0:
+        return f"{format_bytes(-headroom_bytes)} missing"
+    return f"{format_bytes(headroom_bytes)} free"
+
+
+def _shown(ranks: Sequence[MemoryUse]) -> list[int]:
+    if len(ranks) <= _MAX_RANKS:
+        return list(range(len(ranks)))
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].device_bytes)
+    return sorted({0, fullest, len(ranks) // 2, len(ranks) - 1})
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GiB:.2f}"

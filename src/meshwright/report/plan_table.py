@@ -1,0 +1,233 @@
+"""A plan as a page for a terminal: the pick, where its time and memory go, what else there was, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from meshwright.report.memory_table import headroom_words, memory_table
+from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, TERMS, percent, plain_table, waterfall
+from meshwright.spec.estimate import Estimate
+from meshwright.spec.layout import AXES, Layout
+from meshwright.spec.layout_text import layout_text
+from meshwright.spec.plan import Candidate, Contrast, Plan
+from meshwright.units import format_bytes, format_count, format_duration
+
+_NUM_CONTRASTS = 8
+_NUM_CAUSES = 2
+
+
+def plan_page(plan: Plan) -> Iterator[RenderableType]:
+    """Yield the parts of the page, from the question to the doubts."""
+    yield from _question(plan)
+    yield ""
+    yield from _pick(plan)
+    yield ""
+    yield waterfall(plan.pick.estimate)
+    yield f"[dim]{MFU_MEANS}.\n{HFU_MEANS}.[/]"
+    yield ""
+    yield memory_table(plan.memory_by_pipeline_rank, plan.usable_memory_bytes)
+    for part in (_runners_up(plan), _contrasts(plan), _rejections(plan), _sensitivities(plan), _what_ifs(plan)):
+        if part is not None:
+            yield ""
+            yield part
+    yield ""
+    yield _what_buys_most(plan)
+
+
+def _question(plan: Plan) -> Iterator[str]:
+    workload = plan.workload
+    yield (
+        f"[bold]{escape(plan.model)}[/], {format_count(plan.num_parameters)} parameters, on [bold]{plan.num_devices} x "
+        f"{plan.device}[/] ({plan.cluster})"
+    )
+    yield (
+        f"{workload.global_batch_size} sequences x {workload.seq_len} tokens = "
+        f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; software: {plan.stack}"
+    )
+    yield f"{plan.layouts_scored:,} layouts scored, {plan.layouts_that_fit:,} fit"
+
+
+def _pick(plan: Plan) -> Iterator[RenderableType]:
+    table = plain_table()
+    for header, justify in (("", "left"), *_NUMBERS):
+        table.add_column(header, justify=justify)  # type: ignore[arg-type]
+    table.add_row("[bold green]pick", *_numbers(plan.pick, plan))
+    if plan.given is not None:
+        table.add_row("yours", *_numbers(plan.given, plan))
+    yield table
+    yield f"[green]{_spaced(plan.pick.layout)}[/]"
+    if plan.given is not None:
+        yield f"yours: {_spaced(plan.given.layout)}"
+
+
+def _spaced(layout: Layout) -> str:
+    """Return a layout in one line that may break between its keys."""
+    return escape(layout_text(layout).replace(",", ", "))
+
+
+_NUMBERS = (
+    ("step", "right"),
+    ("80 % interval", "right"),
+    ("tokens/s/device", "right"),
+    ("MFU", "right"),
+    ("HFU", "right"),
+    ("memory", "right"),
+)
+
+
+def _numbers(candidate: Candidate, plan: Plan) -> list[str]:
+    step_s, estimate = candidate.estimate.step.total_s, candidate.estimate
+    rate = plan.workload.global_batch_tokens / step_s / plan.num_devices
+    return [
+        format_duration(step_s),
+        interval(estimate),
+        f"{rate:,.0f}",
+        "-" if estimate.mfu is None else percent(estimate.mfu),
+        "-" if estimate.hfu is None else percent(estimate.hfu),
+        headroom_words(candidate.headroom_bytes),
+    ]
+
+
+def interval(estimate: Estimate) -> str:
+    """Return the interval that holds the step time with a chance of 80 %."""
+    low, high = (
+        estimate.step.total_s * factor for factor in (1 - estimate.relative_error, 1 + estimate.relative_error)
+    )
+    return f"{format_duration(max(low, 0.0))} to {format_duration(high)}"
+
+
+def _runners_up(plan: Plan) -> Table | None:
+    rows = [plan.pick, *plan.runners_up]
+    table = plain_table()
+    axes = [axis for axis in (*AXES, "ep", "etp") if any(getattr(row.layout, axis) > 1 for row in rows)]
+    names = [{"dp_replicate": "repl", "dp_shard": "shard"}.get(axis, axis) for axis in axes]
+    headers = ("splits", *names, "mbs", "schedule", "recompute", "other", "step", "vs pick", "free")
+    for header in headers:
+        is_word = header in ("schedule", "recompute", "other", "splits")
+        table.add_column(header, justify="left" if is_word else "right", no_wrap=True)
+    for place, row in enumerate(rows):
+        layout = row.layout
+        table.add_row(
+            "pick" if place == 0 else str(place + 1),
+            *(str(getattr(layout, axis)) for axis in axes),
+            str(layout.microbatch_size),
+            schedule_words(layout),
+            recompute_words(layout),
+            _option_words(layout),
+            format_duration(row.estimate.step.total_s),
+            _versus(row, plan.pick),
+            format_bytes(row.headroom_bytes),
+            style="green" if place == 0 else None,
+        )
+    return table
+
+
+def schedule_words(layout: Layout) -> str:
+    """Return the schedule and its stages a rank; a dash without a pipeline."""
+    if layout.pp == 1:
+        return "-"
+    return layout.schedule + (f" x{layout.stages_per_rank}" if layout.stages_per_rank > 1 else "")
+
+
+def recompute_words(layout: Layout) -> str:
+    """Return what is computed again, and of which blocks."""
+    every = f" 1/{layout.activation_checkpoint_every}" if layout.activation_checkpoint_every > 1 else ""
+    return layout.activation_checkpoint + every
+
+
+def _option_words(layout: Layout) -> str:
+    words: list[str] = [layout.cp_method] if layout.cp > 1 else []
+    words += [name for name in ("async_tp", "cpu_offload") if getattr(layout, name)]
+    return ", ".join(words) or "-"
+
+
+def _versus(row: Candidate, pick: Candidate) -> str:
+    return "" if row is pick else signed(row.estimate.step.total_s / pick.estimate.step.total_s - 1)
+
+
+def signed(change: float) -> str:
+    """Return a relative change in per cent with its sign."""
+    return f"{100 * change:+.1f} %"
+
+
+def _contrasts(plan: Plan) -> Table | None:
+    if not plan.contrasts:
+        return None
+    table = plain_table()
+    table.add_column("why: the best with")
+    table.add_column("step", justify="right")
+    table.add_column("what it takes more (-: less), of the pick's step")
+    # One layout may be the best with other values of several keys.
+    grouped: dict[str, list[Contrast]] = {}
+    for contrast in plan.contrasts:
+        grouped.setdefault(layout_text(contrast.other.layout), []).append(contrast)
+    for same in list(grouped.values())[:_NUM_CONTRASTS]:
+        changed = ", ".join(contrast.change for contrast in same)
+        table.add_row(changed, _versus(same[0].other, plan.pick), _causes(same[0], plan))
+    return table
+
+
+def _causes(contrast: Contrast, plan: Plan) -> str:
+    """Return the terms that differ most."""
+    total_s = plan.pick.estimate.step.total_s
+    worst = sorted(contrast.extra_s.items(), key=lambda item: -abs(item[1]))[:_NUM_CAUSES]
+    return ", ".join(f"{TERMS[name]} {signed(seconds / total_s)}" for name, seconds in worst) or "nothing"
+
+
+def _rejections(plan: Plan) -> Table | None:
+    if not plan.rejections:
+        return None
+    table = plain_table()
+    table.add_column("cannot be")
+    table.add_column("step", justify="right")
+    table.add_column("because", overflow="fold")
+    table.add_column("cheapest fixes", overflow="fold")
+    pick_s = plan.pick.estimate.step.total_s
+    for rejection in plan.rejections:
+        fixes = "; ".join(f"{fix.change} ({signed(fix.step_s / pick_s - 1)})" for fix in rejection.fixes)
+        would = "-" if rejection.step_s is None else signed(rejection.step_s / pick_s - 1)
+        table.add_row(rejection.change, would, escape(rejection.reason), fixes or "-")
+    return table
+
+
+def _sensitivities(plan: Plan) -> Table | None:
+    if not plan.sensitivities:
+        return None
+    table = plain_table()
+    for header in ("if the hardware were", "", "step", "another layout then"):
+        table.add_column(header, justify="right" if header in ("", "step") else "left")
+    for one in plan.sensitivities:
+        is_other = one.best_change < one.pick_change - 1e-4
+        other = f"{signed(one.best_change)} with {_spaced(one.best)}" if is_other else "no"
+        table.add_row(one.what, f"{100 * one.change:+.0f} %", signed(one.pick_change), other)
+    return table
+
+
+def _what_ifs(plan: Plan) -> Table | None:
+    if not plan.what_ifs:
+        return None
+    table = plain_table()
+    for header in ("what if", "step", ""):
+        table.add_column(header, justify="right" if header == "step" else "left")
+    for what_if in plan.what_ifs:
+        table.add_row(what_if.change, _versus(what_if.best, plan.pick), what_if.note)
+    return table
+
+
+def _what_buys_most(plan: Plan) -> str:
+    """Return the largest gain among what the planner may not do by itself."""
+    pick_s = plan.pick.estimate.step.total_s
+    gains = {f"{one.change} ({one.note})": one.best.estimate.step.total_s / pick_s - 1 for one in plan.what_ifs}
+    for rejection in plan.rejections:
+        if rejection.step_s is not None:
+            gains[f"memory for {rejection.change} ({rejection.reason})"] = rejection.step_s / pick_s - 1
+    if plan.given is not None and plan.given.headroom_bytes >= 0:
+        gains["the pick in place of your layout"] = 1 - plan.given.estimate.step.total_s / pick_s
+    if not gains or min(gains.values()) > -0.001:
+        return "Nothing that was looked at would make the step shorter than the pick's."
+    best = min(gains, key=lambda name: gains[name])
+    return f"What would buy most: {escape(best)}: {signed(gains[best])}."

@@ -1,0 +1,65 @@
+"""The waterfall of a step: from the time that physics allows to the time that is expected, cause by cause."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from meshwright.spec.estimate import Estimate, StepTime
+from meshwright.units import format_duration
+
+TERMS = {
+    "floor_s": "model FLOPs at the dense peak",
+    "matmul_s": "matmuls below the peak",
+    "tile_s": "tiles and waves filled in part",
+    "attention_s": "attention below the peak",
+    "memory_s": "norms, activations, loss (memory)",
+    "host_s": "waiting for the host",
+    "recompute_s": "computed again",
+    "tp_s": "tensor-parallel communication",
+    "cp_s": "context-parallel communication",
+    "ep_s": "expert-parallel communication",
+    "dp_s": "data-parallel communication",
+    "pp_s": "sends between stages",
+    "bubble_s": "pipeline bubble",
+    "optimizer_s": "optimizer",
+    "jitter_s": "waiting for the slowest rank",
+}
+"""What each term of a step is called in a table; communication is what no computation hides."""
+assert list(TERMS) == list(StepTime.model_fields)
+
+MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
+HFU_MEANS = "HFU: the same with what is computed again"
+_WIDTH = 32
+_LEAST_SHARE = 0.0005
+
+
+def waterfall(estimate: Estimate) -> Table:
+    """Return a table with a row for each cause: its seconds, its share, and a bar from where the last one ended."""
+    total_s, end_s = estimate.step.total_s, 0.0
+    table = plain_table()
+    table.add_column("where the step goes")
+    for name in ("time", "share"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for name, label in TERMS.items():
+        seconds = getattr(estimate.step, name)
+        start_s, end_s = end_s, end_s + seconds
+        if seconds >= _LEAST_SHARE * total_s:
+            table.add_row(label, format_duration(seconds), percent(seconds / total_s), _bar(start_s, end_s, total_s))
+    table.add_row("[bold]step", f"[bold]{format_duration(total_s)}", "[bold]100 %", "")
+    return table
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share in per cent."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def plain_table() -> Table:
+    """Return a table without lines, as all of a plan's are."""
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+
+
+def _bar(start_s: float, end_s: float, total_s: float) -> str:
+    start, end = round(start_s / total_s * _WIDTH), round(end_s / total_s * _WIDTH)
+    return f"[dim]{' ' * start}[/]{'█' * max(end - start, 0) or '▏'}"

@@ -1,0 +1,169 @@
+"""`meshwright plan`: a page for people, JSON for programs, clear errors, and no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import run
+from meshwright.spec.plan import Plan
+
+SMALL = ("plan", "--model", "llama3-8b", "--cluster", "h100-ib400:8", "--seq-len", "2048", "--global-batch-size", "16")
+JOB = """# A small job.
+[model]
+source = "llama3-8b"  # Meta's
+
+[train]
+seq_len = 2048
+global_batch_size = 16
+
+[precision]
+compute = "bfloat16"
+
+[cluster]
+name = "h100-ib400"
+num_devices = 8
+"""
+
+
+def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run([*SMALL, *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys)
+    for part in (
+        "llama3-8b, 8.03B parameters, on 8 x h100-sxm (h100-ib400)",
+        "16 sequences x 2048 tokens = 32.8k tokens a step, bfloat16; software: meshwright",
+        "layouts scored",
+        "80 % interval",
+        "where the step goes",
+        "model FLOPs at the dense peak",
+        "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak.",
+        "HFU: the same with what is computed again.",
+        "memory by class, GiB",
+        "splits",
+        "why: the best with",
+        "cannot be",
+        "if the hardware were",
+        "precision float8-tensorwise",
+        "What would buy most:",
+    ):
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_bare_device_stands_for_its_commonest_network_which_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--model", "llama3-8b", "--cluster", "h100:8", "--global-batch-size", "8", "layout.pp=1"]) == 0
+    assert "on 8 x h100-sxm (h100-" in capsys.readouterr().out
+
+
+def test_json_carries_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    plan = Plan.from_dict(record)
+    assert plan.layouts_scored == record["layouts_scored"] > 1000
+    assert plan.pick.layout.num_ranks == plan.num_devices == 8
+
+
+def test_keys_on_the_command_line_are_kept_and_top_limits_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--json", "--top", "3", "layout.tp=2", "layout.schedule=1F1B"]) == 0
+    plan = Plan.from_dict(json.loads(capsys.readouterr().out))
+    assert {candidate.layout.tp for candidate in (plan.pick, *plan.runners_up)} == {2}
+    assert len(plan.runners_up) <= 2
+
+
+def test_days_money_and_the_frontier(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys, "--tokens", "1T", "--price-per-gpu-hour", "2", "--deadline", "60d", "--frontier")
+    assert "1T tokens: " in text
+    assert "device hours" in text
+    assert "goodput" in text
+    assert "60d are not enough: see --frontier" in text
+    assert run([*SMALL, "--json", "--tokens", "1T", "--cluster", "a100:8"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["budget"]["num_devices"] == 8
+    assert {point["cluster"] for point in record["frontier"]} == {"h100-ib400", "dgx-a100-hdr"}
+
+
+def test_a_jobs_own_layout_is_compared_and_the_pick_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "\n[layout]\ndp_shard = 8  # all\nactivation_checkpoint = 'full'\n")
+    assert run(["plan", str(path), "--write", "--json"]) == 0
+    captured = capsys.readouterr()
+    plan = Plan.from_dict(json.loads(captured.out))
+    assert plan.given is not None
+    assert plan.given.layout.activation_checkpoint == "full"
+    assert captured.err == f"the layout is now in {path}\n"
+    text = path.read_text()
+    assert text.startswith("# A small job.")
+    assert "# Meta's" in text
+    assert "# all" in text
+    assert run(["plan", str(path), "--json"]) == 0
+    again = Plan.from_dict(json.loads(capsys.readouterr().out))
+    assert again.given is not None
+    assert again.given.layout == plan.pick.layout
+
+
+def test_a_job_that_searches_keeps_what_it_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "\n[layout]\nsearch = true\ntp = 4\n")
+    assert run(["plan", str(path), "--json"]) == 0
+    plan = Plan.from_dict(json.loads(capsys.readouterr().out))
+    assert (plan.pick.layout.tp, plan.given) == (4, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["plan"], "what should be planned is missing: name a job file, or give --model and --cluster"),
+        (["plan", "--model", "llama3-8b"], "--model needs --cluster NAME:COUNT"),
+        (
+            ["plan", "job.toml", "--model", "llama3-8b"],
+            "job.toml says the model and the batch already: leave out --model",
+        ),
+        (["plan", "a.toml", "b.toml"], "a.toml and b.toml are 2 job files"),
+        ([*SMALL, "--write"], "--write puts the layout into a job file"),
+        ([*SMALL, "--frontier"], "--frontier needs --tokens"),
+        ([*SMALL, "--cluster", "b200:8"], "several --cluster are compared by days and cost: give --tokens"),
+        ([*SMALL, "--tokens", "many"], "--tokens: 'many' is no count"),
+        ([*SMALL, "--tokens", "1T", "--deadline", "soon"], "--deadline soon is no duration"),
+        ([*SMALL, "--stack", "megatron"], "stack = 'megatron' is none of"),
+        ([*SMALL, "--precision", "fp8"], "--precision fp8 is none of"),
+        ([*SMALL, "--global-batch-tokens", "1M"], "--global-batch-tokens and --global-batch-size are both given"),
+        ([*SMALL, "layout.tp=7"], "8 devices do not divide by layout.tp = 7"),
+        ([*SMALL, "layout.tpp=7"], "layout.tpp is no key of a job"),
+        ([*SMALL[:2], "llama9", *SMALL[3:]], "model.source = 'llama9' is no preset"),
+        ([*SMALL[:4], "h200x:8", *SMALL[5:]], "cluster 'h200x' is no cluster and no device of the catalogue"),
+        ([*SMALL[:2], "llama3.1-405b", *SMALL[3:]], "fits in no layout"),
+        (["plan", "missing.toml"], "there is no job file missing.toml"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert error in captured.err
+
+
+def test_a_layout_for_another_job_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    assert run(["plan", str(path), "--write", "train.seq_len=4096", "--cluster", "h100:8"]) == 2
+    assert "does not say (train.seq_len=4096, --cluster): put it in first" in capsys.readouterr().err
+    assert path.read_text() == JOB
+
+
+def test_planning_never_imports_torch() -> None:
+    program = (
+        "import sys; from meshwright.cli.main import run; "
+        f"assert run({[*SMALL, '--json', '--tokens', '1T']!r}) == 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

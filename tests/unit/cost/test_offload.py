@@ -1,0 +1,40 @@
+"""Offload takes time and the host's memory, in proportion to what a rank keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwright.cost.case import Cases
+from meshwright.cost.layout_table import layout_table
+from meshwright.cost.offload import HOST_BYTES, host_headroom_bytes, offload_s
+from meshwright.spec.layout import Layout
+from questions import ask
+
+
+def cases(*layouts: Layout) -> Cases:
+    return Cases.of_one(ask("llama3-8b", 8, batch=16).setting, layout_table(list(layouts)))
+
+
+def test_without_offload_nothing_is_added() -> None:
+    without = cases(Layout(dp_shard=8))
+    assert offload_s(without).tolist() == [0.0]
+    assert np.isinf(host_headroom_bytes(without)).all()
+
+
+def test_copies_grow_with_gathers_and_with_what_a_rank_keeps() -> None:
+    few, many, kept, whole = offload_s(
+        cases(
+            Layout(dp_shard=8, cpu_offload=True, microbatch_size=2),
+            Layout(dp_shard=8, cpu_offload=True, microbatch_size=1),
+            Layout(dp_shard=8, cpu_offload=True, microbatch_size=1, reshard_after_forward="never"),
+            Layout(dp_shard=4, dp_replicate=2, cpu_offload=True, microbatch_size=2),
+        )
+    )
+    assert kept < few < many
+    assert whole == pytest.approx(2 * few)
+
+
+def test_the_state_of_all_ranks_of_a_node_must_fit_its_memory() -> None:
+    (left,) = host_headroom_bytes(cases(Layout(dp_shard=8, cpu_offload=True)))
+    assert left == pytest.approx(HOST_BYTES / 8 - 16 * 8.03e9 / 8, rel=1e-3)
