@@ -115,7 +115,7 @@ def test_measured_rates_stay_below_the_promised_ones(name: str) -> None:
     device = load_device(name)
     for dtype in type(device.dense_flops_per_s).model_fields:
         measured, promised = device.measured_matmul_flops_per_s.of(dtype), device.dense_flops_per_s.of(dtype)
-        if measured is not None:
+        if measured is not None and not device.is_host:  # nobody promises what a rank on a few cores reaches
             assert promised is not None
             assert 0.4 * promised.value < measured.value < promised.value
 
