@@ -96,7 +96,7 @@ class BlockPricer:
         )
 
     def _by_owner(self, values: Floats) -> Floats:
-        return np.bincount(self.work.matmuls.owner, values, minlength=len(self.work.owners.key))
+        return np.asarray(np.bincount(self.work.matmuls.owner, values, len(self.work.owners.key)), np.float64)
 
     def _reached(self, rates: Rates, constants: Constants) -> Floats:
         rate = np.where(self.is_low, rates.matmul[self.line_setting], rates.matmul16[self.line_setting])

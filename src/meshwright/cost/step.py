@@ -71,7 +71,8 @@ def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:
 class _Pass:
     """One microbatch through one rank's share of the whole model, one element a case."""
 
-    ideal: Floats
+    ideal_matmul: Floats
+    ideal_attention: Floats
     reached: Floats
     matmul: Floats
     attention: Floats
@@ -123,8 +124,10 @@ class StepPricer:
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
         self.slots = self._slots()
         each = cases.each
-        self.multipliers = tuple(
-            each(lambda s, name=name: getattr(s.stack, name)) for name in ("compute", "communication", "overhead")
+        self.multipliers = (
+            each(lambda s: s.stack.compute),
+            each(lambda s: s.stack.communication),
+            each(lambda s: s.stack.overhead),
         )
         self.is_tuned = each(lambda s: float(s.stack.is_tuned)) > 0
         self.is_newest = each(lambda s: float(architecture_of(s.cluster.device).startswith("blackwell"))) > 0
@@ -164,7 +167,7 @@ class StepPricer:
         is_selective = policy == ACTIVATION_CHECKPOINTS.index("selective")
         parts = []
         for index in range(3):
-            selective = self.cases.each(lambda s, i=index: shares[s.stack.selective][i])
+            selective = np.array([shares[s.stack.selective][index] for s in self.cases.settings])[self.cases.setting]
             parts.append(np.where(is_full, 1.0, np.where(is_selective, selective, 0.0)) / every)
         return parts[0], parts[1], parts[2], np.where(is_full, 1.0, 0.0) / every
 
@@ -198,7 +201,7 @@ class StepPricer:
         times = self.pricer.price(rates, constants)
         fabric = self._fabric(constants)
         memory_rate = rates.memory[self.cases.setting]
-        passes = {BLOCK: [], FIRST: [], LAST: []}
+        passes: dict[int, list[tuple[_Pass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
         for kind, owner, count in self.slots:
             one = self._block(kind, owner, times, fabric, memory_rate, constants)
             passes[kind].append((one, count))
@@ -217,7 +220,6 @@ class StepPricer:
     ) -> _Pass:
         """Return one block's passes for one microbatch, forward and backward together."""
         compute, _, overhead = self.slower
-        ideal, ideal_att = times.ideal_matmul[owner], times.ideal_attention[owner]
         mm_f, mm_b = (side[owner] * compute for side in times.matmul)
         att_f, att_b = (side[owner] * compute for side in times.attention)
         mem_f, mem_b = (side[owner] * compute * overhead for side in times.memory)
@@ -239,7 +241,8 @@ class StepPricer:
         if kind == BLOCK:
             dp = fsdp_exposed_s(self.parallel, owner, fabric, c, (device_f + wait_f, device_b + wait_b), memory_rate)
         return _Pass(
-            ideal=3 * (ideal + ideal_att),
+            ideal_matmul=3 * times.ideal_matmul[owner],
+            ideal_attention=3 * times.ideal_attention[owner],
             reached=3 * times.reached_matmul[owner] * compute,
             matmul=mm_f + mm_b,
             attention=att_f + att_b,
@@ -267,13 +270,11 @@ class StepPricer:
         fixed = c["step_s"] * overhead
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
-        floor = steady.ideal
-        ideal_matmul = floor * 0.0 + (steady.reached)
         return StepTerms(
-            floor_s=floor,
-            matmul_s=ideal_matmul - (floor - self._ideal_attention(steady)),
-            tile_s=steady.matmul - ideal_matmul,
-            attention_s=steady.attention - self._ideal_attention(steady),
+            floor_s=steady.ideal_matmul + steady.ideal_attention,
+            matmul_s=steady.reached - steady.ideal_matmul,
+            tile_s=steady.matmul - steady.reached,
+            attention_s=steady.attention - steady.ideal_attention,
             memory_s=steady.memory,
             host_s=steady.host + fixed,
             recompute_s=steady.recompute,
@@ -286,9 +287,6 @@ class StepPricer:
             optimizer_s=optimizer,
             jitter_s=straggling,
         )
-
-    def _ideal_attention(self, steady: _Pass) -> Floats:
-        return steady.ideal * 0.0
 
 
 def _longer(device: Floats, host: Floats, sharpness: float) -> Floats:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +108,8 @@ def work_of(cases: Cases) -> Work:
     columns = np.stack([cases.setting, *(getattr(cases.layouts, name) for name in KEY_FIELDS)], axis=1)
     _, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     setting, keys = cases.setting[first], cases.layouts.take(first)
-    owners: list[dict[str, Floats]] = []
-    lines: list[dict[str, Floats]] = []
+    owners: list[dict[str, NDArray[Any]]] = []
+    lines: list[dict[str, NDArray[Any]]] = []
     num_owners = 0
     for position in np.unique(setting):
         rows = np.flatnonzero(setting == position)
@@ -145,7 +146,7 @@ def _groups(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
             yield group, BLOCK
 
 
-def _owner(group: BlockGroup, kind: int, shares: _Shares) -> dict[str, Floats]:
+def _owner(group: BlockGroup, kind: int, shares: _Shares) -> dict[str, NDArray[Any]]:
     cores = [op for op in group.ops if isinstance(op, Attention)]
     routed = [op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)]
     core = cores[0] if cores else None
@@ -191,7 +192,7 @@ def _dense_parameters(op: Op, shares: _Shares) -> Floats:
 
 def _num_tp_collectives(group: BlockGroup, shares: _Shares) -> Floats:
     """Return 2 for each pair of column and row matmuls, where tp > 1: attention, a dense ffn, shared experts."""
-    num_rows = sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops)
+    num_rows = float(sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops))
     num_rows += sum(isinstance(op, Head) for op in group.ops) * 0.5
     # Split experts gather and scatter each token's copies.
     copies = max((op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
@@ -209,7 +210,7 @@ def _elements(op: Op, shares: _Shares) -> Floats:
     if isinstance(op, Embedding):
         return 2.0 * op.dim * between
     if isinstance(op, Elementwise):
-        elements = op.reads_per_token + op.writes_per_token
+        elements = float(op.reads_per_token + op.writes_per_token)
         is_whole_width = op.name in ("ffn.to_rows", "ffn.from_rows")
         if op.name.endswith("residual") or op.name == "ffn.mix":
             return elements * between
@@ -217,7 +218,7 @@ def _elements(op: Op, shares: _Shares) -> Floats:
     return np.zeros_like(tokens)
 
 
-def _matmuls(group: BlockGroup, shares: _Shares) -> Iterator[dict[str, Floats]]:
+def _matmuls(group: BlockGroup, shares: _Shares) -> Iterator[dict[str, NDArray[Any]]]:
     one = np.ones_like(shares.tokens)
     for op, num_fused in _fused(group.ops) if shares.fuses else [(op, 1.0) for op in group.ops]:
         if isinstance(op, Matmul):
@@ -246,7 +247,7 @@ def _fused(ops: tuple[Op, ...]) -> Iterator[tuple[Op, float]]:
         width = 1.0
         if isinstance(op, Matmul | GroupedMatmul):
             following = matmuls[next(i for i, other in enumerate(matmuls) if other is op) + 1 :]
-            total = op.out_features
+            total = float(op.out_features)
             for other in following:
                 if id(other) not in joined:
                     break
@@ -265,12 +266,12 @@ def _reads_the_same(before: Matmul | GroupedMatmul, after: Matmul | GroupedMatmu
 
 def _line(
     m: Floats, n: Floats, k: Floats, groups: Floats, is_expert: bool = False, is_low: bool = True
-) -> dict[str, Floats]:
+) -> dict[str, NDArray[Any]]:
     flags = np.zeros(len(groups), np.bool_)
     return {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}
 
 
-def _joined(table: type, parts: list[dict[str, Floats]]) -> dict[str, Floats]:
+def _joined(table: type, parts: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     """Return the columns of all `parts` one after the other."""
     lengths = [len(next(iter(part.values()))) for part in parts]
     columns = {}

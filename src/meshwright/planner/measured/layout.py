@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from meshwright.errors import UnsupportedError
 from meshwright.planner.measured.row import RunRow
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout import ActivationCheckpoint, Layout
 from meshwright.spec.model_spec import ModelSpec
 from meshwright.spec.stack import Stack
 
-_FULL = "full"
+_FULL: Literal["full"] = "full"
 _MIN_HYBRID_DEVICES = 512
 """MaxText's published runs shard over 128 devices and replicate from here on; below, over 256 at most."""
 
@@ -116,7 +117,7 @@ def _stages_per_rank(row: RunRow, model: ModelSpec, pp: int, assumed: list[str])
     return wanted
 
 
-def _activation_checkpoint(row: RunRow, stack: Stack, assumed: list[str]) -> tuple[str, int]:
+def _activation_checkpoint(row: RunRow, stack: Stack, assumed: list[str]) -> tuple[ActivationCheckpoint, int]:
     stated = row.text("activation_ckpt")
     if not stated:
         stated = _FULL if stack.attention == "unfused" else "none"
@@ -129,4 +130,4 @@ def _activation_checkpoint(row: RunRow, stack: Stack, assumed: list[str]) -> tup
         return "selective", 1
     if stated not in ("none", _FULL):
         raise UnsupportedError(f"activation_ckpt = {stated!r} is none of none, selective, full")
-    return stated, 1
+    return (_FULL if stated == _FULL else "none"), 1
