@@ -149,7 +149,8 @@ def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:
     if unknown:
         return [*problems, *unknown]
     cluster = load_cluster(section.name)
-    needed = num_ranks or (job.layout.num_ranks if job.layout.rest_axis is None else None)
+    is_open = job.layout.search or job.layout.rest_axis is not None
+    needed = num_ranks or (None if is_open else job.layout.num_ranks)
     available = section.num_devices or cluster.num_devices
     if section.num_devices is not None:
         problems += _lines_raised_by(lambda: cluster.with_num_devices(available))

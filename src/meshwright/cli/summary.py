@@ -44,8 +44,8 @@ def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str,
 
 
 def _layout(job: Job, num_ranks: int | None) -> Layout | None:
-    """Return the concrete layout, None where its -1 has no value yet."""
-    if num_ranks is None and job.layout.rest_axis is not None:
+    """Return the concrete layout, None where its -1 has no value yet, or the planner chooses it."""
+    if job.layout.search or (num_ranks is None and job.layout.rest_axis is not None):
         return None
     return job.layout.resolve(num_ranks or job.layout.num_ranks)
 
@@ -77,6 +77,8 @@ def _batch_line(job: Job, layout: Layout | None) -> str:
 
 
 def _layout_line(job: Job, layout: Layout | None) -> str:
+    if job.layout.search:
+        return "chosen by the planner when training starts: `meshwright plan JOB` shows it" + _cluster_words(job)
     if layout is None:
         rest = job.layout.rest_axis
         others = "" if job.layout.num_fixed_ranks == 1 else f", divided by {job.layout.num_fixed_ranks}"

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
+from meshwright.units import format_duration
+
 if TYPE_CHECKING:
+    from meshwright.config.load import ResolvedJob
     from meshwright.spec.job import Job
+    from meshwright.trainer.planned import Planned
 
 
 @click.command()
@@ -20,8 +27,11 @@ if TYPE_CHECKING:
 @click.option("--ranks", type=click.IntRange(min=1), help="Local ranks to start; default: the layout's, or all GPUs.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of the run folder, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Rename an existing run folder out of the way and start anew.")
-def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume: bool, overwrite: bool) -> None:
-    """Train the model that JOB_FILE describes.
+@click.option("--planned", type=click.Path(dir_okay=False), hidden=True, help="What the launcher planned.")
+def command(
+    job_file: str, overrides: tuple[str, ...], ranks: int | None, resume: bool, overwrite: bool, planned: str | None
+) -> None:
+    """Train the model that JOB_FILE describes; with layout.search = true, in the layout that `meshwright plan` picks.
 
     Exit code 0: done; 2: bad input; 70: do not retry; 75: retry with --resume; 130: interrupted.
     """
@@ -38,6 +48,9 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
     sys.path.insert(0, str(resolved.folder))
     if "RANK" in os.environ:
         started = int(os.environ["WORLD_SIZE"])
+        plan = _read_plan(resolved, planned)
+        if plan is not None:
+            resolved = replace(resolved, job=plan.job(resolved.job))
         if ranks is not None and ranks != started:
             raise ConfigError(f"--ranks {ranks}, but torchrun started {started} ranks already: leave --ranks out")
         # Before torch, and before any rank waits for another: whoever started the ranks may not have checked.
@@ -47,10 +60,19 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
         is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         # The folder that a restart finds is the run's own.
         overwrite = overwrite and not is_restart
-        sys.exit(train_as_rank(resolved.job, run, resume=resume or is_restart, overwrite=overwrite))
+        estimate = None if plan is None else plan.estimate
+        resume = resume or is_restart
+        sys.exit(train_as_rank(resolved.job, run, resume=resume, overwrite=overwrite, estimate=estimate))
 
     from meshwright.trainer.run_folder import require_same_run, set_aside
 
+    plan = None
+    if resolved.job.layout.search:
+        from meshwright.trainer.planned import plan_layout
+
+        raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
+        plan = plan_layout(resolved, run, ranks, resume=resume)
+        resolved = replace(resolved, job=plan.job(resolved.job))
     num_ranks = choose_num_ranks(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
     if resume:
@@ -59,7 +81,36 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
         click.echo(f"the earlier run is now {aside}")
     from meshwright.trainer.launch import train_locally
 
-    sys.exit(train_locally(resolved.job, run, num_ranks, ["train", job_file, *overrides], resume=resume))
+    with tempfile.TemporaryDirectory(prefix="meshwright-plan-") as folder:
+        planned_file = [] if plan is None else ["--planned", _write_plan(plan, Path(folder))]
+        arguments = ["train", job_file, *planned_file, *overrides]
+        sys.exit(train_locally(resolved.job, run, num_ranks, arguments, resume=resume))
+
+
+def _write_plan(plan: Planned, folder: Path) -> str:
+    """Return a file that tells the ranks what was planned, and say it to the user."""
+    from meshwright.spec.layout_text import layout_text
+
+    step_s = "" if plan.estimate is None else f", expected to take {format_duration(plan.estimate.step.total_s)} a step"
+    click.echo(f"layout {layout_text(plan.layout)}{step_s}")
+    path = folder / "plan.json"
+    path.write_text(plan.to_json(), encoding="utf-8")
+    return str(path)
+
+
+def _read_plan(resolved: ResolvedJob, planned: str | None) -> Planned | None:
+    """Return what the launcher planned, None for a job that sets its layout; raises ConfigError without a launcher."""
+    from meshwright.errors import ConfigError
+    from meshwright.trainer.planned import Planned
+
+    if planned is not None:
+        return Planned.from_json(Path(planned).read_text(encoding="utf-8"))
+    if resolved.job.layout.search:
+        raise ConfigError(
+            f"layout.search = true is settled once, before any rank starts, but torchrun started them already: "
+            f"`meshwright plan {resolved.path} --write` puts the layout into the job"
+        )
+    return None
 
 
 def choose_num_ranks(job: Job, asked: int | None) -> int:

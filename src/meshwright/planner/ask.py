@@ -11,7 +11,7 @@ from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_pro
 from meshwright.cost.case import Setting
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.hardware.catalogue import cluster_names, load_cluster, load_device
+from meshwright.hardware.catalogue import load_cluster, load_device
 from meshwright.hardware.choice import choose_cluster
 from meshwright.hardware.local import LOCAL
 from meshwright.planner.answer import peak_of
@@ -26,8 +26,6 @@ from meshwright.spec.sections import ModelSection
 from meshwright.spec.workload import Precision, Workload
 
 _BATCH_TOLERANCE = 0.05
-CALIBRATED = "cpu-local"
-"""What `meshwright calibrate` calls the processors of this machine."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +131,7 @@ def _cluster(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
     if options.cluster is not None:
         return choose_cluster(options.cluster)
     section = job.cluster
-    # This machine as `meshwright calibrate` found it, where it has.
-    measured = section.name == LOCAL and CALIBRATED in cluster_names()
-    cluster = load_cluster(CALIBRATED if measured else section.name)
+    cluster = load_cluster(section.name)
     if section.name == LOCAL and section.device is not None:
         cluster = cluster.replace(device=load_device(section.device))
     if section.num_devices is not None:

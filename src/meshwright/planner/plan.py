@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.cost.footprint import footprint_of_rank, memory_use
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.answer import candidate_at, judge
-from meshwright.planner.explain import contrasts, misfit, misfits
+from meshwright.planner.explain import change_of, contrasts, misfit, misfits
 from meshwright.planner.finalists import Finalist, distinct_splits, finalists
 from meshwright.planner.infeasible import no_layout
 from meshwright.planner.menu import menu_of
@@ -49,6 +49,7 @@ def make_plan(question: Question, num_runners_up: int = 9, min_scored: int | Non
         usable_memory_bytes=int(question.cluster.device.usable_memory_bytes),
         workload=question.workload,
         stack=question.setting.stack.name,
+        kept=tuple(change_of(pick.layout, key) for key in question.fixed),
         layouts_scored=found.num_scored,
         layouts_that_fit=len(found.priced),
         pick=pick,

@@ -49,6 +49,8 @@ def _question(plan: Plan) -> Iterator[str]:
         f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; software: {plan.stack}"
     )
     yield f"{plan.layouts_scored:,} layouts scored, {plan.layouts_that_fit:,} fit"
+    if plan.kept:
+        yield f"kept as set: {escape(', '.join(plan.kept))}"
 
 
 def _pick(plan: Plan) -> Iterator[RenderableType]:

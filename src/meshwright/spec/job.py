@@ -128,10 +128,7 @@ class Job(Noun):
 
     def _layout_problems(self) -> list[str]:
         if self.layout.search:
-            return [
-                "layout.search = true needs the planner, which does not exist yet: "
-                "set the degrees in [layout] and leave search out"
-            ]
+            return []  # what is set are constraints: whether anything keeps them, the planner tells
         # With a rest, what is wrong whatever it comes to: nothing that names its value.
         degrees = (1,) if self.layout.rest_axis is None else (1, 2, 3)
         found = [layout_problems(self, self.layout.resolve(self.layout.num_fixed_ranks * n)) for n in degrees]

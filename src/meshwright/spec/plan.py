@@ -101,6 +101,8 @@ class Plan(Noun):
     """What a step processes."""
     stack: str
     """The software that the prediction is for."""
+    kept: tuple[str, ...] = Field((), strict=False)
+    """What was not the planner's to choose: keys of the layout with the values that were set, such as tp=8."""
     layouts_scored: NonNegativeInt
     """Valid layouts whose memory was compared with the device's, and which, where they fit, were given a step time."""
     layouts_that_fit: NonNegativeInt

@@ -11,6 +11,7 @@ from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.log import logger
 from meshwright.parallelism.parameter_hash import parameter_hash
 from meshwright.profiler.window import ProfilerWindow
+from meshwright.spec.estimate import Estimate
 from meshwright.spec.job import Job
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.run import Run
@@ -23,16 +24,17 @@ from meshwright.trainer.training import Training
 from meshwright.units import format_duration
 
 
-def train(job: Job, run: Run, ranks: Ranks, *, resume: bool) -> ExitCode:
+def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None) -> ExitCode:
     """Train to train.steps, or to where it is asked to stop, and return the exit code; a collective.
 
+    `estimate` is what the planner expects of the layout, for the manifest.
     What was committed to `run` stays valid whenever this ends, however it ends.
     """
     with StopRequest() as stop:
         training = Training.build(job, ranks)
         step = restore(training, run) if resume else 0
         speed = SpeedLimit.of(job, ranks)
-        recorder = open_recorder(training, run, step, speed)
+        recorder = open_recorder(training, run, step, speed, estimate)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with recorder or nullcontext(), profiler:
             announce(training, step)

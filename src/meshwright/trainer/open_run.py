@@ -9,6 +9,7 @@ from meshwright.checkpoint.hf.side_files import keep_side_files
 from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError
 from meshwright.log import logger
+from meshwright.spec.estimate import Estimate
 from meshwright.spec.job import Job
 from meshwright.spec.run import Attempt, Manifest, Run
 from meshwright.trainer.provenance import git_commit, versions
@@ -50,8 +51,13 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
     hold(run)
 
 
-def open_recorder(training: Training, run: Run, start_step: int, speed: SpeedLimit) -> Recorder | None:
-    """Return rank 0's recorder with this attempt in the manifest, None on the other ranks; a collective."""
+def open_recorder(
+    training: Training, run: Run, start_step: int, speed: SpeedLimit, estimate: Estimate | None = None
+) -> Recorder | None:
+    """Return rank 0's recorder with this attempt in the manifest, None on the other ranks; a collective.
+
+    `estimate` is what the planner expects, where it chose the layout.
+    """
     places = training.ranks.gather((os.getpid(), socket.gethostname()))
     if not training.ranks.is_first:
         return None
@@ -66,11 +72,14 @@ def open_recorder(training: Training, run: Run, start_step: int, speed: SpeedLim
         git_commit=git_commit(),
     )
     previous = read_manifest(run)
+    if estimate is None and previous and previous.attempts and previous.attempts[-1].layout == training.layout:
+        estimate = previous.estimate
     manifest = Manifest(
         job=job,
         seed=job.train.seed,
         num_parameters=training.num_parameters,
         data=training.dataset.fingerprint,
+        estimate=estimate,
         attempts=[*(previous.attempts if previous else []), attempt],
         results=previous.results if previous else {},
     )

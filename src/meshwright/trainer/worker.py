@@ -11,6 +11,7 @@ from meshwright.errors import ExitCode, LostPeer, MeshwrightError
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.stop_request import die_with_parent
 from meshwright.parallelism.torch_compat import silence_known_warnings
+from meshwright.spec.estimate import Estimate
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
 from meshwright.trainer.loop import train
@@ -22,8 +23,11 @@ from meshwright.trainer.user_code import blame_job_code
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
-def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool) -> ExitCode:
-    """Join the other ranks, train, and return the exit code; raises LostPeer when one of them is gone."""
+def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate: Estimate | None = None) -> ExitCode:
+    """Join the other ranks, train, and return the exit code; raises LostPeer when one of them is gone.
+
+    `estimate` is what the planner expects, where it chose the layout.
+    """
     die_with_parent()
     # The copy of the job in the run folder can then be resumed from anywhere.
     job = job.replace(run=job.run.replace(dir=str(run.folder)))
@@ -36,7 +40,7 @@ def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool) -> ExitC
             with Terminal(ranks, run) as terminal:
                 _claim_together(ranks, job, run, resume=resume, overwrite=overwrite)
                 terminal.leave_to_rank_0()
-                return train(job, run, ranks, resume=resume)
+                return train(job, run, ranks, resume=resume, estimate=estimate)
         except MeshwrightError:
             raise
         except Exception as error:

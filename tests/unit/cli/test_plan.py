@@ -76,6 +76,8 @@ def test_keys_on_the_command_line_are_kept_and_top_limits_the_list(capsys: pytes
     plan = Plan.from_dict(json.loads(capsys.readouterr().out))
     assert {candidate.layout.tp for candidate in (plan.pick, *plan.runners_up)} == {2}
     assert len(plan.runners_up) <= 2
+    assert plan.kept == ("tp=2", "schedule=1F1B")
+    assert "kept as set: tp=2" in page(capsys, "layout.tp=2")
 
 
 def test_days_money_and_the_frontier(capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,8 +218,6 @@ def test_the_inspection_keeps_what_is_right(tmp_path: Path) -> None:
         ("schema_version = 0\n", "job.toml:1: schema_version = 0 must be a whole number, 1: write schema_version = 1"),
         ("[optimizer]\nbetas = [2, 2]\n", "job.toml:2: optimizer.betas = [2, 2] must be a list of 2 numbers, each 0 or "
          "more and below 1: change it, or leave it out for the default [0.9, 0.95]"),
-        ("[layout]\nsearch = true\n", "job.toml:2: layout.search = true needs the planner, which does not exist yet: "
-         "set the degrees in [layout] and leave search out"),
         ("[train]\nsteps 5\n", "job.toml:2:7: 'steps 5' is not TOML: expected '=' after a key in a key/value pair: "
          'write key = value, with "quotes" around text'),
         ("[train]\nsteps = 5\nsteps = 6\n", "job.toml:3:10: 'steps = 6' is not TOML: cannot overwrite a value: write "

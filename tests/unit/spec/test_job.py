@@ -74,9 +74,6 @@ def test_microbatches_cover_the_batch_or_the_nearest_batches_are_named(
         ({"train": {"validation_interval": 5}, "data": {"validation_fraction": 0}},
          "train.validation_interval = 5 but data.validation_fraction = 0 keeps no samples for validation: set "
          "data.validation_fraction above 0, or validation_interval = 0"),
-        ({"layout": {"search": True}},
-         "layout.search = true needs the planner, which does not exist yet: set the degrees in [layout] and leave "
-         "search out"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_told_once(sections: dict[str, Any], problem: str) -> None:
