@@ -46,10 +46,10 @@ CPU_MENU = Menu(
     dtypes=("float32", "bfloat16"),
     matmul_rows=(64, 512),
     matmul_widths=(128, 512, 2048),
-    seq_lens=(128, 256, 512, 2048),
+    seq_lens=(128, 256, 512, 1024),
     head_dims=(32, 64, 128),
     num_heads=4,
-    num_elements=(16 * KiB, 128 * KiB, 1 * MiB, 4 * MiB),
+    num_elements=(16 * KiB, 128 * KiB, 512 * KiB, 2 * MiB),
     collective_bytes=(4 * KiB, 64 * KiB, 1 * MiB, 16 * MiB),
     block_widths=(32, 128, 256),
 )

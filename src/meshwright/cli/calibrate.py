@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from meshwright.spec.device import Device
 
 _FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it runs again.\n"
-# Ranks wait for each other and for a machine that does other work; nothing takes ten times as long and still ends.
-_PATIENCE, _STARTING_S = 10, 120
+# Every size is measured at least once a round, however little time is given, and beside other work it takes longer.
+_PATIENCE, _LEAST_S = 10, 600
 
 
 @click.command()
@@ -79,7 +79,7 @@ def _measure_on_ranks(device_type: str, num_ranks: int, duration_s: float) -> li
             menu,
             duration_s,
             num_threads(num_ranks),
-            timeout_s=_PATIENCE * duration_s + _STARTING_S,
+            timeout_s=_PATIENCE * duration_s + _LEAST_S,
             device=device_type,
         )
     except RanksFailed as failure:
