@@ -32,7 +32,7 @@ class Bounds:
 
     layouts: LayoutTable
     """The split and the way; other choices are any."""
-    seconds: Floats
+    least_s: Floats
     """What no layout of the split and the way stays below."""
 
 

@@ -58,7 +58,7 @@ def budget(run: Run, cluster: Cluster, candidate: Candidate, reliability: Reliab
         days=wall_s / _DAY_S,
         device_hours=device_hours,
         cost=None if run.price_per_device_hour is None else device_hours * run.price_per_device_hour,
-        meets_deadline=None if run.deadline_s is None else wall_s <= run.deadline_s,
+        is_soon_enough=None if run.deadline_s is None else wall_s <= run.deadline_s,
         relative_error=candidate.estimate.relative_error,
     )
 

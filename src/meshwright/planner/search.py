@@ -49,7 +49,7 @@ def search(question: Question, menu: Menu, min_scored: int | None = None) -> Fou
     parts = [price(bounds.layouts.take(np.arange(0)), question)]
     num_scored, best_s = 0, np.inf
     for rows in _pieces(bounds, menu):
-        if bounds.seconds[rows[0]] > best_s * _MARGIN and num_scored >= min_scored:
+        if bounds.least_s[rows[0]] > best_s * _MARGIN and num_scored >= min_scored:
             break
         table = with_choices(bounds.layouts.take(rows), question, menu)
         num_scored += len(table)
@@ -77,7 +77,7 @@ def _by_promise(priced: Priced, menu: Menu) -> Ints:
 
 def _pieces(bounds: Bounds, menu: Menu) -> Iterator[Ints]:
     """Yield positions in the order of the bounds, in growing pieces."""
-    order = np.argsort(bounds.seconds, kind="stable")
+    order = np.argsort(bounds.least_s, kind="stable")
     choices = len(menu.pipelines) * len(menu.cp_method)
     start, size = 0, _FIRST_PIECE
     while start < len(order):

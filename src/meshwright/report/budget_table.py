@@ -14,8 +14,8 @@ from meshwright.spec.layout_text import layout_text
 from meshwright.units import format_duration
 
 
-def budget_page(budget: Budget, tokens: str, deadline: str | None) -> Iterator[RenderableType]:
-    """Yield what one run takes; `tokens` and `deadline` are as the user wrote them."""
+def budget_page(budget: Budget, tokens: str, days_given: str | None) -> Iterator[RenderableType]:
+    """Yield what one run takes; `tokens` and the deadline, `days_given`, are as the user wrote them."""
     low, high = (budget.days * factor for factor in (1 - budget.relative_error, 1 + budget.relative_error))
     cost = "" if budget.cost is None else f", [bold]{money(budget.cost)}[/]"
     yield (
@@ -28,9 +28,9 @@ def budget_page(budget: Budget, tokens: str, deadline: str | None) -> Iterator[R
             f"a checkpoint ({format_duration(budget.checkpoint_s)}) every "
             f"{format_duration(budget.checkpoint_interval_s)}"
         )
-    if budget.meets_deadline is not None:
-        missed = f"[red]{deadline} are not enough[/]: see --frontier for more devices"
-        yield f"{deadline} are enough" if budget.meets_deadline else missed
+    if budget.is_soon_enough is not None:
+        missed = f"[red]{days_given} are not enough[/]: see --frontier for more devices"
+        yield f"{days_given} are enough" if budget.is_soon_enough else missed
 
 
 def frontier_table(points: Sequence[Budget]) -> Table:
@@ -53,7 +53,7 @@ def frontier_table(points: Sequence[Budget]) -> Table:
         table.add_row(
             point.cluster,
             str(point.num_devices),
-            f"{point.days:.1f}" + {None: "", True: "", False: " late"}[point.meets_deadline],
+            f"{point.days:.1f}" + {None: "", True: "", False: " late"}[point.is_soon_enough],
             f"{point.device_hours:,.0f}",
             *([money(point.cost or 0.0)] if has_cost else []),
             percent(point.goodput),

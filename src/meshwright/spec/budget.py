@@ -49,7 +49,7 @@ class Budget(Noun):
     """Hours of all devices together."""
     cost: NonNegativeFloat | None = None
     """device_hours times the price; None without a price."""
-    meets_deadline: bool | None = None
+    is_soon_enough: bool | None = None
     """Whether days are no more than the deadline; None without one."""
     relative_error: NonNegativeFloat
     """Half width of the 80 % interval of step_s, and so of days and cost, as a share."""
