@@ -143,10 +143,8 @@ class BlockPricer:
         casts = np.where(self.is_low, 3.0 * casts, 0.0) / rates.memory[self.line_setting]
         cast_forward = self._by_owner(casts * (self.inputs + self.weights))
         cast_backward = self._by_owner(casts * (self.outputs + self.weights))
-        sum_bytes = {"float32": 8.0, "bfloat16": 4.0}
-        adds = np.array([sum_bytes[s.stack.gradient_accumulation_dtype] for s in self.settings])[setting]
-        is_whole = np.array([s.stack.sharding != "parameters" for s in self.settings])[setting]
-        sums = self._by_owner(self.weights) * constants["accumulate"] / memory * (adds * is_whole)
+        sums = np.array([_sum_bytes(s, constants) for s in self.settings])[setting]
+        sums = self._by_owner(self.weights) * sums / memory
         starts = constants["kernel_s"] * constants["launches_per_op"] * owners.num_ops
         forward = forward + starts
         return forward + loss / 2 + cast_forward, 2 * forward + loss / 2 + cast_backward + sums
@@ -170,6 +168,17 @@ def _casts(setting: Setting, constants: Constants) -> float:
     if setting.workload.precision == "mxfp8":
         return constants["casts.mx"]
     return constants["casts.compiled" if setting.stack.kernels != "fused" else "casts.fused"]
+
+
+def _sum_bytes(setting: Setting, constants: Constants) -> float:
+    """Return the bytes that a microbatch moves to add a parameter's gradient to the sum; FSDP sums its own shards."""
+    stack = setting.stack
+    if stack.sharding == "parameters":
+        return 0.0
+    element_bytes = {"float32": 4.0, "bfloat16": 2.0}[stack.gradient_accumulation_dtype]
+    if not stack.fuses_gradient_sum:
+        return 2 * element_bytes + 4.0  # The gradient is written and read before it is added.
+    return 2 * element_bytes * constants["accumulate"]
 
 
 def _routing_passes(setting: Setting, constants: Constants) -> float:
