@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("meshwright.cli.check", "Tell everything that is wrong with a job before any process starts."),
     "show": ("meshwright.cli.show", "Show a job's every value, where it came from and what it means."),
     "plan": ("meshwright.cli.plan", "Find the best layout for a job or a model on a cluster, and tell why."),
+    "backtest": ("meshwright.cli.backtest", "Predict measured runs and tell how far off that is."),
     "init": ("meshwright.cli.init", "Write a commented job file for a named model."),
     "list": ("meshwright.cli.list_", "List the models, devices or clusters that are known by name."),
     "prove": ("meshwright.cli.prove", "Prove that layouts train what one process trains."),

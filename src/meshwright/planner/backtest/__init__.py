@@ -1,0 +1,1 @@
+"""Replays measured runs and scores the predictions."""

@@ -1,0 +1,1 @@
+"""Fits the constants of the cost formulas to measured runs."""
