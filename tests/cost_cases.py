@@ -51,7 +51,11 @@ def layouts(draw: st.DrawFn, model: str, num_ranks: int = 64) -> Layout:
     for _ in range(num_ranks.bit_length() - 1):
         degrees[draw(st.sampled_from(sorted(degrees)))] *= 2
     layout = Layout(
-        **degrees,
+        pp=degrees["pp"],
+        dp_replicate=degrees["dp_replicate"],
+        dp_shard=degrees["dp_shard"],
+        cp=degrees["cp"],
+        tp=degrees["tp"],
         ep=draw(st.sampled_from([1, 2, 4, 8])) if _is_mixture(model) else 1,
         microbatch_size=draw(st.sampled_from([1, 2])),
         schedule=draw(st.sampled_from(["1F1B", "GPipe", "Interleaved1F1B", "ZBVZeroBubble"])),

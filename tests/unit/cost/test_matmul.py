@@ -89,7 +89,7 @@ def test_the_hidden_sizes_tried_for_bloom_differ_in_the_known_direction() -> Non
             tiles(tokens, n, k, sms=A100_SMS) * fitted_constants()["misaligned"] ** s
             for (n, k), s in zip(shapes, slow, strict=True)
         )
-        return times / sum(2 * tokens * n * k for n, k in shapes)
+        return float(times / sum(2 * tokens * n * k for n, k in shapes))
 
     assert waste(14_400) > waste(13_824) * 1.01
 

@@ -31,7 +31,7 @@ def _weight_gradient_flops(gradient_RO: Any, rows_RI: Any, counts_E: Any, **_: A
     return int(2 * gradient_RO[0] * gradient_RO[1] * rows_RI[1])
 
 
-GROUPED_FLOPS = {
+GROUPED_FLOPS: dict[Any, Any] = {
     torch.ops.meshwright.grouped_matmul_by_loop: _grouped_flops,
     torch.ops.meshwright.grouped_matmul_by_loop_weight_gradient: _weight_gradient_flops,
 }
