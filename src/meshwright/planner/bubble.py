@@ -30,6 +30,9 @@ from meshwright.spec.schedule_orders import order_of_rank
 from meshwright.spec.stage_split import block_costs, stage_boundaries
 
 _OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
+_LONG_PIPELINE = 16
+_ROUNDS_PLAYED, _ROUNDS_OF_LONG_PIPELINE = (4, 6), (2, 3)
+"""Rounds of as many microbatches as ranks that stand for many: from 4 on, to within two thousandths."""
 
 Pipeline = tuple[int, int, str, int]
 """Pipeline ranks, stages on each, schedule, microbatches."""
@@ -48,7 +51,7 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
     if layout.pp == 1:
         return step
     steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
-    number = question.workload.global_batch_size // (layout.dp * layout.microbatch_size)
+    number = num_microbatches_of(layout, question)
     # Each microbatch is sent on and its gradient sent back: the exposed part of one send.
     num_sends = 2 * (number * layout.stages_per_rank + layout.pp - 1)
     boundaries = layout.stage_boundaries
@@ -64,9 +67,15 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
 
 
 def num_actions(layout: Layout, question: Question) -> int:
-    """Return the actions of all ranks in one step: what playing a pipeline takes."""
-    num_microbatches = question.workload.global_batch_size // (layout.dp * layout.microbatch_size)
-    return 0 if layout.pp == 1 else 2 * layout.num_stages * num_microbatches
+    """Return the actions that playing the layout's pipeline takes, of all ranks."""
+    if layout.pp == 1:
+        return 0
+    return 2 * layout.num_stages * sum(_numbers_played(layout.pp, num_microbatches_of(layout, question)))
+
+
+def num_microbatches_of(layout: Layout, question: Question) -> int:
+    """Return the microbatches that a data-parallel rank runs in a step."""
+    return question.workload.global_batch_size // (layout.dp * layout.microbatch_size)
 
 
 @lru_cache(maxsize=4096)
@@ -74,12 +83,26 @@ def played_share(pipeline: Pipeline, shares: tuple[float, ...], recomputed: floa
     """Return how long the pipeline takes, as a multiple of what a rank computes in the mean.
 
     `shares` are those of the stages in a microbatch; `recomputed` and `transfer` are shares of a rank's computation.
+    Once a long pipeline is filled, each round of microbatches takes as long as the one before: two shorter ones tell.
     """
-    microbatch_s = pipeline[0] / pipeline[-1]
+    pp, stages_per_rank, schedule, number = pipeline
+    microbatch_s = pp / number
     once_s = (1 - recomputed) * microbatch_s
     forward_s = [share * once_s / 3 for share in shares]
     backward_s = [share * (microbatch_s - once_s / 3) for share in shares]
-    return replay_s(_orders(pipeline), StageTimes(forward_s, backward_s, forward_s), transfer)
+    times = StageTimes(forward_s, backward_s, forward_s)
+    numbers = _numbers_played(pp, number)
+    played_s = [replay_s(_orders((pp, stages_per_rank, schedule, count)), times, transfer) for count in numbers]
+    if len(numbers) == 1:
+        return played_s[0]
+    (few, more), (few_s, more_s) = numbers, played_s
+    return more_s + (number - more) * (more_s - few_s) / (more - few)
+
+
+def _numbers_played(pp: int, number: int) -> tuple[int, ...]:
+    """Return how many microbatches are played: all, or in place of many whole rounds a few and some more."""
+    few, more = _ROUNDS_PLAYED if pp <= _LONG_PIPELINE else _ROUNDS_OF_LONG_PIPELINE
+    return (few * pp, more * pp) if number % pp == 0 and number > (few + more) * pp else (number,)
 
 
 @lru_cache(maxsize=16)

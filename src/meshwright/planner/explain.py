@@ -49,11 +49,19 @@ def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, question: 
         value = getattr(own, key)[0]
         others = np.flatnonzero(getattr(priced.layouts, key) != value)
         if len(others):
-            first = candidate_at(priced, int(others[np.argmin(times_s[others])]), question)
+            first = played_if_fast(priced, int(others[np.argmin(times_s[others])]), pick, question)
             played = [best[row] for row in np.flatnonzero(getattr(table, key) != value)]
             other = min((first, *played), key=lambda candidate: candidate.estimate.step.total_s)
             found.append(Contrast(change=change_of(other.layout, key), other=other, extra_s=extra_s(pick, other)))
     return sorted(found, key=lambda contrast: contrast.other.estimate.step.total_s)
+
+
+def played_if_fast(priced: Priced, row: int, pick: Candidate, question: Question) -> Candidate:
+    """Return the layout at `row`, its pipeline played where that is short, or where it decides who is faster."""
+    candidate = candidate_at(priced, row, question, _SHORT_PIPELINE)
+    if candidate.estimate.step.total_s < pick.estimate.step.total_s:
+        candidate = candidate_at(priced, row, question)
+    return candidate
 
 
 def extra_s(pick: Candidate, other: Candidate) -> dict[str, float]:

@@ -11,12 +11,12 @@ from meshwright.planner.price import Priced, order_by_time
 from meshwright.planner.question import Question
 from meshwright.spec.plan import Candidate
 
-_NUM_PLAYED = 200
+_NUM_PLAYED = 40
 _NUM_FINALISTS = 20
-_MAX_ACTIONS = 100_000
+_MAX_ACTIONS = 60_000
 """Actions of different pipelines that are played for all finalists together: a fraction of a second."""
 _SPLIT_KEYS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
-_PIPELINE_KEYS = ("microbatch_size", "schedule", "stages_per_rank")
+_PIPELINE_KEYS = ("pp", "cp", "tp", "ep", "etp", "microbatch_size", "schedule", "stages_per_rank")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def finalists(priced: Priced, question: Question) -> list[Finalist]:
     """Return the fastest layouts of different splits and pipelines, played, in their new order."""
     found: list[Finalist] = []
     actions: dict[tuple[int, str, int], int] = {}
-    for row in distinct(priced, (*_SPLIT_KEYS, *_PIPELINE_KEYS), _NUM_PLAYED):
+    for row in distinct(priced, _PIPELINE_KEYS, _NUM_PLAYED):
         layout = layout_at(priced.layouts, row, question)
         # A pipeline that was played once costs nothing the next time.
         count = num_actions(layout, question)

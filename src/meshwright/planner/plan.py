@@ -8,8 +8,8 @@ import numpy as np
 
 from meshwright.cost.footprint import footprint_of_rank, memory_use
 from meshwright.cost.layout_table import layout_table
-from meshwright.planner.answer import candidate_at, judge
-from meshwright.planner.explain import change_of, contrasts, misfit, misfits
+from meshwright.planner.answer import judge
+from meshwright.planner.explain import change_of, contrasts, misfit, misfits, played_if_fast
 from meshwright.planner.finalists import Finalist, distinct_splits, finalists
 from meshwright.planner.infeasible import no_layout
 from meshwright.planner.menu import menu_of
@@ -25,8 +25,6 @@ from meshwright.spec.plan import Candidate, Contrast, Plan
 _PARETO_STEP = 0.04
 """Layouts of the Pareto list differ at least by this share of the usable memory."""
 _PARETO_LENGTH = 12
-_SHORT_PIPELINE = 4_000
-"""Actions of a pipeline that is played for the Pareto list; a longer one keeps the closed form of its bubble."""
 
 
 def make_plan(question: Question, num_runners_up: int = 9, min_scored: int | None = None) -> Plan:
@@ -91,10 +89,12 @@ def _runners_up(
     priced: Priced, best: list[Finalist], pick: Candidate, question: Question, count: int
 ) -> list[Candidate]:
     """Return the fastest layouts of other splits than the pick's, in the order of their steps."""
-    rows = [*(finalist.row for finalist in best), *distinct_splits(priced, 2 * count)]
+    rows = set(distinct_splits(priced, 2 * count)) - {finalist.row for finalist in best}
+    candidates = [finalist.candidate for finalist in best]
+    candidates += [played_if_fast(priced, row, pick, question) for row in sorted(rows)]
     splits = {_split(pick.layout)}
     runners = []
-    for candidate in sorted((candidate_at(priced, row, question) for row in dict.fromkeys(rows)), key=_total_s):
+    for candidate in sorted(candidates, key=_total_s):
         if _split(candidate.layout) not in splits:
             splits.add(_split(candidate.layout))
             runners.append(candidate)
@@ -115,7 +115,7 @@ def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candida
         position = int(np.searchsorted(best_so_far, least))
         if position == len(order):
             break
-        candidate = candidate_at(priced, int(order[position]), question, _SHORT_PIPELINE)
+        candidate = played_if_fast(priced, int(order[position]), pick, question)
         least = candidate.headroom_bytes + _PARETO_STEP * question.cluster.device.usable_memory_bytes
         # Where the closed form is too kind to a pipeline, the pick is as fast.
         found += [candidate] if _total_s(candidate) > _total_s(pick) else []

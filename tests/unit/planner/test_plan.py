@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from functools import cache
 
+import numpy as np
 import pytest
 
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
+from meshwright.cost.replay import StageTimes, replay_s
 from meshwright.planner.answer import judge, recomputed_share
-from meshwright.planner.bubble import played_step
+from meshwright.planner.bubble import played_share, played_step
 from meshwright.planner.menu import menu_of
 from meshwright.planner.plan import make_plan
 from meshwright.planner.price import price
 from meshwright.planner.refused import invalid_neighbours
 from meshwright.planner.space import layout_space
 from meshwright.planner.what_if import LATENCIES
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, Layout
 from meshwright.spec.plan import Plan
+from meshwright.spec.schedule_orders import order_of_rank
 from questions import ask
 
 QUESTION = ask("llama3-70b", 64, seq_len=8192, batch=64)
@@ -192,3 +195,18 @@ def test_a_layout_table_of_one_is_priced_like_a_row_of_many() -> None:
     together = price(rows, QUESTION, only_fitting=False).total_s
     alone = [price(layout_table([rows.layout(row)]), QUESTION, only_fitting=False).total_s[0] for row in range(3)]
     assert together == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("number", [44, 64])
+def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: int) -> None:
+    stages = 1 if schedule in SINGLE_STAGE_SCHEDULES else 2
+    shares = tuple(np.linspace(0.9, 1.1, 4 * stages) / 4 / stages)
+    layout = Layout(pp=4, schedule=schedule, virtual_stages=stages)
+    orders = [order_of_rank(rank, layout, number) for rank in range(4)]
+    part = 4 / number
+    forward_s = [share * part / 3 for share in shares]
+    times = StageTimes(forward_s, [2 * forward for forward in forward_s], forward_s)
+    assert played_share((4, stages, schedule, number), shares, 0.0, 0.001) == pytest.approx(
+        replay_s(orders, times, 0.001), rel=2e-3
+    )
