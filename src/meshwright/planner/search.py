@@ -22,9 +22,9 @@ from meshwright.planner.question import Question
 from meshwright.planner.space import splits, with_choices, with_fine_choices
 
 _LEAST_WANTED, _MOST_WANTED, _WANTED_PER_DEVICE = 30_000, 110_000, 40
-_FIRST_PIECE, _LARGEST_PIECE = 8_000, 32_000
+_FIRST_PIECE, _LARGEST_PIECE = 8_000, 16_000
 """Layouts that are priced at once: few at first, since a fast one that fits spares the rest."""
-_MARGIN = 1.02
+_MARGIN = 1.01
 _NUM_REFINED = 2_000
 
 

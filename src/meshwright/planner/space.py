@@ -12,10 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import (
+    ACTIVATION_CHECKPOINTS,
+    CONTEXT_METHODS,
+    Bools,
+    LayoutTable,
+    concatenate,
+    layout_table,
+)
 from meshwright.planner.menu import Menu
 from meshwright.planner.question import Question
-from meshwright.planner.rules import is_valid, shares_batch, splits_model
+from meshwright.planner.rules import is_valid, runs_schedule, shares_batch, splits_model
 from meshwright.spec.layout import SCHEDULES, Layout
 
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -23,6 +30,9 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "activation_checkpoint": ACTIVATION_CHECKPOINTS,
     "cp_method": CONTEXT_METHODS,
 }
+
+_TAKES_TURNS = {"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B"}
+"""For schedules that run all forwards first, the one that runs a backward as soon as it can."""
 
 
 def layout_space(question: Question, menu: Menu) -> LayoutTable:
@@ -76,7 +86,22 @@ def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTa
     # The first of the fine choices that a layout may have.
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every[:1]})
     table = vary(table, {"async_tp": menu.async_tp[:1]})
-    return table.take(is_valid(table, question))
+    table = table.take(is_valid(table, question))
+    return table.take(~is_needless(table, question, menu))
+
+
+def is_needless(table: LayoutTable, question: Question, menu: Menu) -> Bools:
+    """Return which layouts run all forwards before all backwards where the schedule that takes turns can run.
+
+    Both wait as long, and that one holds fewer microbatches.
+    """
+    needless = np.zeros(len(table), np.bool_)
+    for schedule, other in _TAKES_TURNS.items():
+        if other in {name for name, _ in menu.pipelines}:
+            turned = replace(table, schedule=np.full(len(table), SCHEDULES.index(other)))
+            is_pipeline = (table.pp > 1) & (table.schedule == SCHEDULES.index(schedule))
+            needless |= is_pipeline & runs_schedule(turned, question)
+    return needless
 
 
 def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:

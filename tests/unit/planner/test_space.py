@@ -15,7 +15,7 @@ from meshwright.planner.answer import layout_at
 from meshwright.planner.menu import divisors, menu_of
 from meshwright.planner.question import Question
 from meshwright.planner.rules import is_valid
-from meshwright.planner.space import layout_space, splits
+from meshwright.planner.space import is_needless, layout_space, splits
 from meshwright.spec.layout import Layout
 from meshwright.spec.validity import split_problems
 from questions import ask
@@ -72,7 +72,7 @@ def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, questio
     # Without context parallelism its methods are one.
     layout = layout.replace(cp_method="all-gather") if layout.cp == 1 else layout
     row = layout_table([layout])
-    if is_valid(row, question)[0]:
+    if is_valid(row, question)[0] and not is_needless(row, question, menu)[0]:
         assert keys(row) <= keys(SPACES[id(question)])
 
 
@@ -116,6 +116,20 @@ def test_tensor_parallelism_stays_inside_what_links_join_directly_unless_asked()
 def test_a_schedule_from_a_file_cannot_be_searched_around() -> None:
     with pytest.raises(UnsupportedError, match=r"layout.schedule = \"mine.csv\" is a file.*set layout.search to false"):
         menu_of(ask(schedule="mine.csv"))
+
+
+def test_all_forwards_first_only_where_turns_cannot_be_taken() -> None:
+    question = ask("llama3-8b", 8, batch=16)
+    rows = [
+        Layout(pp=4, dp_shard=2, schedule="GPipe"),
+        Layout(pp=4, dp_shard=2, schedule="GPipe", microbatch_size=4),  # two microbatches are too few for 1F1B
+        Layout(pp=4, dp_shard=2, schedule="LoopedBFS"),
+        Layout(pp=4, dp_shard=2),
+        Layout(dp_shard=8, schedule="GPipe"),
+    ]
+    assert is_needless(layout_table(rows), question, menu_of(question)).tolist() == [True, False, True, False, False]
+    fixed = ask("llama3-8b", 8, batch=16, schedule="GPipe")
+    assert not is_needless(layout_table(rows), fixed, menu_of(fixed)).any()
 
 
 def test_divisors() -> None:
