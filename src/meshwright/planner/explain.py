@@ -14,7 +14,7 @@ from meshwright.planner.menu import Menu
 from meshwright.planner.price import Priced, price
 from meshwright.planner.question import Question
 from meshwright.planner.rules import is_valid
-from meshwright.planner.space import vary
+from meshwright.planner.space import is_needless, vary
 from meshwright.spec.estimate import MemoryUse, StepTime
 from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Candidate, Contrast, Fix, Rejection
@@ -82,6 +82,7 @@ def misfits(pick: Candidate, question: Question, menu: Menu) -> list[Rejection]:
     candidates = [
         candidate_at(nearby, row, question, _SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
     ]
+    candidates.sort(key=lambda candidate: candidate.estimate.step.total_s)
     return [misfit(candidate, pick, question, menu) for candidate in candidates]
 
 
@@ -107,7 +108,7 @@ def misfit(candidate: Candidate, pick: Candidate, question: Question, menu: Menu
 def neighbours(layout: Layout, question: Question, menu: Menu) -> LayoutTable:
     """Return the valid layouts that differ from `layout` in one key; a degree takes its ranks from data parallelism."""
     table = concatenate([*_other_degrees(layout, question, menu), *_other_choices(layout, menu)])
-    return table.take(is_valid(table, question))
+    return table.take(is_valid(table, question) & ~is_needless(table, question, menu))
 
 
 def _other_degrees(layout: Layout, question: Question, menu: Menu) -> Iterator[LayoutTable]:
