@@ -5,8 +5,9 @@
     ZeRO-1   gradients scattered and parameters gathered once a step, hidden behind the last microbatch but for a share
     HSDP     one all-reduce of a block's gradient shard over the replicas besides
 
-Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054), Galvatron (arXiv:2211.13878) for the slowdown. A pipeline
-gathers once for all its microbatches. Ignored: dim-0 padding of shards; prefetch of more than one block.
+Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054), Galvatron (arXiv:2211.13878) for the slowdown. Kept
+parameters, and gradients that add up over microbatches, travel once a step. Ignored: dim-0 padding of shards; prefetch
+of more than one block.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class DataParallel:
     layouts: LayoutTable
     work: Work
     shards_parameters: NDArray[np.bool_]
+    reduces_once: NDArray[np.bool_]
+    """Whether gradients add up over microbatches and are reduced once a step, as all pipelines do."""
     overlaps: NDArray[np.bool_]
     element_bytes: Floats
     gather_bytes: Floats
@@ -70,6 +73,7 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         layouts=layouts,
         work=work,
         shards_parameters=shards,
+        reduces_once=(cases.each(lambda s: float(s.stack.gradient_sync == "step")) > 0) | (layouts.pp > 1),
         overlaps=cases.each(lambda s: float(s.stack.dp_overlap)) > 0,
         element_bytes=wide,
         gather_bytes=np.where(low > 0, 1.0, wide),
@@ -94,19 +98,24 @@ def fsdp_exposed_s(
         whole = all_gather_s(dense * element_bytes, group, fabric)
         return whole + np.where(experts > 0, all_gather_s(experts * element_bytes, expert_group, fabric), 0.0)
 
-    # A pipeline keeps its parameters gathered, and reduces once: for all microbatches together.
-    share = np.where(layouts.pp > 1, 1.0 / dp.num_microbatches, 1.0)
-    gather = collective(dp.gather_bytes) * share
-    scatter = collective(dp.element_bytes) * share * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
+    slowdown = c["overlap_slowdown"]
+
+    def exposed(seconds: Floats, behind: Floats) -> Floats:
+        return np.asarray(np.maximum(seconds - behind, 0) + slowdown * np.minimum(seconds, behind))
+
+    gather = collective(dp.gather_bytes)
+    scatter = collective(dp.element_bytes) * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
-    scatter = scatter + all_reduce_s(shard, replicas, fabric) * share
-    slowdown = c["overlap_slowdown"]
-    copies = 2 * (dense + experts) * dp.gather_bytes / memory_rate * (layouts.fsdp > 1) * share
-    again = np.where(dp.layouts.is_resharded, gather, 0.0)
-    forward = np.maximum(gather - block[0], 0) + slowdown * np.minimum(gather, block[0]) + copies
-    backward_comm = again + scatter
-    backward = np.maximum(backward_comm - block[1], 0) + slowdown * np.minimum(backward_comm, block[1]) + copies
+    scatter = scatter + all_reduce_s(shard, replicas, fabric)
+    # Shares of microbatches: what is freed is gathered for each, gradients are reduced once a step or for each.
+    reduced = np.where(dp.reduces_once, 1.0 / dp.num_microbatches, 1.0)
+    gathered = np.where(layouts.is_resharded, 1.0, reduced)
+    again = np.where(layouts.is_resharded, gather, 0.0)
+    copies = 2 * (dense + experts) * dp.gather_bytes / memory_rate * (layouts.fsdp > 1)
+    forward = gathered * (exposed(gather, block[0]) + copies)
+    backward = (1 - reduced) * exposed(again, block[1]) + reduced * exposed(again + scatter, block[1])
+    backward = backward + gathered * copies
     return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
 
 
