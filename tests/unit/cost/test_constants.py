@@ -1,0 +1,86 @@
+"""Every fitted number has a meaning and stays where physics lets it; and every one is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from cost_cases import cases, changed, setting
+from meshwright.cost.constants import Constant, all_constants, fitted_constants
+from meshwright.cost.step import step_times
+from meshwright.hardware.catalogue import cluster_names, load_cluster
+from meshwright.spec.layout import Layout
+
+
+@pytest.mark.parametrize("name", all_constants())
+def test_a_constant_is_within_its_bounds_and_says_what_it_means(name: str) -> None:
+    constant: Constant = all_constants()[name]
+    assert len(constant.meaning) > 10
+    assert 0 <= constant.low < constant.high
+    assert constant.low <= constant.value <= constant.high
+    assert constant.low <= constant.prior <= constant.high
+    assert constant.value > 0
+    assert constant.spread >= 0
+    # What is not fitted stays where it started.
+    assert constant.spread > 0 or constant.value == constant.prior
+
+
+@pytest.mark.parametrize("name", all_constants())
+def test_a_fit_stays_near_where_it_started(name: str) -> None:
+    constant = all_constants()[name]
+    if constant.spread:
+        assert abs(math.log(constant.value / constant.prior)) < 4 * constant.spread
+
+
+def test_shares_of_the_peak_are_below_it() -> None:
+    for name, constant in all_constants().items():
+        if name.startswith(("matmul", "attention.")):
+            assert constant.high < 1, name
+
+
+def test_values_are_those_of_the_file() -> None:
+    assert fitted_constants() == {name: constant.value for name, constant in all_constants().items()}
+
+
+FORMATS = ("float8-tensorwise", "float8-rowwise", "mxfp8", "nvfp4")
+
+
+class Recorded(Mapping[str, float]):
+    """Constants that remember which of them were read."""
+
+    def __init__(self) -> None:
+        self.values_by_name, self.read = fitted_constants(), set[str]()
+
+    def __getitem__(self, name: str) -> float:
+        self.read.add(name)
+        return self.values_by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)
+
+
+def test_every_constant_is_used() -> None:
+    recorded = Recorded()
+    of = setting("mixtral-8x7b")
+    b200 = load_cluster("b200-ib400")
+    capped = b200.replace(device=b200.device.replace(name="b200-limited"))
+    clusters = [load_cluster(name) for name in sorted(set(cluster_names()) - {"cpu-local", "local"})]
+    variants = [
+        *(setting(cluster=cluster, precision="float16") for cluster in (*clusters, capped)),
+        *(setting(cluster=load_cluster("mi300x-node"), precision=name) for name in FORMATS[:1]),
+        *(setting(cluster=one, precision=name) for one in (b200, capped, load_cluster("dgx-b300")) for name in FORMATS),
+        *(setting("mixtral-8x7b", precision=name) for name in FORMATS[:3]),
+        *(changed(of, kernels=kernels) for kernels in ("eager", "compiled", "fused")),
+        changed(of, attention="unfused", fused_experts=True),
+        changed(of, dispatcher="fused", tp_overlap=True, ep_overlap=True, p2p_overlap=False),
+        changed(of, sharding="optimizer"),
+        changed(setting("mixtral-8x7b", precision="mxfp8"), low_precision_attention=True, kernels="fused"),
+    ]
+    for one in variants:
+        step_times(cases(one, Layout(dp_shard=2)), recorded)
+    assert set(all_constants()) - recorded.read == set()

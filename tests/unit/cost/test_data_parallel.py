@@ -1,0 +1,116 @@
+"""What sharding costs: nothing on one rank, never less than nothing, and what the network is spared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_cases import MODELS, cases, changed, layouts, setting
+from meshwright.cost.case import Setting
+from meshwright.cost.step import step_times
+from meshwright.spec.layout import Layout
+
+SHARDINGS = ("parameters", "optimizer", "none")
+
+
+def dp_s(of: Setting, *several: Layout) -> list[float]:
+    return [float(seconds) for seconds in step_times(cases(of, *several)).dp_s]
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_one_data_parallel_rank_exchanges_nothing(sharding: str) -> None:
+    of = changed(setting(), sharding=sharding)
+    assert dp_s(of, Layout(), Layout(tp=8), Layout(pp=4, tp=2)) == [0, 0, 0]
+
+
+@given(
+    st.sampled_from(MODELS).flatmap(lambda model: st.tuples(st.just(model), layouts(model))),
+    st.sampled_from(SHARDINGS),
+    st.booleans(),
+)
+def test_no_exchange_takes_less_than_nothing(case: tuple[str, Layout], sharding: str, is_overlapped: bool) -> None:
+    model, layout = case
+    (seconds,) = dp_s(changed(setting(model), sharding=sharding, dp_overlap=is_overlapped), layout)
+    assert np.isfinite(seconds)
+    assert seconds >= 0
+
+
+def test_replicas_of_shards_within_nodes_spare_the_network() -> None:
+    # A ring over all ranks has a step for each node, and gathers cross the network for every microbatch.
+    many = setting("llama3-8b", seq_len=512, global_batch_size=1024)
+    often = setting("llama3-70b", "a100-80gb-ib100", seq_len=512, global_batch_size=1024)
+    for of, fsdp, hsdp in (
+        (many, Layout(dp_shard=1024), Layout(dp_replicate=128, dp_shard=8)),
+        (often, Layout(dp_shard=64), Layout(dp_replicate=8, dp_shard=8)),
+    ):
+        fsdp_s, hsdp_s = dp_s(of, fsdp, hsdp)
+        assert 0 < hsdp_s < 0.5 * fsdp_s
+
+
+def test_gathering_hides_behind_long_blocks_only() -> None:
+    short, long = (setting(seq_len=seq_len, global_batch_size=64) for seq_len in (512, 8192))
+    shares = [
+        float(step.dp_s[0] / step.total_s[0])
+        for step in (step_times(cases(of, Layout(dp_shard=64))) for of in (short, long))
+    ]
+    assert shares[0] > 0.3
+    assert shares[1] < 0.15
+
+
+def test_freed_parameters_are_gathered_again() -> None:
+    of = setting("llama3-70b", seq_len=512, global_batch_size=64)
+    layout = Layout(dp_shard=64)
+    freed, kept = dp_s(of, layout, layout.replace(reshard_after_forward="never"))
+    assert freed > kept > 0
+
+
+def test_a_pipeline_that_frees_parameters_gathers_them_for_every_microbatch() -> None:
+    of = setting("llama3-70b", seq_len=512, global_batch_size=512)
+    layout = Layout(pp=4, dp_shard=16)
+    freed, kept = dp_s(of, layout.replace(reshard_after_forward="always"), layout)
+    # 32 microbatches, each with two gathers instead of one for all.
+    assert freed > 5 * kept
+
+
+def test_gradients_that_add_up_are_reduced_once_a_step() -> None:
+    of = setting("llama3-70b", seq_len=512, global_batch_size=64 * 16)
+    once, each = (dp_s(changed(of, gradient_sync=name), Layout(dp_shard=64))[0] for name in ("step", "microbatch"))
+    assert once < 0.8 * each
+    single = setting("llama3-70b", seq_len=512, global_batch_size=64)
+    once, each = (dp_s(changed(single, gradient_sync=name), Layout(dp_shard=64))[0] for name in ("step", "microbatch"))
+    assert once == each
+
+
+def test_gradients_in_float32_take_longer() -> None:
+    of = setting("llama3-70b", seq_len=512, global_batch_size=64)
+    narrow = setting("llama3-70b", seq_len=512, global_batch_size=64, gradient_dtype="bfloat16")
+    for sharding in SHARDINGS:
+        wide_s, narrow_s = (dp_s(changed(one, sharding=sharding), Layout(dp_shard=64))[0] for one in (of, narrow))
+        assert wide_s > narrow_s
+
+
+@pytest.mark.parametrize("sharding", ["optimizer", "none"])
+def test_gradients_that_wait_for_the_backward_are_exposed_in_full(sharding: str) -> None:
+    of = changed(setting(), sharding=sharding)
+    hidden, exposed = (dp_s(changed(of, dp_overlap=is_on), Layout(dp_shard=64))[0] for is_on in (True, False))
+    assert 0 < hidden < exposed
+
+
+def test_an_optimizer_whose_state_is_shared_updates_less() -> None:
+    update_s = [
+        step_times(cases(changed(setting(), sharding=name), Layout(dp_shard=64))).optimizer_s for name in SHARDINGS
+    ]
+    assert update_s[0] == update_s[1]
+    assert update_s[2] == pytest.approx(64 * update_s[1])
+
+
+def test_a_slower_network_shows_between_nodes_only() -> None:
+    fast, slow = (
+        setting("llama3-70b", name, seq_len=512, global_batch_size=64) for name in ("h100-ib400", "h100-tcpx")
+    )
+    across, within = Layout(dp_shard=64), Layout(dp_shard=8)
+    (fast_across, fast_within), (slow_across, slow_within) = (dp_s(of, across, within) for of in (fast, slow))
+    assert slow_across > 1.3 * fast_across
+    assert slow_within == pytest.approx(fast_within, rel=0.05)
