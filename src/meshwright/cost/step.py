@@ -14,16 +14,19 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.block_time import BlockPricer, BlockTimes
-from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication import Communication, communication_of
 from meshwright.cost.constants import Constants, fitted_constants
 from meshwright.cost.data_parallel import DataParallel, data_parallel_of, exposed_update_s, fsdp_exposed_s
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS
-from meshwright.cost.rates import architecture_of, peaks_of, rates_of
+from meshwright.cost.measured_op import measured_update_s
+from meshwright.cost.measured_sharding import measured_exchanges_s
+from meshwright.cost.rates import peaks_of, rates_of
+from meshwright.cost.recompute import Recomputed, recomputed_of
+from meshwright.cost.slots import Slot, slots_of
+from meshwright.cost.slowness import Slowness, Stacks, stacks_of
 from meshwright.cost.stage import Stages, bubble_share, stages_of
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.estimate import StepTime
@@ -106,6 +109,9 @@ class _Pass:
         return _Pass(*(getattr(self, f.name) * factor for f in fields(self)))
 
 
+_NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
+
+
 class StepPricer:
     """Prices the same cases again and again with other constants; what does not depend on them is computed once."""
 
@@ -117,94 +123,31 @@ class StepPricer:
         self.pricer = BlockPricer(self.work, settings, self.peaks)
         fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in settings]
         self.fabric = stack_fabrics(fabrics, cases.setting)
-        self.is_omni_path = cases.each(_is_omni_path) > 0
+        self.stacks: Stacks = stacks_of(cases)
         self.microbatches = cases.num_microbatches
         self.stage: Stages = stages_of(cases, self.work)
         self.communication: Communication = communication_of(cases, self.work)
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
-        self.slots = self._slots()
-        each = cases.each
-        self.multipliers = (
-            each(lambda s: s.stack.compute),
-            each(lambda s: s.stack.communication),
-            each(lambda s: s.stack.overhead),
-        )
-        self.is_tuned = each(lambda s: float(s.stack.is_tuned)) > 0
-        self.is_newest = each(lambda s: float(architecture_of(s.cluster.device).startswith("blackwell"))) > 0
-        self.recomputed = self._recomputed()
+        self.slots = slots_of(self.work)
+        self.recomputed: Recomputed = recomputed_of(cases)
+        self.is_host = cases.each(lambda s: float(s.cluster.device.is_host)) > 0
+        self.update_s = measured_update_s(cases, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
-    def _slots(self) -> list[tuple[int, NDArray[np.int64], Floats]]:
-        """Return (kind, owner of each case, blocks of each case) for every group position that any model has."""
-        owners = self.work.owners
-        order = np.lexsort((np.arange(len(owners.key)), owners.key))
-        position = np.zeros(len(owners.key), np.int64)
-        keys = owners.key[order]
-        starts = np.r_[0, np.flatnonzero(np.diff(keys)) + 1]
-        position[order] = np.arange(len(keys)) - np.repeat(starts, np.diff(np.r_[starts, len(keys)]))
-        slots = []
-        for slot in range(int(position.max()) + 1):
-            for kind in (BLOCK, FIRST, LAST):
-                rows = np.flatnonzero((position == slot) & (owners.kind == kind))
-                if not len(rows):
-                    continue
-                owner = np.full(len(self.work.setting), -1)
-                owner[owners.key[rows]] = rows
-                of_case = owner[self.work.key_of_case]
-                count = np.where(of_case >= 0, owners.count[of_case], 0.0)
-                slots.append((kind, np.maximum(of_case, 0), count))
-        return slots
-
-    def _recomputed(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return the shares of matmuls, attention, memory-bound ops and collectives that are done again."""
-        shares = {
-            "matmul-outputs": (0.0, 0.0, 1.0),
-            "half-of-matmul-outputs": (0.45, 0.0, 1.0),
-            "core-attention": (0.0, 1.0, 0.1),
-        }
-        policy, every = self.layouts.activation_checkpoint, self.layouts.activation_checkpoint_every
-        is_full = policy == ACTIVATION_CHECKPOINTS.index("full")
-        is_selective = policy == ACTIVATION_CHECKPOINTS.index("selective")
-        parts = []
-        for index in range(3):
-            selective = np.array([shares[s.stack.selective][index] for s in self.cases.settings])[self.cases.setting]
-            parts.append(np.where(is_full, 1.0, np.where(is_selective, selective, 0.0)) / every)
-        return parts[0], parts[1], parts[2], np.where(is_full, 1.0, 0.0) / every
-
-    def _fabric(self, constants: Constants) -> Fabric:
-        slow = self.slower[1]
-        return replace(
-            self.fabric.shared(intra=slow / constants["intra_share"], inter=slow / self._network_share(constants)),
-            base_s=constants["collective_s"] * slow,
-            intra_step_s=self.fabric.intra_step_s * slow,
-            inter_step_s=self.fabric.inter_step_s * slow,
-            all_to_all_intra_s=constants["exchange_s"] * slow,
-        )
-
-    def _slower(self, constants: Constants) -> tuple[Floats, ...]:
-        """Return the stacks' multipliers; a stack that no vendor tuned for the very run is slower than one that is."""
-        compute, communication, overhead = self.multipliers
-        newest = np.where(self.is_newest, constants["plain_compute.blackwell"], constants["plain_compute"])
-        return (
-            compute * np.where(self.is_tuned, 1.0, newest),
-            communication * np.where(self.is_tuned, 1.0, constants["plain_communication"]),
-            overhead * np.where(self.is_tuned, 1.0, constants["plain_overhead"]),
-        )
-
-    def _network_share(self, constants: Constants) -> Floats:
-        return np.where(self.is_omni_path, constants["omni_path"], 1.0) * constants["inter_share"]
+    def use(self, fitted: Slowness) -> None:
+        """Take `fitted` in place of the stacks' own multipliers."""
+        self.stacks = replace(self.stacks, fitted=fitted)
 
     def price(self, constants: Constants) -> StepTerms:
         """Return the step of each case by cause."""
-        self.slower = self._slower(constants)
         rates = rates_of(self.cases.settings, self.peaks, constants)
         times = self.pricer.price(rates, constants)
-        fabric = self._fabric(constants)
+        fabric = self.stacks.slowed(self.fabric, constants)
         memory_rate = rates.memory[self.cases.setting]
         passes: dict[int, list[tuple[_Pass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
-        for kind, owner, count in self.slots:
-            one = self._block(kind, owner, times, fabric, memory_rate, constants)
-            passes[kind].append((one, count))
+        for slot in self.slots:
+            one = self._block(slot, times, fabric, memory_rate, constants)
+            passes[slot.kind].append((one, slot.count))
         blocks = self._summed(passes[BLOCK])
         first, last = self._summed(passes[FIRST]), self._summed(passes[LAST])
         return self._step(blocks, first, last, fabric, memory_rate, constants)
@@ -215,35 +158,34 @@ class StepPricer:
             total = total + one * count
         return total
 
-    def _block(
-        self, kind: int, owner: NDArray[np.int64], times: BlockTimes, fabric: Fabric, memory_rate: Floats, c: Constants
-    ) -> _Pass:
+    def _block(self, slot: Slot, times: BlockTimes, fabric: Fabric, memory_rate: Floats, c: Constants) -> _Pass:
         """Return one block's passes for one microbatch, forward and backward together."""
-        compute, _, overhead = self.slower
-        mm_f, mm_b = (side[owner] * compute for side in times.matmul)
-        att_f, att_b = (side[owner] * compute for side in times.attention)
-        mem_f, mem_b = (side[owner] * compute * overhead for side in times.memory)
-        host_f, host_b = (side[owner] * overhead for side in times.host)
-        again = tuple(0.0 * share for share in self.recomputed) if kind != BLOCK else self.recomputed
+        owner, slow = slot.owner, self.stacks.slowness(c)
+        mm_f, mm_b = (side[owner] * slow.compute for side in times.matmul)
+        att_f, att_b = (side[owner] * slow.compute for side in times.attention)
+        mem_f, mem_b = (side[owner] * slow.compute * slow.overhead for side in times.memory)
+        host_f, host_b = (side[owner] * slow.overhead for side in times.host)
+        again = self.recomputed if slot.kind == BLOCK else _NOTHING
         tp_f, tp_b = self.communication.tensor(owner, fabric, c)
-        tp_r = again[3] * tp_f
+        tp_r = again.collectives * tp_f
         cp_f, cp_b = self.communication.context(owner, fabric, c, att_f, att_b)
         ep_f, ep_b = self.communication.expert(owner, fabric, c)
-        ep_r, cp_r = again[3] * ep_f, again[3] * cp_f
-        rec = again[0] * mm_f + again[1] * att_f + again[2] * mem_f
+        ep_r, cp_r = again.collectives * ep_f, again.collectives * cp_f
+        rec = again.matmul * mm_f + again.attention * att_f + again.memory * mem_f
         device_f = mm_f + att_f + mem_f + tp_f + cp_f + ep_f
         device_b = mm_b + att_b + mem_b + rec + tp_b + cp_b + ep_b + tp_r + ep_r + cp_r
-        host_b = host_b + again[0] * host_f
+        host_b = host_b + again.matmul * host_f
         sharpness = c["host_sharpness"]
-        wait_f = _longer(device_f, host_f, sharpness) - device_f
-        wait_b = _longer(device_b, host_b, sharpness) - device_b
+        wait_f = np.where(self.is_host, host_f, _longer(device_f, host_f, sharpness) - device_f)
+        wait_b = np.where(self.is_host, host_b, _longer(device_b, host_b, sharpness) - device_b)
         dp = np.zeros_like(device_f)
-        if kind == BLOCK:
+        if slot.kind == BLOCK:
             dp = fsdp_exposed_s(self.parallel, owner, fabric, c, (device_f + wait_f, device_b + wait_b), memory_rate)
+            dp = np.where(self.is_host, 0.0, dp)
         return _Pass(
             ideal_matmul=3 * times.ideal_matmul[owner],
             ideal_attention=3 * times.ideal_attention[owner],
-            reached=3 * times.reached_matmul[owner] * compute,
+            reached=3 * times.reached_matmul[owner] * slow.compute,
             matmul=mm_f + mm_b,
             attention=att_f + att_b,
             memory=mem_f + mem_b,
@@ -265,9 +207,12 @@ class StepPricer:
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
         sends = self.communication.sends(fabric, c, n)
         update = exposed_update_s(self.parallel, fabric, c, slowest + bubble)
-        overhead = self.slower[2]
-        optimizer = self.parallel.updated * _OPTIMIZER_BYTES / memory_rate * c["optimizer_passes"] * overhead
-        fixed = c["step_s"] * overhead
+        if self.is_host.any():
+            update = np.where(self.is_host, measured_exchanges_s(self.parallel, self.slots, fabric), update)
+        overhead = self.stacks.slowness(c).overhead
+        optimizer = self.parallel.updated * _OPTIMIZER_BYTES / memory_rate * c["optimizer_passes"]
+        optimizer = np.where(np.isnan(self.update_s), optimizer, self.update_s) * overhead
+        fixed = np.where(self.is_host, 0.0, c["step_s"] * overhead)
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
         return StepTerms(
@@ -291,8 +236,3 @@ class StepPricer:
 
 def _longer(device: Floats, host: Floats, sharpness: float) -> Floats:
     return np.asarray((device**sharpness + host**sharpness) ** (1 / sharpness))
-
-
-def _is_omni_path(setting: Setting) -> float:
-    link = setting.cluster.inter_node
-    return float(link is not None and "Omni-Path" in link.name)

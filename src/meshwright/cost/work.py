@@ -113,16 +113,16 @@ def work_of(cases: Cases) -> Work:
     num_owners = 0
     for position in np.unique(setting):
         rows = np.flatnonzero(setting == position)
-        for group, kind in _groups(cases.settings[position]):
+        for group, kind in groups_of(cases.settings[position]):
             index = num_owners + np.arange(len(rows))
-            shares = _Shares(cases.settings[position], keys.take(rows))
+            shares = Shares(cases.settings[position], keys.take(rows))
             owners.append({"key": rows, **_owner(group, kind, shares)})
             lines += [{"owner": index, **line} for line in _matmuls(group, shares)]
             num_owners += len(rows)
     return Work(inverse.ravel(), setting, keys, Owners(**_joined(Owners, owners)), Matmuls(**_joined(Matmuls, lines)))
 
 
-class _Shares:
+class Shares:
     """One setting's tokens and degrees, one element a key."""
 
     def __init__(self, setting: Setting, keys: LayoutTable) -> None:
@@ -134,7 +134,7 @@ class _Shares:
         self.fuses = setting.stack.kernels == "fused"
 
 
-def _groups(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
+def groups_of(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
     """Yield the model's groups and their kinds: the ones without a matmul before the blocks are FIRST."""
     groups = setting.model.groups
     for group in groups:
@@ -146,7 +146,7 @@ def _groups(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
             yield group, BLOCK
 
 
-def _owner(group: BlockGroup, kind: int, shares: _Shares) -> dict[str, NDArray[Any]]:
+def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[Any]]:
     cores = [op for op in group.ops if isinstance(op, Attention)]
     routed = [op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)]
     core = cores[0] if cores else None
@@ -165,8 +165,8 @@ def _owner(group: BlockGroup, kind: int, shares: _Shares) -> dict[str, NDArray[A
         "head_width": zero + head_width,
         "score_elements": tokens * heads * shares.seq_len,
         "kv_elements": 2 * tokens * kv_heads * head_width,
-        "memory_elements": zero + sum(_elements(op, shares) for op in group.ops if not op.name.endswith("bias")),
-        "biased_elements": zero + sum(_elements(op, shares) for op in group.ops if op.name.endswith("bias")),
+        "memory_elements": zero + sum(moved_elements(op, shares) for op in group.ops if not op.name.endswith("bias")),
+        "biased_elements": zero + sum(moved_elements(op, shares) for op in group.ops if op.name.endswith("bias")),
         "loss_elements": zero + sum(tokens * op.vocab_size / shares.tp for op in group.ops if isinstance(op, Head)),
         "num_ops": zero + len(group.ops),
         "num_tp_collectives": zero + _num_tp_collectives(group, shares),
@@ -183,14 +183,14 @@ def _width(group: BlockGroup) -> float:
     return float(norms[0] if norms else next(op.dim for op in group.ops if isinstance(op, Embedding)))
 
 
-def _dense_parameters(op: Op, shares: _Shares) -> Floats:
+def _dense_parameters(op: Op, shares: Shares) -> Floats:
     if isinstance(op, GroupedMatmul):
         return np.zeros_like(shares.tokens)
     is_split = isinstance(op, Embedding | Head) or (isinstance(op, Matmul) and op.tensor_split != "none")
     return op.num_parameters / (shares.tp if is_split else np.ones_like(shares.tokens))
 
 
-def _num_tp_collectives(group: BlockGroup, shares: _Shares) -> Floats:
+def _num_tp_collectives(group: BlockGroup, shares: Shares) -> Floats:
     """Return 2 for each pair of column and row matmuls, where tp > 1: attention, a dense ffn, shared experts."""
     num_rows = float(sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops))
     num_rows += sum(isinstance(op, Head) for op in group.ops) * 0.5
@@ -199,7 +199,7 @@ def _num_tp_collectives(group: BlockGroup, shares: _Shares) -> Floats:
     return np.where(shares.tp > 1, 2.0 * num_rows + np.where(shares.etp > 1, 2.0 * copies, 0.0), 0.0)
 
 
-def _elements(op: Op, shares: _Shares) -> Floats:
+def moved_elements(op: Op, shares: Shares) -> Floats:
     """Return the elements that a memory-bound op reads and writes in the forward pass; 0 of the others."""
     tokens, between, tp = shares.tokens, shares.tokens_between, shares.tp
     if isinstance(op, Norm):
@@ -218,7 +218,7 @@ def _elements(op: Op, shares: _Shares) -> Floats:
     return np.zeros_like(tokens)
 
 
-def _matmuls(group: BlockGroup, shares: _Shares) -> Iterator[dict[str, NDArray[Any]]]:
+def _matmuls(group: BlockGroup, shares: Shares) -> Iterator[dict[str, NDArray[Any]]]:
     one = np.ones_like(shares.tokens)
     for op, num_fused in _fused(group.ops) if shares.fuses else [(op, 1.0) for op in group.ops]:
         if isinstance(op, Matmul):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import layout_table
+from meshwright.cost.slowness import Slowness
 from meshwright.cost.step import StepPricer
 from meshwright.errors import UnsupportedError
 from meshwright.planner.measured.read import MeasuredRun
@@ -53,7 +54,8 @@ class TimedRuns:
         self.stack = np.array([run.row.stack for run in runs])
         self.group = np.array([run.row.text("config_group") or run.row.id for run in runs])
         self._pricer = StepPricer(cases_of_runs(runs))
-        self._own_multipliers = np.log(np.array(self._pricer.multipliers))
+        own = self._pricer.stacks.fitted
+        self._own_multipliers = np.log(np.array([own.compute, own.communication, own.overhead]))
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -70,5 +72,5 @@ class TimedRuns:
     def log_predicted_s(self, constants: Constants, log_multipliers: Floats | None = None) -> Floats:
         """Return the logarithm of each predicted step; `log_multipliers` [3, runs] replace those of the stacks."""
         multipliers = self._own_multipliers if log_multipliers is None else log_multipliers
-        self._pricer.multipliers = tuple(np.exp(multipliers))
+        self._pricer.use(Slowness(*np.exp(multipliers)))
         return np.log(self._pricer.price(constants).total_s)

@@ -1,0 +1,81 @@
+"""Slowness: how much longer a stack takes than the generic one, and what that leaves of rates and links.
+
+    time = formula x the stack's own multiplier [x what a stack that no vendor tuned for the very run takes more]
+
+The stack's three multipliers are fitted on its runs (Stack.compute, communication, overhead); the rest holds for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.constants import Constants
+from meshwright.cost.fabric import Fabric
+from meshwright.cost.measured_op import is_measured
+from meshwright.cost.rates import architecture_of
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """Times as multiples of the generic, tuned stack's, one element a case."""
+
+    compute: Floats
+    communication: Floats
+    overhead: Floats
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What the cases' stacks are, one element a case."""
+
+    fitted: Slowness
+    is_tuned: NDArray[np.bool_]
+    is_newest: NDArray[np.bool_]
+    """Whether the device is of an architecture whose libraries are young."""
+    is_omni_path: NDArray[np.bool_]
+
+    def slowness(self, constants: Constants) -> Slowness:
+        """Return the multiples with `constants`."""
+        plain = np.where(self.is_newest, constants["plain_compute.blackwell"], constants["plain_compute"])
+        return Slowness(
+            self.fitted.compute * np.where(self.is_tuned, 1.0, plain),
+            self.fitted.communication * np.where(self.is_tuned, 1.0, constants["plain_communication"]),
+            self.fitted.overhead * np.where(self.is_tuned, 1.0, constants["plain_overhead"]),
+        )
+
+    def slowed(self, fabric: Fabric, constants: Constants) -> Fabric:
+        """Return `fabric` as the stacks reach it."""
+        slow = self.slowness(constants).communication
+        network = np.where(self.is_omni_path, constants["omni_path"], 1.0) * constants["inter_share"]
+        return replace(
+            fabric.shared(intra=slow / constants["intra_share"], inter=slow / network),
+            # What was timed on the very machine needs no share.
+            measured_slowdown=fabric.measured_slowdown * slow,
+            base_s=constants["collective_s"] * slow,
+            intra_step_s=fabric.intra_step_s * slow,
+            inter_step_s=fabric.inter_step_s * slow,
+            all_to_all_intra_s=constants["exchange_s"] * slow,
+        )
+
+
+def stacks_of(cases: Cases) -> Stacks:
+    """Return what the stacks of the cases are."""
+    each = cases.each
+    return Stacks(
+        Slowness(
+            each(lambda s: s.stack.compute), each(lambda s: s.stack.communication), each(lambda s: s.stack.overhead)
+        ),
+        # What was timed on the very machine is as fast as it is there.
+        is_tuned=each(lambda s: float(s.stack.is_tuned or is_measured(s))) > 0,
+        is_newest=each(lambda s: float(architecture_of(s.cluster.device).startswith("blackwell"))) > 0,
+        is_omni_path=each(_is_omni_path) > 0,
+    )
+
+
+def _is_omni_path(setting: Setting) -> float:
+    link = setting.cluster.inter_node
+    return float(link is not None and "Omni-Path" in link.name)
