@@ -11,7 +11,7 @@ Ignored: dropout, biases, L2 hits between kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Floats, Setting
 from meshwright.cost.constants import Constants
 from meshwright.cost.matmul import is_misaligned, matmul_bytes, tile_flops
+from meshwright.cost.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.rates import Peaks, Rates, architecture_of
 from meshwright.cost.work import Work
 
@@ -69,6 +70,7 @@ class BlockPricer:
         self.weights = g * n * k
         self.inputs = g * m * k
         self.outputs = g * m * n
+        self.measured = measured_times(work, settings)
 
     def tiles(self, small_tile: float) -> list[Floats]:
         """Return the tile FLOPs of the three passes, kept for the constant they were made with."""
@@ -85,7 +87,7 @@ class BlockPricer:
         matmul = self._matmuls(rates, reached, constants)
         attention, ideal_attention = self._attention(rates, constants)
         ideal = self._by_owner(self.flops / self.peaks.dense[self.line_setting])
-        return BlockTimes(
+        times = BlockTimes(
             ideal_matmul=ideal,
             ideal_attention=ideal_attention,
             reached_matmul=self._by_owner(self.flops / reached),
@@ -94,6 +96,7 @@ class BlockPricer:
             memory=self._memory(rates, constants),
             host=self._host(constants),
         )
+        return times if self.measured is None else _measured_first(times, self.measured)
 
     def _by_owner(self, values: Floats) -> Floats:
         return np.asarray(np.bincount(self.work.matmuls.owner, values, len(self.work.owners.key)), np.float64)
@@ -160,6 +163,20 @@ class BlockPricer:
         tp = self.work.keys.tp[owners.key]
         slowest = 1 + constants["host_jitter"] * (tp - 1)
         return count * launch * slowest, _BACKWARD_LAUNCHES * count * launch * slowest
+
+
+def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
+    """Return `times` with what was measured in place of what formulas say."""
+
+    def first(name: str) -> tuple[Floats, Floats]:
+        (formula_f, formula_b), (known_f, known_b) = getattr(times, name), getattr(measured, name)
+        return np.where(np.isnan(known_f), formula_f, known_f), np.where(np.isnan(known_b), formula_b, known_b)
+
+    return replace(
+        times,
+        reached_matmul=np.where(np.isnan(measured.best_matmul), times.reached_matmul, measured.best_matmul),
+        **{name: first(name) for name in ("matmul", "attention", "memory", "host")},
+    )
 
 
 def _casts(setting: Setting, constants: Constants) -> float:

@@ -81,6 +81,8 @@ def _peak(device: Device, dtype: str) -> float:
         peak = device.peak_flops_per_s("bfloat16")
         if peak is not None and device.name.startswith("h100-96gb"):
             return 2 * peak
+    if peak is None and device.matmul_points and (best := device.measured_matmul_flops_per_s.of(dtype)):
+        return best.value
     if peak is None:
         raise UnsupportedError(f"device {device.name} has no dense_flops_per_s.{dtype}: add it to its catalogue entry")
     return peak
