@@ -175,7 +175,10 @@ def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
     return replace(
         times,
         reached_matmul=np.where(np.isnan(measured.best_matmul), times.reached_matmul, measured.best_matmul),
-        **{name: first(name) for name in ("matmul", "attention", "memory", "host")},
+        matmul=first("matmul"),
+        attention=first("attention"),
+        memory=first("memory"),
+        host=first("host"),
     )
 
 

@@ -113,10 +113,8 @@ def _matmuls(work: Work, setting: Setting, here: NDArray[np.bool_]) -> tuple[Flo
     m, n, k = (side[rows] for side in (lines.m, lines.n, lines.k))
     flops, owner, num_owners = 6 * lines.groups[rows] * m * n * k, lines.owner[rows], len(here)
     best = max(point.flops_per_s.value for point in setting.cluster.device.matmul_points if point.dtype == dtype)
-    return (
-        np.bincount(owner, flops / rate(m, n, k), num_owners),
-        np.bincount(owner, flops / best, num_owners),
-    )
+    seconds, best_s = (np.bincount(owner, one, num_owners) for one in (flops / rate(m, n, k), flops / best))
+    return np.asarray(seconds, np.float64), np.asarray(best_s, np.float64)
 
 
 def _attention(work: Work, setting: Setting) -> tuple[Floats, Floats]:

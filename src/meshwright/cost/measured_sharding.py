@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.collective import all_gather_s, all_reduce_s, reduce_scatter_s
@@ -48,7 +49,7 @@ def measured_exchanges_s(dp: DataParallel, slots: Sequence[Slot], fabric: Fabric
     return np.asarray(blocks_s / layouts.pp + root_s + numbers_s)
 
 
-def _unit_s(dp: DataParallel, parameters: Floats, degree: Floats, gathers: Floats, fabric: Fabric) -> Floats:
+def _unit_s(dp: DataParallel, parameters: Floats, degree: NDArray[np.int64], gathers: Floats, fabric: Fabric) -> Floats:
     """Return the seconds of gathering a unit so many times and reducing its gradients once."""
     layouts = dp.layouts
     gathered, reduced = parameters * dp.gather_bytes, parameters * dp.reduce_bytes
