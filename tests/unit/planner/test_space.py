@@ -16,7 +16,7 @@ from meshwright.planner.menu import divisors, menu_of
 from meshwright.planner.question import Question
 from meshwright.planner.rules import is_valid
 from meshwright.planner.space import is_needless, layout_space, splits
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.validity import split_problems
 from questions import ask
 
@@ -26,6 +26,7 @@ QUESTIONS = (
     ask("llama3-8b", 6, seq_len=768, batch=12),
     ask("llama3-8b", 4, seq_len=1024, batch=8, schedule="Interleaved1F1B", pp=2),
 )
+FACTORS = {4: (2, 2), 6: (2, 3), 8: (2, 2, 2)}
 SPACES = {id(question): layout_space(question, menu_of(question)) for question in QUESTIONS}
 
 
@@ -55,24 +56,32 @@ def test_no_layout_is_in_the_table_twice(question: Question) -> None:
 @given(st.data(), st.sampled_from(QUESTIONS))
 def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, question: Question) -> None:
     menu = menu_of(question)
-    degrees = {axis: data.draw(st.sampled_from(getattr(menu, axis)), axis) for axis in ("tp", "cp", "pp", "dp_shard")}
-    rest = question.num_devices // int(np.prod(list(degrees.values())))
+    degrees = dict.fromkeys(("tp", "cp", "pp", "dp_shard", "dp_replicate"), 1)
+    for factor in FACTORS[question.num_devices]:
+        degrees[data.draw(st.sampled_from(list(degrees)))] *= factor
     schedule, number = data.draw(st.sampled_from(menu.pipelines))
-    names = ("ep", "etp", "microbatch_size", "activation_checkpoint", "activation_checkpoint_every", "cp_method")
+    schedule = schedule if degrees["pp"] > 1 else question.fixed.get("schedule", "1F1B")
+    may_free = degrees["pp"] == 1 or schedule not in SPLIT_BACKWARD_SCHEDULES
+    policy = data.draw(st.sampled_from(menu.activation_checkpoint))
     layout = Layout(
         **degrees,
-        dp_replicate=max(1, rest),
-        schedule=schedule if degrees["pp"] > 1 else question.fixed.get("schedule", "1F1B"),
+        ep=data.draw(st.sampled_from(menu.ep[:3])),
+        etp=data.draw(st.sampled_from((1, 1, degrees["tp"]))) if len(menu.etp) > 1 else 1,
+        microbatch_size=data.draw(st.sampled_from(menu.microbatch_size[:2])),
+        schedule=schedule,
         virtual_stages=number if degrees["pp"] > 1 else 1,
-        reshard_after_forward="always" if data.draw(st.sampled_from(menu.is_resharded)) else "never",
-        async_tp=data.draw(st.sampled_from(menu.async_tp)),
+        cp_method=data.draw(st.sampled_from(menu.cp_method)),
+        reshard_after_forward="always" if may_free and data.draw(st.sampled_from(menu.is_resharded)) else "never",
+        async_tp=degrees["tp"] > 1 and data.draw(st.sampled_from(menu.async_tp)),
+        activation_checkpoint=policy,
+        activation_checkpoint_every=1 if policy == "none" else data.draw(st.sampled_from((1, 2, 3, 4))),
         compile=menu.compile[0],
-        **{name: data.draw(st.sampled_from(getattr(menu, name)), name) for name in names},
     )
     # Without context parallelism its methods are one.
     layout = layout.replace(cp_method="all-gather") if layout.cp == 1 else layout
     row = layout_table([layout])
-    if is_valid(row, question)[0] and not is_needless(row, question, menu)[0]:
+    is_asked = all(getattr(layout, key) == value for key, value in question.fixed.items())
+    if is_asked and is_valid(row, question)[0] and not is_needless(row, question, menu)[0]:
         assert keys(row) <= keys(SPACES[id(question)])
 
 
