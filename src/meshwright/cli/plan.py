@@ -43,13 +43,14 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     Keys of [layout] given as layout.tp=8 are kept; those of a job file only with layout.search = true.
     Exit code 0: there is a layout; 2: bad input, or nothing fits.
     """
+    from meshwright.cost.stacks import OURS
     from meshwright.planner.ask import Options, question_of
     from meshwright.planner.plan import make_plan
 
     _check(words, given)
     resolved = _resolve(words, given)
     cluster = given["cluster"][0] if given["cluster"] else None
-    options = Options(cluster, given["precision"], *([given["stack"]] if given["stack"] else []))
+    options = Options(cluster, given["precision"], given["stack"] or OURS, takes_example=True)
     question = question_of(resolved, options)
     plan = make_plan(question, num_runners_up=given["top"] - 1)
     budgets = _budgets(question, plan, given)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.all_to_all import Routing, all_to_all_s, token_exchange_s
 from meshwright.cost.case import Cases, Floats, Setting
-from meshwright.cost.collective import all_gather_s
+from meshwright.cost.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import group_of
@@ -72,7 +72,9 @@ class Communication:
         group = group_of(1, self.layouts.tp, fabric)
         element_bytes = self.element_bytes * np.where(self.gathers_low, 0.75, 1.0)
         num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
-        one = all_gather_s(num_bytes, group, fabric) * np.where(self.overlaps_tp, c["tp_exposed"], 1.0)
+        # As many gathers as scatters, which take as long unless somebody timed them.
+        pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
+        one = 0.5 * pair * np.where(self.overlaps_tp, c["tp_exposed"], 1.0)
         count = owners.num_tp_collectives[owner]
         return one * count, one * count * np.where(self.has_sequence_parallel, 1.25, 1.0)
 

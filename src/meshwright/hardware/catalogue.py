@@ -19,7 +19,7 @@ from typing import Literal
 
 from meshwright.errors import ConfigError
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
-from meshwright.hardware.local import CALIBRATED, LOCAL, local_cluster
+from meshwright.hardware.local import CALIBRATED, LOCAL, UNMEASURED, local_cluster
 from meshwright.log import logger
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.device import NAME_PATTERN, Device
@@ -97,6 +97,29 @@ def load_cluster(name: str) -> Cluster:
     if values["device"] not in devices:
         raise ConfigError(f"{entry.file}: device: {_unknown('devices', values['device'], list(devices))}")
     return build_cluster(entry.file, name, values, _read_device(devices, values["device"]))
+
+
+def with_example_rates(cluster: Cluster) -> Cluster:
+    """Return `cluster`; this machine, if nobody has measured it, with the rates of the example that ships.
+
+    A line in the log says so.
+    """
+    if cluster.device.name != UNMEASURED:
+        return cluster
+    example = load_cluster(CALIBRATED)
+    logger.warning(
+        "this machine is not calibrated: its step is predicted with the rates of an example, %s; "
+        "`meshwright calibrate` measures yours",
+        example.device.title,
+    )
+    memory = cluster.device.memory_bytes
+    share = memory.replace(value=memory.value / cluster.num_devices, note="this rank's share of the machine's memory")
+    return example.replace(
+        name=cluster.name,
+        device=example.device.replace(memory_bytes=share),
+        num_devices=cluster.num_devices,
+        devices_per_node=cluster.devices_per_node,
+    )
 
 
 def recognise_device(torch_device_name: str) -> Device | None:

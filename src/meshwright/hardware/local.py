@@ -10,6 +10,8 @@ from meshwright.spec.device import Device
 from meshwright.spec.figure import Figure, Source
 
 LOCAL = "local"
+UNMEASURED = "cpu"
+"""The device of "local" where nobody has calibrated it."""
 CALIBRATED = "cpu-local"
 """What `meshwright calibrate` calls this machine's processor; what ships under that name is an example of one."""
 
@@ -26,7 +28,7 @@ def local_cluster() -> Cluster:
     )
     num_cores = num_usable_cores()
     device = Device(
-        name="cpu",
+        name=UNMEASURED,
         title="one process of this machine's processor",
         vendor="any",
         memory_bytes=Figure(

@@ -11,7 +11,7 @@ from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_pro
 from meshwright.cost.case import Setting
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.hardware.catalogue import load_cluster, load_device
+from meshwright.hardware.catalogue import load_cluster, load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster
 from meshwright.hardware.local import LOCAL
 from meshwright.planner.answer import peak_of
@@ -54,6 +54,8 @@ class Options:
     """Format of the blocks' matmuls."""
     stack: str = OURS
     """The software to predict."""
+    takes_example: bool = False
+    """Whether a machine that nobody measured is planned for with the rates of another, and told so."""
 
 
 def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
@@ -104,6 +106,7 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
         raise _unsupported(job.model.source)
     fixed = set_layout_keys(resolved)
     cluster = _cluster(job, options, fixed)
+    cluster = with_example_rates(cluster) if options.takes_example else cluster
     layout, workload = _given_layout(job, fixed, cluster.num_devices), _workload(job, options)
     question = Question(
         model_name=job.model.source,

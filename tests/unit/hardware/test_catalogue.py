@@ -15,6 +15,7 @@ from meshwright.hardware.catalogue import (
     load_cluster,
     load_device,
     recognise_device,
+    with_example_rates,
 )
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.device import Device
@@ -184,6 +185,24 @@ def test_local_is_what_calibrate_measured_here(mine: Path, caplog: pytest.LogCap
     (mine / "clusters" / "cpu-local.toml").write_text(MY_CLUSTER)
     local = load_cluster("local")
     assert (local.name, local.title, local.device.name) == ("local", "My rack", "x1")
+    assert not caplog.records
+
+
+def test_a_machine_that_nobody_measured_is_planned_for_with_an_example_that_says_so(
+    mine: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = load_cluster("local")
+    planned = with_example_rates(local)
+    assert "this machine is not calibrated" in caplog.text
+    assert (planned.name, planned.num_devices) == ("local", local.num_devices)
+    assert planned.device.matmul_points
+    # Ranks share the memory.
+    assert planned.device.memory_bytes.value == local.device.memory_bytes.value / local.num_devices
+
+
+def test_what_is_measured_needs_no_example(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = load_cluster("h100-ib400")
+    assert with_example_rates(cluster) is cluster
     assert not caplog.records
 
 
