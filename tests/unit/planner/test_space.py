@@ -81,6 +81,7 @@ def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, questio
     layout = layout.replace(cp_method="all-gather") if layout.cp == 1 else layout
     row = layout_table([layout])
     is_asked = all(getattr(layout, key) == value for key, value in question.fixed.items())
+    is_asked = is_asked and all(degree in getattr(menu, axis) for axis, degree in degrees.items())
     if is_asked and is_valid(row, question)[0] and not is_needless(row, question, menu)[0]:
         assert keys(row) <= keys(SPACES[id(question)])
 
