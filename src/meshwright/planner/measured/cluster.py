@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from meshwright.cost.constants import all_constants
+from meshwright.cost.rates import architecture_of
 from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.planner.measured.row import RunRow
@@ -82,7 +84,10 @@ def _usual_cluster(row: RunRow) -> Cluster:
 
 def _limited(cluster: Cluster) -> Cluster:
     """Return the cluster with devices under a power cap that nobody stated: their rates are constants of their own."""
-    return cluster.replace(device=cluster.device.replace(name=f"{cluster.device.name}-limited"))
+    limited = cluster.device.replace(name=f"{cluster.device.name}-limited")
+    if f"matmul.{architecture_of(limited)}" not in all_constants():
+        raise UnsupportedError(f"gpu is a {cluster.device.name} under a power limit, whose rates nobody has measured")
+    return cluster.replace(device=limited)
 
 
 def _network(row: RunRow, base: Cluster, per_node: int, assumed: list[str]) -> Link | None:

@@ -26,6 +26,9 @@ def layout_of(row: RunRow, model: ModelSpec, stack: Stack, batch: int, assumed: 
     shard = _shard_degree(row, stack, dp, cp)
     size = _microbatch_size(row, batch, dp, assumed)
     stages = _stages_per_rank(row, model, pp, assumed) if pp > 1 else 1
+    # The first stage can do with the embedding alone, the last one with the head.
+    if pp * stages > row.required("n_layers") + 2:
+        raise UnsupportedError(f"pp={pp} x vpp={stages} are more stages than n_layers={row.required('n_layers')} fill")
     checkpoint, every = _activation_checkpoint(row, stack, assumed)
     is_mixture = (row.count("moe_experts") or 0) > 0
     ep = (row.count("ep") or 1) if is_mixture else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from meshwright.errors import UnsupportedError
 from meshwright.planner.measured.row import RunRow
@@ -50,17 +49,17 @@ def _vocab_size(row: RunRow, assumed: list[str]) -> int:
 def _block_groups(row: RunRow, dim: int, num_layers: int, assumed: list[str]) -> Iterator[tuple[int, tuple[Op, ...]]]:
     """Yield each kind of block with its number: full and windowed attention, dense and mixture of experts."""
     num_experts = row.count("moe_experts") or 0
-    num_dense = num_layers if not num_experts else min(int(row.architecture.get("first_dense", 0)), num_layers)
+    num_dense = num_layers if not num_experts else min(row.size("first_dense"), num_layers)
     if num_experts and num_dense and num_dense >= num_layers - 1:
         num_dense = 1  # A model cut to a few layers keeps one dense one.
     # A multi-token prediction module is one more block (DeepSeek-V3), trained unless the row says otherwise.
     extra = int(_has_prediction_module(row, assumed))
     dense, routed = _dense_ffn(row, dim), _moe_ffn(row, dim, assumed) if num_experts else ()
-    window, period = row.architecture.get("sliding_window"), int(row.architecture.get("swa_alternate", 1))
+    window, period = row.size("sliding_window"), max(1, row.size("swa_alternate"))
     num_routed = num_layers - num_dense + extra if num_experts else 0
     for count, ffn in ((num_dense, dense), (num_routed, routed)):
         windowed = count // period if window else 0
-        yield windowed, (*_attention_ops(row, dim, int(window) if window else None, assumed), *ffn)
+        yield windowed, (*_attention_ops(row, dim, window or None, assumed), *ffn)
         yield count - windowed, (*_attention_ops(row, dim, None, assumed), *ffn)
 
 
@@ -80,11 +79,10 @@ def _attention_ops(row: RunRow, dim: int, window: int | None, assumed: list[str]
         if note not in assumed:
             assumed.append(note)
     kv_heads = row.count("n_kv_heads") or heads
-    shape = row.architecture
-    if str(shape.get("attn", "")).upper() == "MLA":
-        core, projections = _latent_attention(shape, dim, heads)
+    if str(row.architecture.get("attn", "")).upper() == "MLA":
+        core, projections = _latent_attention(row, dim, heads)
     else:
-        head_dim = int(shape.get("head_dim", 0)) or dim // heads
+        head_dim = row.size("head_dim") or dim // heads
         core = Attention(
             name="attention",
             num_heads=heads,
@@ -99,7 +97,7 @@ def _attention_ops(row: RunRow, dim: int, window: int | None, assumed: list[str]
             Matmul(name=f"attention.{part}", in_features=dim, out_features=width, tensor_split="columns")
             for part, width in widths.items()
         ]
-        if shape.get("pos") != "learned":
+        if row.architecture.get("pos") != "learned":
             projections.append(Rope(name="attention.rope", num_heads=heads + kv_heads, head_dim=head_dim))
     values = heads * core.value_head_dim
     return (
@@ -111,21 +109,21 @@ def _attention_ops(row: RunRow, dim: int, window: int | None, assumed: list[str]
     )
 
 
-def _latent_attention(shape: Any, dim: int, heads: int) -> tuple[Attention, list[Op]]:
-    missing = [key for key in ("kv_lora", "qk_nope", "qk_rope", "v_head") if key not in shape]
+def _latent_attention(row: RunRow, dim: int, heads: int) -> tuple[Attention, list[Op]]:
+    missing = [key for key in ("kv_lora", "qk_nope", "qk_rope", "v_head") if not row.size(key)]
     if missing:
         raise UnsupportedError(f"arch_json has attn = MLA but no {', '.join(missing)}")
-    query_rank, kv_rank = shape.get("q_lora"), int(shape["kv_lora"])
-    plain, turned, value = int(shape["qk_nope"]), int(shape["qk_rope"]), int(shape["v_head"])
+    query_rank, kv_rank = row.size("q_lora"), row.size("kv_lora")
+    plain, turned, value = row.size("qk_nope"), row.size("qk_rope"), row.size("v_head")
     head_dim = plain + turned
     core = Attention(
         name="attention", num_heads=heads, num_kv_heads=heads, head_dim=head_dim, value_head_dim=value, causal=True
     )
     ops: list[Op] = []
     if query_rank:
-        ops.append(Matmul(name="attention.query_down", in_features=dim, out_features=int(query_rank)))
-        ops.append(Norm(name="attention.query_norm", width=int(query_rank)))
-    source = int(query_rank) if query_rank else dim
+        ops.append(Matmul(name="attention.query_down", in_features=dim, out_features=query_rank))
+        ops.append(Norm(name="attention.query_norm", width=query_rank))
+    source = query_rank or dim
     name = "attention.query_up" if query_rank else "attention.query"
     ops += [
         Matmul(name=name, in_features=source, out_features=heads * head_dim, tensor_split="columns"),
@@ -164,7 +162,7 @@ def _dense_ffn(row: RunRow, dim: int) -> tuple[Op, ...]:
 
 def _moe_ffn(row: RunRow, dim: int, assumed: list[str]) -> tuple[Op, ...]:
     num_experts, chosen = row.required("moe_experts"), row.required("moe_topk")
-    ffn_dim = int(row.architecture.get("moe_ffn", 0)) or row.required("ffn_hidden")
+    ffn_dim = row.size("moe_ffn") or row.required("ffn_hidden")
     if "moe_ffn" not in row.architecture:
         assumed.append(f"moe_ffn={ffn_dim}")
     is_gated = row.text("mlp_type", "swiglu").lower() in _GATED
@@ -181,7 +179,7 @@ def _moe_ffn(row: RunRow, dim: int, assumed: list[str]) -> tuple[Op, ...]:
     def elementwise(name: str, reads: int, writes: int, *, keeps_inputs: bool = False) -> Elementwise:
         return Elementwise(name=name, reads_per_token=reads, writes_per_token=writes, keeps_inputs=keeps_inputs)
 
-    shared_dim = int(row.architecture.get("shared_experts", 0)) * ffn_dim
+    shared_dim = row.size("shared_experts") * ffn_dim
     parts = ("gate", "up") if is_gated else ("up",)
     # gpt-oss adds biases and clamps, scales and shifts what it gates, an operator each: 12 accesses of ffn_dim.
     biased = (6,) if row.text("model_family").startswith("gpt-oss") else ()

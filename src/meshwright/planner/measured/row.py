@@ -32,6 +32,7 @@ PRECISIONS: dict[str, Precision] = {
     "fp4": "nvfp4",
 }
 """Spellings of published tables."""
+_MAX_COUNT = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class RunRow:
             return None
         if value < 1 or value != int(value):
             raise UnsupportedError(f"{column} = {self.cells[column]!r} is no positive whole number")
+        if value > _MAX_COUNT:
+            raise UnsupportedError(f"{column} = {self.cells[column]!r} is more than any run has ({_MAX_COUNT:,})")
         return int(value)
 
     def required(self, column: str) -> int:
@@ -75,6 +78,15 @@ class RunRow:
         if value is None:
             raise UnsupportedError(f"{column} is empty, and nothing tells it")
         return value
+
+    def size(self, key: str, default: int = 0) -> int:
+        """Return a size of the cell arch_json, `default` if it has none; raises UnsupportedError if it is no size."""
+        value = self.architecture.get(key)
+        if value is None:
+            return default
+        if type(value) not in (int, float) or not 0 <= value <= _MAX_COUNT or value != int(value):
+            raise UnsupportedError(f"arch_json has {key} = {value!r}, which is no whole number from 0 on")
+        return int(value)
 
     @property
     def id(self) -> str:
