@@ -26,6 +26,12 @@ TERMS = {
 }
 """What each term of a step is called in a table; communication is what no computation hides."""
 assert list(TERMS) == list(StepTime.model_fields)
+_WITHOUT_PEAK = {
+    "floor_s": "model FLOPs at the best measured rate",
+    "matmul_s": "matmuls below that rate",
+    "attention_s": "attention below that rate",
+}
+"""The same on a device whose peak nobody states, such as a processor."""
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 HFU_MEANS = "HFU: the same with what is computed again"
@@ -41,7 +47,8 @@ def waterfall(estimate: Estimate) -> Table:
     for name in ("time", "share"):
         table.add_column(name, justify="right")
     table.add_column("")
-    for name, label in TERMS.items():
+    labels = TERMS if estimate.mfu is not None else TERMS | _WITHOUT_PEAK
+    for name, label in labels.items():
         seconds = getattr(estimate.step, name)
         start_s, end_s = end_s, end_s + seconds
         if seconds >= _LEAST_SHARE * total_s:
