@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.report.memory_table import headroom_words, memory_table
-from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, TERMS, percent, plain_table, waterfall
+from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, TERMS, percent, plain_table, waterfall
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import AXES, Layout
 from meshwright.spec.layout_text import layout_text
@@ -27,7 +27,8 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield from _pick(plan)
     yield ""
     yield waterfall(plan.pick.estimate)
-    yield f"[dim]{MFU_MEANS}.\n{HFU_MEANS}.[/]"
+    means = (NO_PEAK,) if plan.pick.estimate.mfu is None else (MFU_MEANS, HFU_MEANS)
+    yield "\n".join(f"[dim]{line}.[/]" for line in means)
     yield ""
     yield memory_table(plan.memory_by_pipeline_rank, plan.usable_memory_bytes)
     for part in (_runners_up(plan), _contrasts(plan), _rejections(plan), _sensitivities(plan), _what_ifs(plan)):

@@ -35,6 +35,7 @@ _WITHOUT_PEAK = {
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 HFU_MEANS = "HFU: the same with what is computed again"
+NO_PEAK = "MFU and HFU are unknown: nobody states this device's peak, and the first line is at its best measured rate"
 _WIDTH = 32
 _LEAST_SHARE = 0.0005
 
