@@ -52,10 +52,12 @@ def read_runs(file: Path, known: dict[str, Stack] | None = None) -> list[Measure
     try:
         with file.open(encoding="utf-8", newline="") as stream:
             reader = csv.DictReader(stream)
+            # An empty file has no names, which the reader looks for as late as it can.
+            names = reader.fieldnames or ()
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{file}: cannot be read as CSV ({error}): name a file of measured runs") from None
-    missing = [name for name in _REQUIRED if name not in (reader.fieldnames or ())]
+    missing = [name for name in _REQUIRED if name not in names]
     if missing:
         raise ConfigError(f"{file}: has no column {', '.join(missing)}: add it (see docs/planning.md for the format)")
     return [measured_run(cells, known) for cells in rows]
