@@ -30,6 +30,8 @@ from meshwright.spec.schedule_orders import order_of_rank
 from meshwright.spec.stage_split import block_costs, stage_boundaries
 
 _OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
+_RECOMPUTED_STEPS = 20
+"""Shares of recomputation are told apart in steps of a twentieth: they hardly move the bubble."""
 _LONG_PIPELINE = 16
 _ROUNDS_PLAYED, _ROUNDS_OF_LONG_PIPELINE = (4, 6), (2, 3)
 """Rounds of as many microbatches as ranks that stand for many: from 4 on, to within two thousandths."""
@@ -60,7 +62,7 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
     played = played_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, question.setting.model, question.workload.seq_len),
-        _rounded(step.recompute_s / steady_s),
+        round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
         _rounded(step.pp_s / num_sends / steady_s),
     )
     return step.replace(bubble_s=max(0.0, (played - 1) * steady_s - step.pp_s))

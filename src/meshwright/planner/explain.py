@@ -33,7 +33,7 @@ _KEYS = (
 _LEAST_DIFFERENCE_S = 1e-9
 _NUM_FIXES = 3
 _NUM_REJECTIONS = 5
-_SHORT_PIPELINE = 4_000
+_SHORT_PIPELINE = 1_500
 """Actions of a pipeline that is played for a comparison; a longer one keeps the closed form of its bubble."""
 
 

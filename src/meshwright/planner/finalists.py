@@ -11,9 +11,9 @@ from meshwright.planner.price import Priced, order_by_time
 from meshwright.planner.question import Question
 from meshwright.spec.plan import Candidate
 
-_NUM_PLAYED = 40
+_NUM_PLAYED = 24
 _NUM_FINALISTS = 20
-_MAX_ACTIONS = 60_000
+_MAX_ACTIONS = 40_000
 """Actions of different pipelines that are played for all finalists together: a fraction of a second."""
 _SPLIT_KEYS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 _PIPELINE_KEYS = ("pp", "cp", "tp", "ep", "etp", "microbatch_size", "schedule", "stages_per_rank")
