@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.work import BLOCK, Work
-from meshwright.spec.layout import SCHEDULES
+from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 
 _WEIGHT_SHARE = 1 / 3
 """Second half of a split backward as a share of forward and backward together."""
-_FILLED = {"InterleavedZeroBubble": 2 * _WEIGHT_SHARE, "ZBVZeroBubble": 0.9, "DualPipeV": 0.6}
-"""Share of the bubble that the second halves of backwards fill."""
+_FILLED = dict.fromkeys(SPLIT_BACKWARD_SCHEDULES, 2 * _WEIGHT_SHARE)
+"""Share of the bubble that the second halves of backwards fill: what is left is the first forward's way to each rank.
+
+Of a V with fewer microbatches than two a rank, less.
+"""
 
 
 @dataclass(frozen=True)

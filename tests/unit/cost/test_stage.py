@@ -57,8 +57,8 @@ def test_the_bubble_is_the_one_that_is_played(
     if schedule not in SPLIT_BACKWARD_SCHEDULES:
         assert closed_s(layout, number) == pytest.approx(played_s(layout, number, backward), rel=0.01)
     elif schedule == "InterleavedZeroBubble" or rounds > 1:
-        # With pp microbatches a V has not filled before it drains; finalists are replayed.
-        assert closed_s(layout, number) == pytest.approx(played_s(layout, number, backward), rel=0.1)
+        # With pp microbatches a V drains before it has filled; finalists are played.
+        assert closed_s(layout, number) == pytest.approx(played_s(layout, number, backward), rel=0.04)
 
 
 @pytest.mark.parametrize("schedule", SINGLE_STAGE_SCHEDULES)
