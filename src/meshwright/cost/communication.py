@@ -88,7 +88,8 @@ class Communication:
         local = owners.kv_elements[owner] * self.element_bytes
         gathered = all_gather_s(local * cp, group, fabric)
         ring = (cp - 1) * send_s(local, group, fabric)
-        queries = owners.tokens[owner] * owners.width[owner] / layouts.tp * self.element_bytes
+        # Heads x their width, which is not the residual stream's in every model.
+        queries = owners.attention_flops[owner] / (4 * owners.context[owner]) * self.element_bytes
         swapped = all_to_all_s(2 * queries + local, group, fabric)
         is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
         is_swap = layouts.cp_method == CONTEXT_METHODS.index("ulysses")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,8 @@ from cost_cases import MODELS, cases, changed, layouts, setting
 from meshwright.cost.case import Setting
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.spec.layout import Layout
+from meshwright.spec.model_spec import model_spec
+from meshwright.spec.presets import PRESETS
 
 FUSED = "megatron-core-2024"
 
@@ -59,6 +63,14 @@ def test_gathering_few_keys_moves_less_than_swapping_all_heads() -> None:
     two_each = (Layout(dp_shard=8, tp=4, cp=2, cp_method=method) for method in ("ulysses", "all-gather"))
     swap, gather = steps(of, *two_each).cp_s
     assert 0 < gather < swap
+
+
+def test_heads_that_are_swapped_are_as_wide_as_the_model_has_them() -> None:
+    # Qwen3's heads are twice as wide in all as its residual stream.
+    wide = setting("qwen3-0.6b", seq_len=65_536)
+    narrow = replace(wide, model=model_spec(PRESETS["qwen3-0.6b"].replace(head_dim=64)))
+    layout = Layout(dp_shard=8, cp=8, cp_method="ulysses")
+    assert steps(wide, layout).cp_s > 1.7 * steps(narrow, layout).cp_s
 
 
 def test_recomputed_blocks_communicate_again() -> None:
