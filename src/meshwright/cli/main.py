@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "list": ("meshwright.cli.list_", "List the models, devices or clusters that are known by name."),
     "prove": ("meshwright.cli.prove", "Prove that layouts train what one process trains."),
     "train": ("meshwright.cli.train", "Train a job, or go on with a run that stopped."),
+    "report": ("meshwright.cli.report", "Show where the steps of a run went, expected and measured."),
     "generate": ("meshwright.cli.generate", "Continue a text with a trained model."),
     "export": ("meshwright.cli.export", "Write a checkpoint as a Hugging Face folder."),
     "import": ("meshwright.cli.import_", "Turn a Hugging Face folder into a checkpoint to train from."),

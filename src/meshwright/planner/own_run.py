@@ -9,15 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.config.load import load_job
+from meshwright.config.load import ResolvedJob
 from meshwright.cost.case import Setting
-from meshwright.cost.stacks import OURS, load_stack
+from meshwright.cost.rates import peaks_of
+from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError
 from meshwright.planner.ask import Options, question_of
 from meshwright.planner.measured.read import MeasuredRun
 from meshwright.planner.measured.row import RunRow
-from meshwright.spec.layout import Layout
-from meshwright.spec.run import Attempt, Manifest, Run
+from meshwright.planner.question import Question
+from meshwright.spec.layout import Layout, LayoutRequest
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.run import Manifest, Run
 
 _NUM_WARM_UP, _FEWEST_STEPS = 3, 3
 """First steps of an attempt, which compile and allocate, and the least that must be left."""
@@ -26,21 +29,22 @@ _NUM_WARM_UP, _FEWEST_STEPS = 3, 3
 def read_own_run(folder: Path) -> MeasuredRun:
     """Return the newest attempt of the run in `folder`; raises ConfigError where there is none that was timed."""
     run = Run(folder)
-    attempt, number = _newest_attempt(run)
-    step_s = _median_step_s(run, number)
-    setting = _setting(run, attempt.layout)
+    manifest = _manifest(run)
+    layout = manifest.attempts[-1].layout
+    step_s = _median_step_s(run, len(manifest.attempts))
+    setting = _setting(run, manifest, layout)
     cells = {
         "id": folder.name,
         "source": str(folder),
         "stack": OURS,
         "gpu": setting.cluster.device.name,
-        "n_gpus": str(attempt.layout.num_ranks),
+        "n_gpus": str(layout.num_ranks),
         "step_time_s": f"{step_s:.9g}",
     }
-    return MeasuredRun(RunRow(cells), setting, attempt.layout)
+    return MeasuredRun(RunRow(cells), setting, layout)
 
 
-def _newest_attempt(run: Run) -> tuple[Attempt, int]:
+def _manifest(run: Run) -> Manifest:
     try:
         manifest = Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except OSError as error:
@@ -52,7 +56,7 @@ def _newest_attempt(run: Run) -> tuple[Attempt, int]:
         raise ConfigError(f"{run.manifest} is no manifest of this version: name another run folder") from None
     if not manifest.attempts:
         raise ConfigError(f"{run.folder} has not started any rank yet: name a run that has trained")
-    return manifest.attempts[-1], len(manifest.attempts)
+    return manifest
 
 
 def _median_step_s(run: Run, attempt: int) -> float:
@@ -60,8 +64,9 @@ def _median_step_s(run: Run, attempt: int) -> float:
     try:
         lines = run.metrics.read_text(encoding="utf-8").splitlines()
         rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
-        times_ms = [float(row["step_ms"]) for row in rows if row.get("attempt", attempt) == attempt]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # A row of validation has no step time.
+        times_ms = [float(row["step_ms"]) for row in rows if "step_ms" in row and row.get("attempt") == attempt]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{run.metrics} cannot be read as metrics ({error}): name another run folder") from None
     timed = times_ms[_NUM_WARM_UP:]
     if len(timed) < _FEWEST_STEPS:
@@ -72,9 +77,21 @@ def _median_step_s(run: Run, attempt: int) -> float:
     return median(timed) / 1000
 
 
-def _setting(run: Run, layout: Layout) -> Setting:
-    """Return what the run's job is, on as many devices as it took."""
-    question = question_of(load_job(str(run.job)), Options(stack=OURS))
-    stack = load_stack(OURS).replace(kernels="compiled" if layout.compile else "eager")
-    cluster = question.cluster.with_num_devices(layout.num_ranks)
-    return Setting(question.setting.model, question.workload, cluster, stack)
+def _setting(run: Run, manifest: Manifest, layout: Layout) -> Setting:
+    """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
+    job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
+    setting = question_of(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setting
+    stack = setting.stack.replace(kernels="compiled" if layout.compile else "eager")
+    cluster = setting.cluster.with_num_devices(layout.num_ranks)
+    found = Setting(setting.model, setting.workload, cluster, stack)
+    peaks_of((found,))  # raises for a device without the rates that pricing needs
+    return found
+
+
+def question_of_run(run: MeasuredRun) -> Question:
+    """Return the question that the layout of an own run answered."""
+    assert run.setting is not None
+    manifest = _manifest(Run(Path(run.row.text("source"))))
+    architecture = resolve_architecture(manifest.job.model)
+    assert architecture is not None  # its setting could not have been read otherwise
+    return Question(manifest.job.model.source, architecture, run.setting)
