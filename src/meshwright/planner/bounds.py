@@ -46,8 +46,10 @@ def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds
     columns = {"activation_checkpoint": layouts.activation_checkpoint, "is_resharded": layouts.is_resharded}
     lean = leanest(layouts, menu, **columns)
     every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
+    fits = _may_fit(lean, question)
     # What is computed again is held beside what is kept: fewer such blocks can be leaner than more.
-    fits = _may_fit(lean, question) | _may_fit(_with_columns(lean, {"activation_checkpoint_every": every}), question)
+    rows = np.flatnonzero(~fits & (layouts.activation_checkpoint > 0))
+    fits[rows] = _may_fit(_with_columns(lean, {"activation_checkpoint_every": every}).take(rows), question)
     layouts, every = layouts.take(fits), every[fits]
     fastest = _with_columns(_fastest(layouts, menu), {"activation_checkpoint_every": every})
     return Bounds(layouts, _without_waiting_s(fastest, question) - gains_s[fits])
@@ -93,8 +95,9 @@ def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> 
         own_s[rows] = least_s[rows] = _cp_s(taken, question)
         for code in codes:
             other = _with_columns(taken, {"cp_method": code})
-            allowed = splits_model(other, question)
-            least_s[rows] = np.where(allowed, np.minimum(least_s[rows], _cp_s(other, question)), least_s[rows])
+            changed = np.flatnonzero(splits_model(other, question) & (taken.cp_method != code))
+            cp_s = _cp_s(other.take(changed), question)
+            least_s[rows[changed]] = np.minimum(least_s[rows[changed]], cp_s)
     return own_s - least_s
 
 
