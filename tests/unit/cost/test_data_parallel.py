@@ -70,8 +70,8 @@ def test_a_pipeline_that_frees_parameters_gathers_them_for_every_microbatch() ->
     of = setting("llama3-70b", seq_len=512, global_batch_size=512)
     layout = Layout(pp=4, dp_shard=16)
     freed, kept = dp_s(of, layout.replace(reshard_after_forward="always"), layout)
-    # 32 microbatches, each with two gathers instead of one for all.
-    assert freed > 5 * kept
+    # 32 microbatches, each with a gather forward and one backward, instead of one gather for all.
+    assert freed > 12 * kept
 
 
 def test_gradients_that_add_up_are_reduced_once_a_step() -> None:
