@@ -100,8 +100,9 @@ def fsdp_exposed_s(
 
     slowdown = c["overlap_slowdown"]
 
-    def exposed(seconds: Floats, behind: Floats) -> Floats:
-        return np.asarray(np.maximum(seconds - behind, 0) + slowdown * np.minimum(seconds, behind))
+    def exposed(own_s: Floats, hidden_behind_s: Floats) -> Floats:
+        longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
+        return np.asarray(longer_by_s + slowdown * np.minimum(own_s, hidden_behind_s))
 
     gather = collective(dp.gather_bytes)
     scatter = collective(dp.element_bytes) * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
