@@ -61,7 +61,9 @@ def main() -> int:
         os.environ["MESHWRIGHT_CATALOGUE"] = str(catalogue)
         if given.catalogue is None:
             _meshwright("calibrate", "--out", folder, "--seconds", f"{given.seconds:g}")
+        # First, so that nobody can say it knew.
         predicted_s = [_predicted_s(shape) for shape in SHAPES]
+        print("predicted, ms:", *(f"{seconds * 1e3:.0f}" for seconds in predicted_s), file=sys.stderr, flush=True)
         # All shapes in turn, so that a busy minute does not meet all runs of one.
         rounds = [
             [_measured_s(shape, given.steps, Path(folder) / f"{run}-{index}") for index, shape in enumerate(SHAPES)]
@@ -85,7 +87,9 @@ def _measured_s(shape: Shape, num_steps: int, folder: Path) -> float:
         *("optimizer.warmup_steps=2", f"run.dir={folder}", "--ranks", str(shape.num_ranks)),
     )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median(row["step_ms"] for row in rows[_NUM_WARM_UP:]) / 1000
+    median_s = statistics.median(row["step_ms"] for row in rows[_NUM_WARM_UP:]) / 1000
+    print(f"{shape.title}: {median_s * 1e3:.0f} ms, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    return median_s
 
 
 def _report(predicted_s: list[float], measured_s: list[list[float]]) -> int:

@@ -16,6 +16,8 @@ from meshwright.parallelism.token_exchange import exchange_rows
 from meshwright.spec.measured import CollectiveKind
 
 _BYTES_PER_ELEMENT = 4
+# A matmul of about a millisecond on one core.
+_WORK_ROWS, _WORK_WIDTH = 256, 512
 
 
 def collective_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[CollectiveKind, int, int], float]:
@@ -28,8 +30,26 @@ def collective_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[CollectiveKin
         group = _own_group(num_ranks)
         for num_bytes in menu.collective_bytes:
             for kind, call in _collectives(num_bytes, group, watch.device).items():
-                took_s[kind, num_ranks, num_bytes] = watch.seconds(call)
+                took_s[kind, num_ranks, num_bytes] = _beside_work_s(call, watch)
     return took_s
+
+
+def _beside_work_s(call: Callable[[], object], watch: Stopwatch) -> float:
+    """Return the seconds that a collective adds to work.
+
+    On a processor that is more than it takes alone: threads that move bytes wake on a core that computes, ranks come at
+    different times, and what they send has left the caches.
+    """
+    alone_s = watch.seconds(call)
+    if watch.device.type != "cpu":
+        return alone_s
+    x, weight = torch.randn(_WORK_ROWS, _WORK_WIDTH), torch.randn(_WORK_WIDTH, _WORK_WIDTH)
+
+    def both() -> None:
+        x @ weight
+        call()
+
+    return max(alone_s, watch.seconds(both) - watch.seconds(lambda: x @ weight))
 
 
 def _group_sizes(num_ranks: int) -> list[int]:
@@ -53,11 +73,14 @@ def _collectives(
     """Return a call of each kind whose whole tensor has `num_bytes`, rounded to a multiple of the ranks."""
     num_ranks = group.size()
     share = max(1, num_bytes // _BYTES_PER_ELEMENT // num_ranks)
-    part, whole, other = (torch.zeros(size, device=device) for size in (share, share * num_ranks, share * num_ranks))
+    whole, other = (torch.zeros(share * num_ranks, device=device) for _ in range(2))
     rows, each = whole.view(num_ranks, share), [1] * num_ranks
+    # Tensor-parallel ranks share out the second dim, the sequence of several samples, which costs a copy.
+    pairs = max(1, share // 2)
+    part_of_two, whole_of_two = (torch.zeros(2, size, device=device) for size in (pairs, pairs * num_ranks))
     return {
-        "all-gather": partial(all_gather_dim, part, 0, group),
-        "reduce-scatter": partial(reduce_scatter_dim, whole, 0, group),
+        "all-gather": partial(all_gather_dim, part_of_two, 1, group),
+        "reduce-scatter": partial(reduce_scatter_dim, whole_of_two, 1, group),
         "all-reduce": partial(all_reduce_sum, whole, group),
         "all-to-all": partial(exchange_rows, rows, each, each, group),
         "send": partial(_pass_on, whole, other, group),
