@@ -18,6 +18,7 @@ from meshwright.planner.fitting.folds import (
     fits_without_stacks,
     fold_of_runs,
     log_predicted_by_folds,
+    log_predicted_unknown,
     log_predicted_unseen,
     predicted_after_given,
 )
@@ -42,14 +43,18 @@ def by_folds(runs: Sequence[MeasuredRun], predictions: Sequence[Prediction], see
 
 
 def by_stack(runs: Sequence[MeasuredRun], predictions: Sequence[Prediction], num_draws: int = 5) -> Iterator[Backtest]:
-    """Yield the scores where the stack is unseen, and where five of its runs are given (mean of several draws)."""
+    """Yield the scores where the stack is unseen, where also what it does is unknown, and where five of its runs are
+    given, for each of several draws.
+    """
     timed = _timed(runs)
     fits = fits_without_stacks(timed)
     null_s = null_by_fold(timed, timed.stack.tolist())
-    log_s = log_predicted_unseen(timed, fits)
-    widths = half_widths_by_stack(_off(timed, log_s), timed.stack)
     sizes = fitted_sizes(0, len(timed) - len(timed) // len(timed.stacks))
-    yield backtest("stack unseen: generic constants", runs, _replaced(predictions, timed, log_s, widths, null_s), sizes)
+    titles = ("stack unseen: generic constants", "stack unseen, and unknown what it does")
+    for title, predict in zip(titles, (log_predicted_unseen, log_predicted_unknown), strict=True):
+        log_s = predict(timed, fits)
+        widths = half_widths_by_stack(_off(timed, log_s), timed.stack)
+        yield backtest(title, runs, _replaced(predictions, timed, log_s, widths, null_s), sizes)
     for seed in range(num_draws):
         log_s, widths = predicted_after_given(timed, fits, seed)
         title = f"stack met in {NUM_GIVEN} runs, the others predicted (draw {seed + 1} of {num_draws})"

@@ -1,4 +1,4 @@
-"""Predictions of runs that the fit has not seen: some of a stack's, all of a stack's, all but a few of a stack's."""
+"""Predictions of runs that the fit has not seen: some of a stack's, all of them, all but a few."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
+from meshwright.cost.stacks import stacks
 from meshwright.planner.fitting.fit import Fit, fit
-from meshwright.planner.fitting.given import fit_multipliers, half_width
-from meshwright.planner.fitting.timed_runs import TimedRuns
+from meshwright.planner.fitting.given import fit_given
+from meshwright.planner.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_timed
+from meshwright.planner.measured.read import measured_run
 
 NUM_FOLDS, NUM_GIVEN = 5, 5
 
@@ -51,6 +53,22 @@ def log_predicted_unseen(runs: TimedRuns, fits: dict[str, Fit]) -> Floats:
     return predicted
 
 
+def log_predicted_unknown(runs: TimedRuns, fits: dict[str, Fit]) -> Floats:
+    """Return the same where not even what the stack does is known, beyond what its runs' rows and its relatives tell.
+
+    NaN for runs that then cannot be priced.
+    """
+    predicted = np.full(len(runs), np.nan)
+    for stack, without in fits.items():
+        known = {name: facts for name, facts in stacks().items() if name != stack}
+        rows = np.flatnonzero(runs.stack == stack)
+        read_anew = [measured_run(dict(runs.runs[row].row.cells), known) for row in rows]
+        is_priced = np.array([is_timed(run) for run in read_anew])
+        timed = TimedRuns([run for run in read_anew if is_timed(run)])
+        predicted[rows[is_priced]] = Fit(without.constants).log_predicted_s(timed)
+    return predicted
+
+
 def predicted_after_given(runs: TimedRuns, fits: dict[str, Fit], seed: int = 0) -> tuple[Floats, Floats]:
     """Return the logarithm of each run's step, and the half width of its interval, once five others of its stack are
     known; NaN for those that are given, and for stacks that have no more.
@@ -61,11 +79,10 @@ def predicted_after_given(runs: TimedRuns, fits: dict[str, Fit], seed: int = 0) 
         rows = np.flatnonzero(runs.stack == stack)
         if len(rows) <= NUM_GIVEN:
             continue
-        own = runs.take(runs.stack == stack)
-        used = np.zeros(len(own))
-        used[chance.permutation(len(own))[:NUM_GIVEN]] = 1
-        logarithms = fit_multipliers(own, used, without.constants)
-        left = rows[used == 0]
-        predicted[left] = own.log_predicted_s(without.constants, np.repeat(logarithms[:, None], len(own), 1))[used == 0]
-        width[left] = half_width(own, used, without.constants)
+        given = chance.permutation(rows)[:NUM_GIVEN]
+        logarithms, half_width = fit_given(runs.take(given), without.constants, np.zeros(len(MULTIPLIERS)))
+        left = np.setdiff1d(rows, given)
+        others = runs.take(left)
+        predicted[left] = others.log_predicted_s(without.constants, np.repeat(logarithms[:, None], len(left), axis=1))
+        width[left] = half_width
     return predicted, width

@@ -1,32 +1,33 @@
 """calibrate: a stack's three multipliers from a few runs that somebody has made with it; everything else is fixed.
 
-Few runs cannot tell the three apart, so that priors are narrower than those of the fit of all constants, and a residual
-of 10 % costs what one of 5 % does there. How wide the interval is, the given runs tell themselves: each is predicted
-from the others, and the mean of those errors is that of a distribution with tails like Laplace's.
+A few runs may be unlike the others that their stack will make. How far they are to be trusted they tell themselves:
+the noise of the fit is what they leave unexplained, as if two more runs had left 40 %. How wide the interval is, too:
+each is predicted from the others, and the mean of those errors is taken for that of a Laplace distribution.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.cost.case import Floats
 from meshwright.cost.constants import Constants, fitted_constants
-from meshwright.planner.fitting.fit import HIGHEST, LOWEST
+from meshwright.planner.fitting.fit import HIGHEST, LOWEST, SPREADS
 from meshwright.planner.fitting.robust import Problem, Unknowns, minimise
 from meshwright.planner.fitting.timed_runs import MULTIPLIERS, TimedRuns
 from meshwright.planner.measured.read import MeasuredRun
 from meshwright.spec.stack import Stack
 
-_SPREADS = (0.1, 0.2, 0.2)
-_NOISE = 0.1
 _LAPLACE_80 = math.log(5)
 """Half width that holds 80 % of a Laplace distribution, over its mean absolute value."""
-USUAL_ERROR, _USUAL_WEIGHT = 0.07, 3.0
-"""Mean absolute error of stacks that are calibrated by five runs, and the runs that this counts as much as."""
+_NOISE, _NOISE_WEIGHT = 0.4, 2.0
+"""Residual before any run is known, and the runs that this counts as much as."""
+_ERROR, _ERROR_WEIGHT = 0.09, 5.0
+"""Mean absolute error of stacks that five runs calibrate, and the runs that this counts as much as."""
+_NUM_ROUNDS = 4
 _NUDGE = 1e-4
 
 
@@ -54,48 +55,51 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     assert len(timed.stacks) == 1, f"runs of {len(timed.stacks)} stacks"
     setting = runs[0].setting
     assert setting is not None, "a run that cannot be priced"
-    start = tuple(math.log(getattr(setting.stack, name)) for name in MULTIPLIERS)
-    constants = fitted_constants()
-    everything = np.ones(len(timed), bool)
-    return Calibration(
-        stack=timed.stacks[0],
-        multipliers=as_multipliers(fit_multipliers(timed, everything, constants, start)),
-        num_runs=len(timed),
-        relative_error=half_width(timed, everything, constants, start),
+    start = np.log([getattr(setting.stack, name) for name in MULTIPLIERS])
+    logarithms, half_width = fit_given(timed, fitted_constants(), start)
+    compute, communication, overhead = np.exp(logarithms).tolist()
+    return Calibration(timed.stacks[0], (compute, communication, overhead), len(timed), half_width)
+
+
+def fit_given(runs: TimedRuns, constants: Constants, start: Floats) -> tuple[Floats, float]:
+    """Return the logarithms [3] of the multipliers of the one stack of `runs`, near `start`, and the half width of its
+    80 % interval as a share of the step.
+    """
+    problem = _linear_problem(runs, constants, start, start)
+    problem = _linear_problem(runs, constants, start, _solve(problem))
+    errors = []
+    for row in range(len(runs)):
+        weights = np.ones(len(runs))
+        weights[row] = 0
+        predicted = problem.predict(_solve(replace(problem, weights=weights)))
+        errors.append(abs(math.expm1(runs.log_measured_s[row] - predicted[row])))
+    mean = (sum(errors) + _ERROR_WEIGHT * _ERROR) / (len(errors) + _ERROR_WEIGHT)
+    return _solve(problem), _LAPLACE_80 * mean
+
+
+def _linear_problem(runs: TimedRuns, constants: Constants, start: Floats, around: Floats) -> Problem:
+    """Return the fit of the multipliers, with predictions linear around `around`: many fits then price nothing."""
+
+    def priced(logarithms: Floats) -> Floats:
+        return runs.log_predicted_s(constants, np.repeat(logarithms[:, None], len(runs), axis=1))
+
+    predicted = priced(around)
+    nudges = np.eye(len(MULTIPLIERS)) * _NUDGE
+    slopes = np.stack([(priced(around + nudge) - predicted) / _NUDGE for nudge in nudges], axis=1)
+    return Problem(
+        predict=lambda logarithms: predicted + slopes @ (logarithms - around),
+        slopes=lambda logarithms, predicted: slopes,
+        measured=runs.log_measured_s,
+        weights=np.ones(len(runs)),
+        unknowns=Unknowns(start, np.array(SPREADS), np.log(LOWEST), np.log(HIGHEST)),
     )
 
 
-def as_multipliers(logarithms: Floats) -> tuple[float, float, float]:
-    """Return the three as Stack has them."""
-    compute, communication, overhead = np.exp(logarithms).tolist()
-    return compute, communication, overhead
-
-
-def fit_multipliers(
-    runs: TimedRuns, used: Floats, constants: Constants, start: tuple[float, ...] = (0.0, 0.0, 0.0)
-) -> Floats:
-    """Return the logarithms [3] of the multipliers of one stack's runs, fitted on those that are `used` (1 or 0)."""
-
-    def predict(logarithms: Floats) -> Floats:
-        return runs.log_predicted_s(constants, np.repeat(logarithms[:, None], len(runs), axis=1))
-
-    def slopes(logarithms: Floats, predicted: Floats) -> Floats:
-        nudges = np.eye(len(MULTIPLIERS)) * _NUDGE
-        return np.stack([(predict(logarithms + nudge) - predicted) / _NUDGE for nudge in nudges], axis=1)
-
-    unknowns = Unknowns(np.array(start), np.array(_SPREADS), np.log(LOWEST), np.log(HIGHEST))
-    return minimise(Problem(predict, slopes, runs.log_measured_s, used * 1.0, unknowns, noise=_NOISE))
-
-
-def half_width(
-    runs: TimedRuns, used: Floats, constants: Constants, start: tuple[float, ...] = (0.0, 0.0, 0.0)
-) -> float:
-    """Return the half width of the 80 % interval, as a share of the step, that the used runs of one stack suggest."""
-    errors = []
-    for row in np.flatnonzero(used):
-        others = used * (np.arange(len(runs)) != row)
-        logarithms = fit_multipliers(runs, others, constants, start)
-        predicted = runs.log_predicted_s(constants, np.repeat(logarithms[:, None], len(runs), axis=1))
-        errors.append(abs(math.expm1(runs.log_measured_s[row] - predicted[row])))
-    mean = (sum(errors) + _USUAL_WEIGHT * USUAL_ERROR) / (len(errors) + _USUAL_WEIGHT)
-    return _LAPLACE_80 * mean
+def _solve(problem: Problem) -> Floats:
+    """Return the multipliers that the used runs suggest, and with them how far these runs are to be trusted."""
+    noise, found = _NOISE, problem.unknowns.prior
+    for _ in range(_NUM_ROUNDS):
+        found = minimise(replace(problem, noise=noise))
+        left = problem.weights * np.abs(problem.predict(found) - problem.measured)
+        noise = float((left.sum() + _NOISE_WEIGHT * _NOISE) / (problem.weights.sum() + _NOISE_WEIGHT))
+    return found

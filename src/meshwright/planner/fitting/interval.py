@@ -36,13 +36,13 @@ def half_widths_by_fold(errors: Floats, stack: NDArray[np.str_], fold: NDArray[n
 
 
 def half_widths_by_stack(errors: Floats, stack: NDArray[np.str_]) -> Floats:
-    """Return each run's half width, from the errors of all other stacks, each of which counts as much as any other."""
+    """Return each run's half width, from the errors of all other stacks."""
     widths = np.zeros(len(errors))
     for name in np.unique(stack):
-        widths[stack == name] = unseen_half_width(errors[stack != name], stack[stack != name])
+        widths[stack == name] = unseen_half_width(errors[stack != name])
     return widths
 
 
-def unseen_half_width(errors: Floats, stack: NDArray[np.str_]) -> float:
+def unseen_half_width(errors: Floats) -> float:
     """Return the half width for a stack that nobody has met, from errors of stacks that the fit had not seen."""
-    return interval_half_width(np.zeros(0), errors)
+    return interval_half_width(np.zeros(0), errors[~np.isnan(errors)])

@@ -65,9 +65,9 @@ class TimedRuns:
         """Return the names of all stacks."""
         return sorted(set(self.stack))
 
-    def take(self, rows: NDArray[np.bool_]) -> TimedRuns:
-        """Return the runs where `rows` is true."""
-        return TimedRuns([self.runs[row] for row in np.flatnonzero(rows)])
+    def take(self, rows: NDArray[np.int64]) -> TimedRuns:
+        """Return the runs at `rows`."""
+        return TimedRuns([self.runs[row] for row in rows])
 
     def log_predicted_s(self, constants: Constants, log_multipliers: Floats | None = None) -> Floats:
         """Return the logarithm of each predicted step; `log_multipliers` [3, runs] replace those of the stacks."""

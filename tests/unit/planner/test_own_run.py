@@ -1,0 +1,73 @@
+"""`read_own_run`: a run folder counts as one measured run, and what is no such folder is told."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import ConfigError
+from meshwright.planner.given import calibrate_given
+from meshwright.planner.own_run import read_own_run
+from meshwright.spec.job import Job
+from meshwright.spec.layout import Layout
+from meshwright.spec.run import Attempt, Manifest
+
+JOB = Job.from_dict({"cluster": {"name": "dgx-h100"}, "precision": {"compute": "bfloat16"}})
+STEPS = [{"step": step, "step_ms": 900.0 if step == 1 else 100.0 + step % 3, "attempt": 2} for step in range(1, 12)]
+
+
+def attempt(layout: Layout) -> Attempt:
+    return Attempt(
+        started_at="2026-01-01T00:00:00+00:00", start_step=0, pids=[1], hosts=["h"], layout=layout, versions={}
+    )
+
+
+def write_run(folder: Path, metrics: list[dict[str, Any]], num_attempts: int = 2) -> Path:
+    folder.mkdir()
+    layouts = [Layout(), Layout(dp_shard=4, microbatch_size=2, compile=True)][:num_attempts]
+    attempts = [attempt(layout) for layout in layouts]
+    manifest = Manifest(job=JOB, seed=0, num_parameters=1, attempts=attempts)
+    (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics), encoding="utf-8")
+    return folder
+
+
+def test_the_newest_attempts_layout_and_median_step(tmp_path: Path) -> None:
+    earlier = [{"step": 1, "step_ms": 5000.0, "attempt": 1}] * 9
+    validation = {"step": 5, "validation_loss": 2.0, "attempt": 2}
+    run = read_own_run(write_run(tmp_path / "mine", [*earlier, *STEPS, validation]))
+    assert run.row.measured_s == pytest.approx(0.101)
+    assert run.layout is not None
+    assert run.layout.dp_shard == 4
+    assert run.setting is not None
+    assert (run.setting.cluster.num_devices, run.setting.stack.kernels) == (4, "compiled")
+
+
+def test_it_calibrates_our_stack(tmp_path: Path) -> None:
+    (calibration,) = calibrate_given([write_run(tmp_path / "mine", STEPS)]).values()
+    assert (calibration.stack, calibration.num_runs) == ("meshwright", 1)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "num_attempts", "message"),
+    [
+        (STEPS[:5], 2, "5 steps"),
+        ([], 2, "0 steps"),
+        (STEPS, 0, "has not started"),
+        ([{"step_ms": [], "attempt": 2}], 2, "metrics"),
+    ],
+)
+def test_a_run_that_was_not_timed_is_refused(
+    tmp_path: Path, metrics: list[dict[str, Any]], num_attempts: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_own_run(write_run(tmp_path / "mine", metrics, num_attempts))
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run folder"):
+        calibrate_given([tmp_path])
+    (tmp_path / "manifest.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="no manifest"):
+        calibrate_given([tmp_path])
