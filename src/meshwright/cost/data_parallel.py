@@ -120,6 +120,17 @@ def fsdp_exposed_s(
     return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
 
 
+def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants) -> Floats:
+    """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
+    gradients once a step: at the ends of the step there is nothing to hide them behind.
+    """
+    layouts, parameters = dp.layouts, dp.work.owners.dense_parameters[owner]
+    group = group_of(layouts.tp, layouts.fsdp, fabric)
+    wide = np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
+    once = all_gather_s(parameters * dp.element_bytes, group, fabric) * (1 + wide)
+    return np.where(dp.shards_parameters, once / dp.num_microbatches, 0.0)
+
+
 def exposed_update_s(dp: DataParallel, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
     """Return the seconds of exchanging gradients and parameters once a step that nothing hides (not FSDP)."""
     layouts = dp.layouts

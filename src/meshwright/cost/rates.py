@@ -65,7 +65,7 @@ def peaks_of(settings: tuple[Setting, ...]) -> Peaks:
             _peak(setting.cluster.device, setting.workload.matmul_dtype),
             _peak(setting.cluster.device, setting.workload.activation_dtype),
             _figure(setting.cluster.device, "memory_bytes_per_s"),
-            _num_sms(setting.cluster.device),
+            1.0 if setting.cluster.device.is_host else _figure(setting.cluster.device, "num_sms"),
             _power_share(setting.cluster.device),
         )
         for setting in settings
@@ -77,10 +77,6 @@ def _peak(device: Device, dtype: str) -> float:
     peak = device.peak_flops_per_s(dtype)
     if peak is None and dtype == "float16":
         peak = device.peak_flops_per_s("bfloat16")
-    if peak is None and dtype in ("float8", "float4"):
-        peak = device.peak_flops_per_s("bfloat16")
-        if peak is not None and device.name.startswith("h100-96gb"):
-            return 2 * peak
     if peak is None and device.matmul_points and (best := device.measured_matmul_flops_per_s.of(dtype)):
         return best.value
     if peak is None:
@@ -93,10 +89,6 @@ def _figure(device: Device, name: str) -> float:
     if figure is None:
         raise UnsupportedError(f"device {device.name} has no {name}: add it to its catalogue entry")
     return float(figure.value)
-
-
-def _num_sms(device: Device) -> float:
-    return 132.0 if device.num_sms is None else device.num_sms.value
 
 
 def _power_share(device: Device) -> float:

@@ -19,7 +19,13 @@ from meshwright.cost.block_time import BlockPricer, BlockTimes
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication import Communication, communication_of
 from meshwright.cost.constants import Constants, fitted_constants
-from meshwright.cost.data_parallel import DataParallel, data_parallel_of, exposed_update_s, fsdp_exposed_s
+from meshwright.cost.data_parallel import (
+    DataParallel,
+    data_parallel_of,
+    ends_exposed_s,
+    exposed_update_s,
+    fsdp_exposed_s,
+)
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.measured_sharding import measured_exchanges_s
@@ -178,10 +184,11 @@ class StepPricer:
         sharpness = c["host_sharpness"]
         wait_f = np.where(self.is_host, host_f, _longer(device_f, host_f, sharpness) - device_f)
         wait_b = np.where(self.is_host, host_b, _longer(device_b, host_b, sharpness) - device_b)
-        dp = np.zeros_like(device_f)
         if slot.kind == BLOCK:
             dp = fsdp_exposed_s(self.parallel, owner, fabric, c, (device_f + wait_f, device_b + wait_b), memory_rate)
-            dp = np.where(self.is_host, 0.0, dp)
+        else:
+            dp = ends_exposed_s(self.parallel, owner, fabric, c)
+        dp = np.where(self.is_host, 0.0, dp)
         return _Pass(
             ideal_matmul=3 * times.ideal_matmul[owner],
             ideal_attention=3 * times.ideal_attention[owner],
