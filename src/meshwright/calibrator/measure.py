@@ -55,7 +55,9 @@ def mean_of(ranks: Sequence[Measurements]) -> Measurements:
 
 
 def _round(menu: Menu, watch: Stopwatch) -> Measurements:
-    own = replace(watch, clock=time.thread_time) if watch.device.type == "cpu" else watch
+    own = together = watch
+    if watch.device.type == "cpu":
+        own, together = replace(watch, clock=time.thread_time), replace(watch, pick=min)
     attention = attention_seconds(menu, own)
     memory_ops = memory_op_seconds(menu, own)
     has_peers = dist.get_world_size() > 1
@@ -65,8 +67,8 @@ def _round(menu: Menu, watch: Stopwatch) -> Measurements:
         backward_attention_s={at: backward for at, (_, backward) in attention.items()},
         forward_memory_op_s={at: forward for at, (forward, _) in memory_ops.items()},
         backward_memory_op_s={at: back for at, (_, back) in memory_ops.items() if back is not None},
-        collective_s=collective_seconds(menu, watch) if has_peers else {},
-        block_step_s=block_step_seconds(menu.block_widths, watch) if has_peers else {},
+        collective_s=collective_seconds(menu, together) if has_peers else {},
+        block_step_s=block_step_seconds(menu.block_widths, together) if has_peers else {},
         host_s={"kernel": host_seconds(own)},
     )
 

@@ -10,7 +10,7 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,9 +36,12 @@ class Stopwatch:
     clock: Callable[[], float] = time.perf_counter
     """What tells the seconds. The thread's own time stands still while another program has the core, and so does for
     kernels that run on it; only the wall's counts what ranks wait for each other."""
+    pick: Callable[[Iterable[float]], float] = statistics.median
+    """What counts of a call's samples. By the wall's clock on processors the least: any other program lengthens what
+    ranks do together, and nothing shortens it."""
 
     def seconds(self, *calls: Callable[[], object]) -> float:
-        """Return the median seconds of a call on this rank; a collective: every rank times the same at once.
+        """Return the seconds of a call on this rank; a collective: every rank times the same at once.
 
         `calls` do equal work on memory of their own, each in turn, and what they return is kept for a while: in a
         model, too, an operation meets data that the caches have lost, and puts its result where nothing was.
@@ -49,7 +52,7 @@ class Stopwatch:
         num_calls = min(self._agree(_SHORTEST_SAMPLE_S / first_s), _MOST_CALLS)
         num_samples = min(self._agree(self.budget_s / (num_calls * first_s)), _MOST_SAMPLES)
         dist.barrier()
-        return statistics.median(self._sample(turns, num_calls) for _ in range(num_samples))
+        return self.pick(self._sample(turns, num_calls) for _ in range(num_samples))
 
     def copies(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield `tensors`, and copies of them, until a core's caches cannot hold them all."""
