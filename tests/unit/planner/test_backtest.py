@@ -128,7 +128,7 @@ def test_files_whose_rows_have_no_names_of_their_own_are_refused(
         load_runs(write(*changes))
 
 
-@pytest.mark.parametrize("content", [b"one,two\n1,2\n", b"\xff\xfe\x00junk"])
+@pytest.mark.parametrize("content", [b"", b"one,two\n1,2\n", b"\xff\xfe\x00junk"])
 def test_files_of_something_else_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "other.csv").write_bytes(content)
     with pytest.raises(ConfigError, match="other"):

@@ -29,7 +29,7 @@ def test_every_row_has_a_prediction_or_a_reason(published: Replayed) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_left_out_runs_are_predicted_far_better_than_by_the_null_model(published: Replayed) -> None:
     known = by_folds(*published)
     unseen, unknown, met = by_stack(*published, num_draws=1)
