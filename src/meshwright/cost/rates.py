@@ -65,7 +65,7 @@ def peaks_of(settings: tuple[Setting, ...]) -> Peaks:
             _peak(setting.cluster.device, setting.workload.matmul_dtype),
             _peak(setting.cluster.device, setting.workload.activation_dtype),
             _figure(setting.cluster.device, "memory_bytes_per_s"),
-            1.0 if setting.cluster.device.is_host else _figure(setting.cluster.device, "num_sms"),
+            1.0 if setting.cluster.device.matmul_points else _figure(setting.cluster.device, "num_sms"),
             _power_share(setting.cluster.device),
         )
         for setting in settings
