@@ -1,4 +1,4 @@
-"""`make demo`: proves a split, trains a small model on real text with it, kills a process, resumes, exports, generates.
+"""`make demo`: plans, proves a split, trains with it, kills a process, resumes, exports, generates, measures its plan.
 
 Each act shows the `meshwright` command that it runs and one line of proof. Everything lands in .demo/.
 """
@@ -26,17 +26,22 @@ from rich.table import Table
 from rich.tree import Tree
 
 from meshwright.errors import ExitCode
+from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
 from meshwright.spec.run import Manifest, Run
 from meshwright.units import format_bytes, format_duration
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = Path(".demo")
 STRAIGHT, KILLED, EXPORTED = Run(DEMO / "straight"), Run(DEMO / "killed"), DEMO / "hugging-face"
+PREDICTED = Run(DEMO / "predicted")
+# What calibrate measures stays in .demo/ too.
+CATALOGUE = DEMO / "catalogue"
 
 # Tensor parallel in each of two pipeline stages; FSDP2 is around each stage, and what dp_shard = -1 leaves is 1 rank.
 LAYOUT = "--ranks 4 layout.tp=2 layout.pp=2"
 TRAIN = f"train examples/tiny.toml {LAYOUT}"
 COMMANDS = {
+    "plan": "plan --model llama3-405b --cluster h100-ib400:16384 --seq-len 8192 --global-batch-tokens 16M",
     "check": f"check examples/tiny.toml {LAYOUT}",
     "prove": "prove examples/tiny.toml dp_shard=2,tp=2,pp=2 --exact",
     "train": f"{TRAIN} run.dir={STRAIGHT.folder}",
@@ -44,6 +49,9 @@ COMMANDS = {
     "resume": f"{TRAIN} run.dir={KILLED.folder} --resume",
     "export": f"export {KILLED.folder} {EXPORTED} --check",
     "generate": f'generate {KILLED.folder} --prompt "def " --max-new-tokens 160 --temperature 0.5 --seed 1',
+    "calibrate": "calibrate --device cpu --ranks 2 --seconds 10",
+    "train to measure": f"train examples/tiny.toml --ranks 2 run.device=cpu train.steps=15 run.dir={PREDICTED.folder}",
+    "report": f"report {PREDICTED.folder}",
 }
 NEXT = ("prove examples/tiny-moe.toml dp_shard=2,tp=2,ep=4", "check examples/deepseek-v3.toml", "init llama3-8b")
 
@@ -63,7 +71,8 @@ def main() -> None:
     """Run the acts in order; exit 1 at the first that fails."""
     os.chdir(ROOT)
     shutil.rmtree(DEMO, ignore_errors=True)
-    DEMO.mkdir()
+    CATALOGUE.mkdir(parents=True)
+    os.environ[CATALOGUE_VARIABLE] = str(CATALOGUE)
     started_s = time.perf_counter()
     measured: dict[str, str] = {}
     try:
@@ -75,6 +84,20 @@ def main() -> None:
         sys.exit(1)
     measured["the whole demo"] = format_duration(time.perf_counter() - started_s)
     closing_card(measured)
+
+
+def plan(measured: dict[str, str]) -> None:
+    """Plan Llama 3 405B on 16,384 H100, without owning one"""
+    started_s = time.perf_counter()
+    output = run("plan")
+    measured["plan"] = format_duration(time.perf_counter() - started_s)
+    quote(output[: output.index("memory by class")])
+    scored = re.search(r"([\d,]+) layouts scored", output)
+    mfu = re.search(r"MFU +HFU[^\n]*\n.*?([\d.]+ %) +[\d.]+ % ", output)
+    expect(scored is not None and mfu is not None, "the plan has no layout", "plan")
+    assert scored is not None
+    assert mfu is not None
+    claim(f"{scored[1]} layouts scored, and one picked, in {measured['plan']}: {mfu[1]} MFU expected")
 
 
 def check(measured: dict[str, str]) -> None:
@@ -168,7 +191,20 @@ def generate(measured: dict[str, str]) -> None:
     claim(f"{len(text.strip())} characters of a million-parameter model's idea of Python")
 
 
-ACTS: Sequence[Callable[[dict[str, str]], None]] = (check, prove, train, kill, resume, export, generate)
+def compare(measured: dict[str, str]) -> None:
+    """Predicted against measured, on this machine"""
+    run("calibrate")
+    run("train to measure")
+    output = run("report")
+    quote(output)
+    difference = re.search(r"differ by (-?[\d.]+ %)", output)
+    expect(difference is not None, "the report compares nothing", "report")
+    assert difference is not None
+    measured["predicted step, against the measured one"] = difference[1]
+    claim(f"the step was predicted {difference[1]} off: 15 % are aimed at, on a machine that does nothing else")
+
+
+ACTS: Sequence[Callable[[dict[str, str]], None]] = (plan, check, prove, train, kill, resume, export, generate, compare)
 
 
 def closing_card(measured: dict[str, str]) -> None:

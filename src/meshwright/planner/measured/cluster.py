@@ -8,7 +8,7 @@ from functools import lru_cache
 from meshwright.cost.constants import all_constants
 from meshwright.cost.rates import architecture_of
 from meshwright.errors import MeshwrightError, UnsupportedError
-from meshwright.hardware.catalogue import load_cluster
+from meshwright.hardware.catalogue import load_cluster, load_device
 from meshwright.planner.measured.row import RunRow
 from meshwright.spec.cluster import Cluster, Link
 from meshwright.spec.figure import Figure, Source
@@ -19,7 +19,7 @@ USUAL_CLUSTERS: tuple[tuple[str, str], ...] = (
     ("B300", "b300-ib800"),
     ("B200", "b200-ib400"),
     ("H100.*PCIE", "h100-pcie-ib200"),
-    ("H100.*(94GB|NVL)", "h100-nvl-pair"),
+    ("H100.*(94GB|NVL)", "h100-ib400/h100-nvl"),
     ("H100.*(96GB|500W)", "h100-96gb-rdma400"),
     ("H100", "h100-ib400"),
     ("H200", "h200-ib400"),
@@ -35,7 +35,7 @@ USUAL_CLUSTERS: tuple[tuple[str, str], ...] = (
     ("L40S", "l40s-eth100"),
     ("4090", "rtx-4090-eth100"),
 )
-"""Cluster of the catalogue that each spelling of a device stands for, the first that matches."""
+"""Cluster of the catalogue for each spelling of a device, the first that matches; what follows a / is its device."""
 
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(?:[A-Za-z-]+ )?(\d+(?:\.\d+)?) ?Gb/s", re.IGNORECASE)
 _OMNI_PATH_CARDS = {4: 4, 8: 4}
@@ -64,7 +64,9 @@ def cluster_of(row: RunRow, assumed: list[str]) -> Cluster:
 
 @lru_cache
 def _load(name: str) -> Cluster:
-    return load_cluster(name)
+    cluster, _, device = name.partition("/")
+    found = load_cluster(cluster)
+    return found.replace(device=load_device(device)) if device else found
 
 
 def _usual_cluster(row: RunRow) -> Cluster:
