@@ -11,7 +11,10 @@ import numpy as np
 from meshwright.planner.backtest.left_out import by_folds, by_stack
 from meshwright.planner.backtest.replay import load_runs, replay
 from meshwright.planner.backtest.report import backtest, shipped_sizes
+from meshwright.planner.measured.read import MeasuredRun
 from meshwright.spec.backtest import Backtest, MemoryScore, PickingScore, Prediction, Score
+from meshwright.units import format_bytes
+from validation.doubled import doubled
 from validation.fit import PUBLISHED_RUNS
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -73,7 +76,7 @@ def page() -> Iterator[str]:
     for report in (known, unseen, unknown, met, shipped):
         yield from ("", f"## Step time: {report.title}", "")
         yield from _sources(report)
-    yield from ("", "## Memory", "", *_memory(shipped))
+    yield from ("", "## Memory", "", *_memory(shipped), "", *_doubled(runs))
     yield from ("", "## Picking a layout", "", *_picking(known.picking, shipped.picking))
     yield from ("", "## What is not predicted", "", *_unsupported(predictions))
     yield ""
@@ -167,6 +170,27 @@ def _memory(report: Backtest) -> Iterator[str]:
     yield from _table(("kind", "n", "median", "mean", "bias"), [cells(score) for score in report.memory])
     yield ""
     yield f"{report.fits:.1%} of the runs are expected to fit their devices, as they did."
+
+
+def _doubled(runs: Sequence[MeasuredRun]) -> Iterator[str]:
+    found = doubled(runs)
+    yield (
+        "Each model at twice its largest measured microbatch, nothing computed again: "
+        f"{sum(one.fits for one in found)} of {len(found)} are expected to fit."
+    )
+    yield ""
+    rows = [
+        (
+            one.model,
+            one.device,
+            str(one.microbatch_size),
+            format_bytes(one.reserved_bytes),
+            format_bytes(one.usable_bytes),
+            "yes" if one.fits else "no",
+        )
+        for one in found
+    ]
+    yield from _table(("model", "device", "microbatch", "reserved", "usable", "fits"), rows)
 
 
 def _picking(known: PickingScore | None, shipped: PickingScore | None) -> Iterator[str]:
