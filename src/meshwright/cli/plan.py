@@ -28,6 +28,7 @@ _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 @click.option("--global-batch-size", type=click.IntRange(min=1), help="Sequences of a step.")
 @click.option("--precision", help="Format of the matmuls, such as bfloat16 or float8-rowwise.")
 @click.option("--stack", help="Software to predict; default: meshwright.")
+@click.option("--given", multiple=True, type=click.Path(path_type=Path), help="Past runs that calibrate the software.")
 @click.option("--tokens", help="Tokens of the whole run, such as 15T: adds days, failures and cost.")
 @click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), multiple=True, help="One for each --cluster.")
 @click.option("--deadline", help="Days that the run may take, such as 60d.")
@@ -52,6 +53,10 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     cluster = given["cluster"][0] if given["cluster"] else None
     options = Options(cluster, given["precision"], given["stack"] or OURS, takes_example=True)
     question = question_of(resolved, options)
+    if given["given"]:
+        from meshwright.planner.given import calibrated_stack
+
+        question = question.with_setting(stack=calibrated_stack(question.setting.stack, given["given"]))
     plan = make_plan(question, num_runners_up=given["top"] - 1)
     budgets = _budgets(question, plan, given)
     if given["as_json"]:

@@ -11,6 +11,7 @@ from meshwright.planner.fitting.given import Calibration, calibrate
 from meshwright.planner.fitting.timed_runs import is_timed
 from meshwright.planner.measured.read import MeasuredRun
 from meshwright.planner.own_run import read_own_run
+from meshwright.spec.stack import Stack
 
 
 def given_runs(path: Path) -> list[MeasuredRun]:
@@ -33,3 +34,12 @@ def calibrate_given(paths: Sequence[Path]) -> dict[str, Calibration]:
         for run in given_runs(path):
             by_stack.setdefault(run.row.stack, []).append(run)
     return {stack: calibrate(runs) for stack, runs in by_stack.items()}
+
+
+def calibrated_stack(stack: Stack, paths: Sequence[Path]) -> Stack:
+    """Return `stack` as the runs at `paths` calibrate it; raises ConfigError where none of them is of it."""
+    found = calibrate_given(paths)
+    if stack.name not in found:
+        others = ", ".join(sorted(found))
+        raise ConfigError(f"--given holds runs of {others} and none of {stack.name}: name their software with --stack")
+    return found[stack.name].applied(stack)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import run
+from meshwright.errors import ExitCode
 from meshwright.spec.plan import Plan
 
 SMALL = ("plan", "--model", "llama3-8b", "--cluster", "h100-ib400:8", "--seq-len", "2048", "--global-batch-size", "16")
@@ -169,3 +170,14 @@ def test_planning_never_imports_torch() -> None:
         f"assert run({[*SMALL, '--json', '--tokens', '1T']!r}) == 0; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+
+
+def test_given_runs_calibrate_the_software(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = str(Path(__file__).parents[3] / "validation" / "published_runs.csv")
+    assert run([*SMALL, "--json", "--stack", "torchtitan-2024"]) == ExitCode.DONE
+    shipped = json.loads(capsys.readouterr().out)["pick"]["estimate"]
+    assert run([*SMALL, "--json", "--stack", "torchtitan-2024", "--given", runs]) == ExitCode.DONE
+    given = json.loads(capsys.readouterr().out)["pick"]["estimate"]
+    assert given["step"] != shipped["step"]
+    assert run([*SMALL, "--given", runs]) == ExitCode.BAD_INPUT
+    assert "none of meshwright: name their software with --stack" in capsys.readouterr().err

@@ -35,7 +35,7 @@ USUAL_CLUSTERS: tuple[tuple[str, str], ...] = (
     ("L40S", "l40s-eth100"),
     ("4090", "rtx-4090-eth100"),
 )
-"""Cluster of the catalogue for each spelling of a device, the first that matches; what follows a / is its device."""
+"""Cluster of the catalogue for each spelling of a device, the first that matches; /NAME puts another device in it."""
 
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(?:[A-Za-z-]+ )?(\d+(?:\.\d+)?) ?Gb/s", re.IGNORECASE)
 _OMNI_PATH_CARDS = {4: 4, 8: 4}

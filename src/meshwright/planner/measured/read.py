@@ -50,7 +50,7 @@ class MeasuredRun:
 def read_runs(file: Path, known: dict[str, Stack] | None = None) -> list[MeasuredRun]:
     """Return every row of the CSV `file`, in order; raises ConfigError where it is no such file."""
     try:
-        with file.open(encoding="utf-8", newline="") as stream:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream)
             # An empty file has no names, which the reader looks for as late as it can.
             names = reader.fieldnames or ()
