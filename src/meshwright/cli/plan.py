@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,15 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     Keys of [layout] given as layout.tp=8 are kept; those of a job file only with layout.search = true.
     Exit code 0: there is a layout; 2: bad input, or nothing fits.
     """
+    # An answer takes a second, a tenth of which would go into looking for garbage.
+    gc.disable()
+    try:
+        _answer(words, given)
+    finally:
+        gc.enable()
+
+
+def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
     from meshwright.cost.stacks import OURS
     from meshwright.planner.ask import Options, question_of
     from meshwright.planner.plan import make_plan
