@@ -9,7 +9,7 @@ import pytest
 from measured_rows import DENSE, MIXTURE, PIPELINE, row
 from meshwright.cost.stacks import load_stack, stacks
 from meshwright.errors import UnsupportedError
-from meshwright.hardware.catalogue import cluster_names, load_cluster
+from meshwright.hardware.catalogue import cluster_names, device_names, load_cluster
 from meshwright.planner.measured.cluster import USUAL_CLUSTERS, cluster_of
 from meshwright.planner.measured.read import measured_run
 from meshwright.planner.measured.recipe import recipe_of
@@ -67,7 +67,9 @@ def test_a_source_is_its_family_else_itself() -> None:
 
 @pytest.mark.parametrize(("pattern", "name"), USUAL_CLUSTERS)
 def test_every_usual_cluster_is_in_the_catalogue(pattern: str, name: str) -> None:
-    assert name in cluster_names()
+    cluster, _, device = name.partition("/")
+    assert cluster in cluster_names()
+    assert not device or device in device_names()
     assert load_cluster(name).inter_node is not None or load_cluster(name).num_devices > 0
 
 
