@@ -70,7 +70,7 @@ def test_every_usual_cluster_is_in_the_catalogue(pattern: str, name: str) -> Non
     cluster, _, device = name.partition("/")
     assert cluster in cluster_names()
     assert not device or device in device_names()
-    assert load_cluster(name).inter_node is not None or load_cluster(name).num_devices > 0
+    assert load_cluster(cluster).inter_node is not None or load_cluster(cluster).num_devices > 0
 
 
 @pytest.mark.parametrize(
