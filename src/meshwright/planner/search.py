@@ -22,7 +22,7 @@ from meshwright.planner.question import Question
 from meshwright.planner.space import splits, with_choices, with_fine_choices
 
 _LEAST_WANTED, _MOST_WANTED, _WANTED_PER_DEVICE = 10_000, 110_000, 20
-_FIRST_PIECE, _LARGEST_PIECE = 4_000, 64_000
+_FIRST_PIECE, _LARGEST_PIECE = 4_000, 24_000
 """Layouts that are priced at once: few at first, since a fast one that fits spares the rest."""
 _MARGIN = 1.01
 _NUM_REFINED = 2_000
