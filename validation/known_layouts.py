@@ -90,8 +90,8 @@ def _llama3() -> Known:
     published_s = flops / (0.41 * peak * setting.cluster.num_devices)
     question = Question("llama3-405b", architecture, setting, given=layout)
     source = (
-        "arXiv:2407.21783, table 4: 41 % MFU, of which the step follows; a block for each of 128 stages but the first and "
-        "the last; priced as software that nobody measured"
+        "arXiv:2407.21783, table 4: 41 % MFU, of which the step follows; a block for each of 128 stages but the first "
+        "and the last; priced as software that nobody measured"
     )
     return Known("Llama 3 405B at 16,384 H100", source, question, published_s)
 
@@ -105,8 +105,8 @@ def _section(known: Known, plan: Plan) -> str:
         [
             f"## {known.title}",
             "",
-            f"Source: {known.source}. {plan.num_devices:,} x {plan.device}, {plan.workload.global_batch_size} sequences "
-            f"of {plan.workload.seq_len} tokens, {plan.workload.precision}; {plan.layouts_scored:,} layouts scored.",
+            f"Source: {known.source}. {plan.num_devices:,} x {plan.device}, {plan.workload.global_batch_size} "
+            f"sequences of {plan.workload.seq_len} tokens, {plan.workload.precision}; {plan.layouts_scored:,} layouts scored.",
             "",
             "| | step | against it | memory left | layout |",
             "|--|--|--|--|--|",
