@@ -106,7 +106,8 @@ def _section(known: Known, plan: Plan) -> str:
             f"## {known.title}",
             "",
             f"Source: {known.source}. {plan.num_devices:,} x {plan.device}, {plan.workload.global_batch_size} "
-            f"sequences of {plan.workload.seq_len} tokens, {plan.workload.precision}; {plan.layouts_scored:,} layouts scored.",
+            f"sequences of {plan.workload.seq_len} tokens, {plan.workload.precision}; "
+            f"{plan.layouts_scored:,} layouts scored.",
             "",
             "| | step | against it | memory left | layout |",
             "|--|--|--|--|--|",
