@@ -44,7 +44,8 @@ def test_one_rank_never_waits() -> None:
 def test_a_transfer_is_waited_for_between_ranks_only() -> None:
     assert replay_s(orders("1F1B", 2, 1), even(2), 0.25) == pytest.approx(6 + 2 * 0.25)
     # In a V, the two middle stages are one rank's: there and back are two transfers each. Besides four forwards and
-    # four backwards to the inputs, two to the weights lie on the way: that of stage 2, before stage 1's turn, and the last.
+    # four backwards to the inputs, two to the weights lie on the way: that of stage 2, before stage 1's turn, and the
+    # last.
     assert replay_s(orders("ZBVZeroBubble", 2, 1, 2), even(4), 0.25) == pytest.approx(4 + 4 + 2 + 4 * 0.25)
 
 
