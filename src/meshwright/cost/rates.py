@@ -65,7 +65,7 @@ def peaks_of(settings: tuple[Setting, ...]) -> Peaks:
             _peak(setting.cluster.device, setting.workload.matmul_dtype),
             _peak(setting.cluster.device, setting.workload.activation_dtype),
             _figure(setting.cluster.device, "memory_bytes_per_s"),
-            1.0 if setting.cluster.device.matmul_points else _figure(setting.cluster.device, "num_sms"),
+            _num_sms(setting.cluster.device),
             _power_share(setting.cluster.device),
         )
         for setting in settings
@@ -89,6 +89,11 @@ def _figure(device: Device, name: str) -> float:
     if figure is None:
         raise UnsupportedError(f"device {device.name} has no {name}: add it to its catalogue entry")
     return float(figure.value)
+
+
+def _num_sms(device: Device) -> float:
+    """Return what tiles are spread over: one where a host multiplies, or where matmuls were measured by size."""
+    return 1.0 if device.is_host or device.matmul_points else _figure(device, "num_sms")
 
 
 def _power_share(device: Device) -> float:
