@@ -69,11 +69,12 @@ def test_every_constant_is_used() -> None:
     of = setting("mixtral-8x7b")
     b200 = load_cluster("b200-ib400")
     capped = b200.replace(device=b200.device.replace(name="b200-limited"))
+    ultra = load_cluster("gb300-nvl72")
     clusters = [load_cluster(name) for name in sorted(set(cluster_names()) - {"cpu-local", "local"})]
     variants = [
         *(setting(cluster=cluster, precision="float16") for cluster in (*clusters, capped)),
         *(setting(cluster=load_cluster("mi300x-node"), precision=name) for name in FORMATS[:1]),
-        *(setting(cluster=one, precision=name) for one in (b200, capped, load_cluster("dgx-b300")) for name in FORMATS),
+        *(setting(cluster=one, precision=name) for one in (b200, capped, ultra) for name in FORMATS),
         *(setting("mixtral-8x7b", precision=name) for name in FORMATS[:3]),
         *(changed(of, kernels=kernels) for kernels in ("eager", "compiled", "fused")),
         changed(of, attention="unfused", fused_experts=True),

@@ -72,6 +72,4 @@ def _stated(row: RunRow, base: Stack) -> dict[str, Any]:
         changes["gradient_accumulation_dtype"] = "bfloat16"
     if row.precision == "float8-rowwise":
         changes["low_precision_gather"] = False  # A row's scale is not known before its parts meet.
-    if "training_results_v3.0" in row.text("source"):
-        changes["dp_overlap"] = False  # Gradients were overlapped from the next round on.
     return changes
