@@ -158,6 +158,35 @@ def test_a_stack_of_another_year_does_what_its_relative_does_without_its_constan
     assert (found.compute, found.communication, found.overhead, found.num_runs) == (1, 1, 1, 0)
 
 
+def test_of_a_framework_the_nearest_year_is_taken() -> None:
+    of_2020 = stack_of(run_row(row(stack="megatron-2019")))
+    assert of_2020.name == "generic (does what megatron-2020 does)"
+    # A name that nobody knows, and notes that tell the framework.
+    told = stack_of(run_row(row(stack="bespoke-2021", notes="a fork of Megatron-LM, 1F1B")))
+    assert told.name == "generic (does what megatron-2021 does)"
+    # The longest name that fits says most.
+    assert "megatron-bridge-26" in stack_of(run_row(row(stack="megatron-bridge-27"))).name
+
+
+def test_only_a_vendors_recipes_are_taken_to_be_tuned() -> None:
+    cells = {"stack": "megatron-core-2023"}
+    assert stack_of(run_row(row(**cells, source="NVIDIA/Megatron-LM README.md"))).is_tuned
+    assert stack_of(run_row(row(**cells, source="Somebody et al. 2023"))).is_tuned
+    assert not stack_of(run_row(row(**cells, source="somebody/benchmarks README.md"))).is_tuned
+
+
+def test_what_is_usual_stands_in_for_what_is_not_told() -> None:
+    def stack(name: str = "my-own-thing", **cells: Any) -> Any:
+        return stack_of(run_row(row(**{"stack": name, "compile": None, "flash_attn": None, **cells})))
+
+    assert stack().kernels == "eager"
+    assert stack(notes="kernels: TE + DeepEP").kernels == "fused"
+    assert stack(notes="kernels: TE + DeepEP").dispatcher == "fused"
+    assert stack("my-own-thing-2021").attention == "unfused"
+    assert stack("my-own-thing-2021", flash_attn="yes").attention == "flash"
+    assert stack("my-own-thing-2024").attention == "flash"
+
+
 @pytest.mark.parametrize("name", ["my-own-thing", None, "generic"])
 def test_a_stack_that_nobody_knows_is_generic_and_says_so(name: str | None) -> None:
     found = stack_of(run_row(row(stack=name)))
