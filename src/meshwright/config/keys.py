@@ -1,12 +1,13 @@
 """Every key of a job with its meaning, type and default: what show, init, the reference and the messages print."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from meshwright.spec.field_docs import field_docs
 from meshwright.spec.job import Job
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -22,47 +23,85 @@ _COUNT_RULE = ', or a count such as "4M" (4_000_000)'
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a job: `train.steps`; `schema_version` alone has no section."""
+    """One key of a job: `train.steps`; `schema_version` alone has no section. All else follows from its field."""
 
     section: str
     name: str
-    meaning: str
-    """One sentence with the unit."""
-    rule: str
-    """What a value must be, in words: "a whole number, 1 or more"."""
-    default: Any
-    is_optional: bool
-    """Whether leaving the key out means something that no value says."""
-    kind: Literal["string", "integer", "number", "boolean", "array", "object"]
-    """What JSON calls the value; of a string the quotes may be left out on a command line."""
-    choices: tuple[str, ...]
-    """The only values of a string; empty when any will do."""
-    is_count: bool
-    """Whether the value counts tokens, so that "4M" may be written."""
-    example: Any
-    """A value to show where the default is to leave the key out."""
 
     @property
     def dotted(self) -> str:
         """Return the name as it is written on a command line."""
         return f"{self.section}.{self.name}" if self.section else self.name
 
+    @property
+    def meaning(self) -> str:
+        """Return one sentence with the unit."""
+        return field_docs(self._noun)[self.name]
+
     def accepts(self, value: Any) -> bool:
         """Return whether `value` alone is allowed, other keys being at their defaults."""
-        noun = SECTIONS[self.section] if self.section else Job
         try:
-            noun.model_validate({self.name: value})
+            self._noun.model_validate({self.name: value})
         except ValidationError:
             return False
         return True
+
+    @cached_property
+    def rule(self) -> str:
+        """Return what a value must be, in words: "a whole number, 1 or more"."""
+        return ", or ".join(_rule(kind) for kind in self._kinds) + (_COUNT_RULE if self.is_count else "")
+
+    @property
+    def kind(self) -> Literal["string", "integer", "number", "boolean", "array", "object"]:
+        """Return what JSON calls the value; of a string the quotes may be left out on a command line."""
+        kind: Literal["string", "integer", "number", "boolean", "array", "object"] = self._kinds[0]["type"]
+        return kind
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Return the only values of a string; none when any will do."""
+        return _choices(self._kinds[0])
+
+    @property
+    def default(self) -> Any:
+        """Return the value of a key that is left out."""
+        return self._field.get_default(call_default_factory=True)
+
+    @property
+    def is_optional(self) -> bool:
+        """Return whether leaving the key out means something that no value says."""
+        return _allows_none(self._field.annotation)
+
+    @property
+    def is_count(self) -> bool:
+        """Return whether the value counts tokens, so that "4M" may be written."""
+        return self.name.endswith(_COUNT_SUFFIX)
+
+    @property
+    def example(self) -> Any:
+        """Return a value to show where the default is to leave the key out."""
+        return (self._field.examples or [None])[0]
+
+    @property
+    def _noun(self) -> type[BaseModel]:
+        return SECTIONS[self.section] if self.section else Job
+
+    @property
+    def _field(self) -> FieldInfo:
+        return self._noun.model_fields[self.name]
+
+    @cached_property
+    def _kinds(self) -> list[dict[str, Any]]:
+        """Return the JSON Schemas of what a value may be, but for null."""
+        schema = _schema(self._noun)["properties"][self.name]
+        return [kind for kind in schema.get("anyOf", []) if kind["type"] != "null"] or [schema]
 
 
 @cache
 def job_keys() -> dict[str, Key]:
     """Return every key of a job by its dotted name, in the order of the file."""
-    keys = [_key("", "schema_version", Job.model_fields["schema_version"], Job)]
-    for section, noun in SECTIONS.items():
-        keys += [_key(section, name, field, noun) for name, field in noun.model_fields.items()]
+    keys = [Key("", "schema_version")]
+    keys += [Key(section, name) for section, noun in SECTIONS.items() for name in noun.model_fields]
     return {key.dotted: key for key in keys}
 
 
@@ -70,25 +109,6 @@ def job_keys() -> dict[str, Key]:
 def section_meaning(section: str) -> str:
     """Return the one sentence that says what a section is about."""
     return (SECTIONS[section].__doc__ or "").splitlines()[0]
-
-
-def _key(section: str, name: str, field: FieldInfo, noun: type[BaseModel]) -> Key:
-    schema = _schema(noun)["properties"][name]
-    kinds = [kind for kind in schema.get("anyOf", []) if kind["type"] != "null"] or [schema]
-    value_schema = kinds[0]
-    examples = field.examples or [None]
-    return Key(
-        section=section,
-        name=name,
-        meaning=field.description or "",
-        rule=", or ".join(_rule(kind) for kind in kinds) + (_COUNT_RULE if name.endswith(_COUNT_SUFFIX) else ""),
-        default=field.get_default(call_default_factory=True),
-        is_optional=_allows_none(field.annotation),
-        kind=value_schema["type"],
-        choices=_choices(value_schema),
-        is_count=name.endswith(_COUNT_SUFFIX),
-        example=examples[0],
-    )
 
 
 @cache

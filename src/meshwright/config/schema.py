@@ -5,7 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelSchema
+
 from meshwright.config.keys import job_keys
+from meshwright.spec.field_docs import field_docs
 from meshwright.spec.job import Job
 
 SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
@@ -14,7 +19,7 @@ SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
 
 def job_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a job file."""
-    schema = Job.model_json_schema()
+    schema = Job.model_json_schema(schema_generator=_WithDescriptions)
     sections = schema["$defs"]
     for noun in (schema, *sections.values()):
         noun.pop("title", None)
@@ -35,6 +40,18 @@ def schema_text() -> str:
 def schema_line(folder: Path) -> str:
     """Return the comment that tells an editor where the schema of a job file in `folder` lies, by relative path."""
     return f"#:schema {Path(os.path.relpath(SCHEMA_FILE, folder)).as_posix()}"
+
+
+class _WithDescriptions(GenerateJsonSchema):
+    """Gives each key the sentence below its field."""
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        """Return the schema of a noun."""
+        found = super().model_schema(schema)
+        noun: type[BaseModel] = schema["cls"]
+        for name, text in field_docs(noun).items():
+            found["properties"][name]["description"] = text
+        return found
 
 
 def _for_toml(value: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Noun(BaseModel):
-    """A frozen record; the sentence below each field is its description wherever it is printed."""
+    """A frozen record; the sentence below each field is its description wherever it is printed (field_docs)."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         strict=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         # "model" is our word too: [model] in a job, ModelSpec, model_spec().
         protected_namespaces=(),
