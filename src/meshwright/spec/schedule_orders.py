@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from meshwright.spec.action import Action
+from meshwright.spec.action import Action, Kind
 from meshwright.spec.layout import Layout
 
 
@@ -87,22 +87,22 @@ def _one_forward_one_backward(rank: int, layout: Layout, num_microbatches: int) 
     total = num_own * num_microbatches
     warmup = min((num_own - 1) * round_size + forwards_per_hop * (layout.pp - 1 - rank), total)
 
-    order = _Order()
-    for step in range(-warmup, total):
-        if step + warmup < total:
-            order.forward(rank + layout.pp * ((step + warmup) // round_size % num_own))
-        if step < 0:
-            continue
-        stage = rank + layout.pp * (num_own - 1 - step // round_size % num_own)
-        if not splits_backward:
-            order.backward(stage)
-            continue
-        order.backward_to_inputs(stage)
-        if order.num_pending > rank:
-            order.backward_to_weights()
-    while order.num_pending:
-        order.backward_to_weights()
-    return order.actions
+    stages = range(rank, layout.num_stages, layout.pp)
+    forwards = _in_rounds("F", stages, num_microbatches, round_size)
+    backwards = _in_rounds("I" if splits_backward else "B", stages[::-1], num_microbatches, round_size)
+    weights = _in_rounds("W", stages[::-1], num_microbatches, round_size) if splits_backward else []
+    order, late = forwards[:warmup], min(rank, total)
+    for step, backward in enumerate(backwards):
+        order += forwards[warmup + step : warmup + step + 1]
+        order.append(backward)
+        order += weights[step - late : step - late + 1] if step >= late else []
+    return order + weights[total - late :]
+
+
+def _in_rounds(kind: Kind, stages: range, num_microbatches: int, round_size: int) -> list[Action]:
+    """Return an action of each microbatch on each stage: a round of microbatches on the first, on the second, ..."""
+    rounds = [range(num_microbatches)[first : first + round_size] for first in range(0, num_microbatches, round_size)]
+    return [Action(kind, stage, number) for numbers in rounds for stage in stages for number in numbers]
 
 
 def _zero_bubble_v(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:

@@ -8,8 +8,9 @@ than a whole stage should, could the other stages of its rank take some blocks l
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.layout import Layout
@@ -35,8 +36,10 @@ def block_costs(model_spec: ModelSpec, seq_len: int) -> tuple[list[int], list[in
     The units are the embedding, each block, and the last norm with the head. A tied head weighs its bytes too: its
     stage is not the embedding's, so it has a copy.
     """
-    units = [group for group in model_spec.groups for _ in range(group.count)]
-    return [unit.forward_flops_per_token(seq_len) for unit in units], [_held_bytes(unit) for unit in units]
+    groups = model_spec.groups
+    flops = [[group.forward_flops_per_token(seq_len)] * group.count for group in groups]
+    sizes = [[_held_bytes(group)] * group.count for group in groups]
+    return list(itertools.chain(*flops)), list(itertools.chain(*sizes))
 
 
 def split_stages(block_times: Sequence[float], block_bytes: Sequence[float], num_stages: int) -> tuple[int, ...]:
@@ -53,73 +56,85 @@ def split_stages(block_times: Sequence[float], block_bytes: Sequence[float], num
     if num_stages == 1:
         return ()
     # A cut before unit c is boundary c - 1; cuts 1 .. num_blocks + 1 keep embedding and head at the ends.
-    time, size = _cost_of(block_times), _cost_of(block_bytes)
-    max_time = _least_bound(time, len(block_times), lambda bound: _fits(num_stages, len(block_times), (time, bound)))
-    max_size = _least_bound(
-        size, len(block_times), lambda bound: _fits(num_stages, len(block_times), (time, max_time), (size, bound))
-    )
-    cuts = _most_even(num_stages, len(block_times), (time, max_time), (size, max_size))
+    time, size = _sums_of(block_times), _sums_of(block_bytes)
+    max_time = _least_bound(time, lambda bound: _fits(num_stages, (time, bound)))
+    max_size = _least_bound(size, lambda bound: _fits(num_stages, (time, max_time), (size, bound)))
+    cuts = _most_even(num_stages, (time, max_time), (size, max_size))
     return tuple(cut - 1 for cut in cuts)
 
 
-_Cost = Callable[[int, int], float]
-"""The cost of the units from the first number up to but not including the second."""
-_Bound = tuple[_Cost, float]
-"""A cost of a stage, and the most that it may be."""
+_Sums = tuple[float, ...]
+"""The cost of all units before each one, and last of all units: what a stage costs is the difference of two."""
+_Bound = tuple[_Sums, float]
+"""A cost of units, and the most that it may be for a stage."""
 
 
-def _cost_of(units: Sequence[float]) -> _Cost:
-    sums = list(itertools.accumulate(units, initial=0))
-    return lambda start, stop: sums[stop] - sums[start]
+def _sums_of(units: Sequence[float]) -> _Sums:
+    return tuple(itertools.accumulate(units, initial=0))
 
 
-def _least_bound(cost: _Cost, num_units: int, fits: Callable[[float], bool]) -> float:
+@lru_cache(maxsize=16)
+def _stage_costs(sums: _Sums) -> list[float]:
+    """Return what any stage may cost, ascending: a search asks this of one model for many numbers of stages."""
+    return sorted({stop - start for start, stop in itertools.combinations(sums, 2)})
+
+
+def _least_bound(sums: _Sums, fits: Callable[[float], bool]) -> float:
     """Return the least bound, rounding allowed for, that fits: it is the cost of some stage."""
-    costs = sorted({cost(start, stop) for start in range(num_units) for stop in range(start + 1, num_units + 1)})
+    costs = _stage_costs(sums)
     return costs[bisect_left(costs, True, key=lambda bound: fits(bound * _ROUNDING))] * _ROUNDING
 
 
-def _furthest(start: int, num_units: int, bounds: Sequence[_Bound]) -> int:
+def _furthest(start: int, bounds: Sequence[_Bound]) -> int:
     """Return where a stage that starts at unit `start` ends at the latest to keep within `bounds`."""
-    stop = start
-    while stop < num_units and all(cost(start, stop + 1) <= most for cost, most in bounds):
-        stop += 1
-    return stop
+    return min(bisect_right(sums, sums[start] + most) for sums, most in bounds) - 1
 
 
-def _fits(num_stages: int, num_units: int, *bounds: _Bound) -> bool:
+def _fits(num_stages: int, *bounds: _Bound) -> bool:
     """Return whether `num_stages` stages can keep within `bounds`: each takes as much as it may, so fewest are used.
 
     Fewer than `num_stages` will do, since a stage that is cut in two costs no more, and there are enough units.
     """
-    start = 0
+    start, num_units = 0, len(bounds[0][0]) - 1
     for _ in range(num_stages):
-        start = _furthest(start, num_units, bounds)
+        start = _furthest(start, bounds)
     return start == num_units
 
 
-def _most_even(num_stages: int, num_units: int, *bounds: _Bound) -> list[int]:
+def _most_even(num_stages: int, *bounds: _Bound) -> list[int]:
     """Return the cuts with the least sum of squared times among those within `bounds`, the first cut least on ties."""
     time = bounds[0][0]
-    furthest = [_furthest(start, num_units, bounds) for start in range(num_units)]
+    furthest = [_furthest(start, bounds) for start in range(len(time))]
+    firsts, lasts = _starts(num_stages, furthest)
     # From the last stage to the first: the least cost of it and all later ones by the unit it starts at, and its end.
-    costs, best_stops = {num_units: 0.0}, []
+    costs, best_stops = {len(time) - 1: 0.0}, []
     for stage in reversed(range(num_stages)):
         later, costs = costs, {}
         best_stop: dict[int, int] = {}
-        for start in range(stage, num_units - (num_stages - stage) + 1):
+        for start in range(firsts[stage], lasts[stage] + 1):
             least = float("inf")
-            for stop in range(start + 1, furthest[start] + 1):
-                own = time(start, stop) ** 2
-                if own > least:
-                    break
-                total = own + later.get(stop, float("inf"))
+            for stop in range(max(start + 1, firsts[stage + 1]), min(furthest[start], lasts[stage + 1]) + 1):
+                total = (time[stop] - time[start]) ** 2 + later[stop]
                 if total * _ROUNDING < least:
                     least, best_stop[start] = total, stop
             costs[start] = least
         best_stops.append(best_stop)
     cuts = list(itertools.accumulate(reversed(best_stops), lambda start, best_stop: best_stop[start], initial=0))
     return cuts[1:-1]
+
+
+def _starts(num_stages: int, furthest: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return for each stage, and for the end, the first and the last unit that it can start at in any split.
+
+    The last follows from stages before it that take as much as they may, the first from such stages after it; and no
+    stage is empty.
+    """
+    num_units = len(furthest) - 1
+    lasts, firsts = [0], [num_units]
+    for stage in range(1, num_stages + 1):
+        lasts.append(min(furthest[lasts[-1]], num_units - num_stages + stage))
+        firsts.append(max(bisect_left(furthest, firsts[-1]), num_stages - stage))
+    return firsts[::-1], lasts
 
 
 def _held_bytes(unit: BlockGroup) -> int:
