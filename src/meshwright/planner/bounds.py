@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.case import Floats
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, Bools, LayoutTable
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, Bools, LayoutTable, concatenate
 from meshwright.planner.menu import Menu
 from meshwright.planner.price import time_steps, weigh
 from meshwright.planner.question import Question
@@ -92,17 +92,17 @@ def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> 
     rows = np.flatnonzero(table.cp > 1)
     if len(rows) and len(codes) > 1:
         taken = table.take(rows)
-        own_s[rows] = least_s[rows] = _cp_s(taken, question)
-        for code in codes:
-            other = _with_columns(taken, {"cp_method": code})
-            changed = np.flatnonzero(splits_model(other, question) & (taken.cp_method != code))
-            cp_s = _cp_s(other.take(changed), question)
-            least_s[rows[changed]] = np.minimum(least_s[rows[changed]], cp_s)
+        others = [_with_columns(taken, {"cp_method": code}) for code in codes]
+        changed = [
+            np.flatnonzero(splits_model(other, question) & (taken.cp_method != other.cp_method)) for other in others
+        ]
+        tables = [taken, *(other.take(row) for other, row in zip(others, changed, strict=True))]
+        cp_s = time_steps(concatenate(tables), question).cp_s
+        own, *each = np.split(cp_s, np.cumsum([len(table) for table in tables])[:-1])
+        own_s[rows] = least_s[rows] = own
+        for row, seconds in zip(changed, each, strict=True):
+            least_s[rows[row]] = np.minimum(least_s[rows[row]], seconds)
     return own_s - least_s
-
-
-def _cp_s(table: LayoutTable, question: Question) -> Floats:
-    return time_steps(table, question).cp_s
 
 
 def _without_waiting_s(table: LayoutTable, question: Question) -> Floats:

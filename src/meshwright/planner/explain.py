@@ -71,8 +71,27 @@ def extra_s(pick: Candidate, other: Candidate) -> dict[str, float]:
     return {name: value for name, value in differences.items() if abs(value) > _LEAST_DIFFERENCE_S}
 
 
-def misfits(pick: Candidate, question: Question, menu: Menu) -> list[Rejection]:
-    """Return the layouts one change away from the pick that do not fit, fastest first, and what would make them fit."""
+def misfits(pick: Candidate, given: Candidate | None, question: Question, menu: Menu) -> list[Rejection]:
+    """Return the layouts that do not fit and what would make them: the one given, and those one change from the pick.
+
+    The latter come fastest first.
+    """
+    candidates = _nearby_misfits(pick, question, menu)
+    if given is not None and given.headroom_bytes < 0:
+        candidates.insert(0, given)
+    if not candidates:
+        return []
+    tables = [neighbours(candidate.layout, question, menu) for candidate in candidates]
+    priced = price(concatenate(tables), question, only_fitting=False)
+    stops = np.cumsum([len(table) for table in tables])
+    rows = [row[priced.fits[row]] for row in np.split(np.arange(len(priced)), stops[:-1])]
+    return [
+        _misfit(candidate, priced.take(own), pick, question) for candidate, own in zip(candidates, rows, strict=True)
+    ]
+
+
+def _nearby_misfits(pick: Candidate, question: Question, menu: Menu) -> list[Candidate]:
+    """Return the layouts one change away from the pick that do not fit, fastest first, one for each key."""
     nearby = price(neighbours(pick.layout, question, menu), question, only_fitting=False)
     fastest: dict[tuple[str, ...], int] = {}
     for row in np.argsort(nearby.total_s):
@@ -82,13 +101,11 @@ def misfits(pick: Candidate, question: Question, menu: Menu) -> list[Rejection]:
     candidates = [
         candidate_at(nearby, row, question, _SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
     ]
-    candidates.sort(key=lambda candidate: candidate.estimate.step.total_s)
-    return [misfit(candidate, pick, question, menu) for candidate in candidates]
+    return sorted(candidates, key=lambda candidate: candidate.estimate.step.total_s)
 
 
-def misfit(candidate: Candidate, pick: Candidate, question: Question, menu: Menu) -> Rejection:
-    """Return why a layout does not fit, and the changes of one key that cure it at least cost of time."""
-    nearby = price(neighbours(candidate.layout, question, menu), question)
+def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, question: Question) -> Rejection:
+    """Return why a layout does not fit, and of the layouts near it that do, the changes that cost least time."""
     broken = set(changes(pick.layout, candidate.layout))
     fixes: list[Fix] = []
     for row in np.argsort(nearby.total_s):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.answer import candidate_at, layout_at
 from meshwright.planner.bubble import num_actions
-from meshwright.planner.price import Priced, order_by_time
+from meshwright.planner.price import Priced
 from meshwright.planner.question import Question
 from meshwright.spec.plan import Candidate
 
@@ -47,12 +47,12 @@ def finalists(priced: Priced, question: Question) -> list[Finalist]:
 def distinct(priced: Priced, keys: tuple[str, ...], count: int) -> Iterator[int]:
     """Yield the rows of the `count` fastest layouts that differ in one of `keys`, fastest first."""
     seen = set()
-    for row in order_by_time(priced):
+    for row in priced.by_time.tolist():
         values = tuple(getattr(priced.layouts, key)[row].item() for key in keys)
         if values in seen:
             continue
         seen.add(values)
-        yield int(row)
+        yield row
         if len(seen) == count:
             return
 

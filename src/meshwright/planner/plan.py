@@ -9,11 +9,11 @@ import numpy as np
 from meshwright.cost.footprint import footprint_of_rank, memory_use
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.answer import judge
-from meshwright.planner.explain import change_of, contrasts, misfit, misfits, played_if_fast
+from meshwright.planner.explain import change_of, contrasts, misfits, played_if_fast
 from meshwright.planner.finalists import Finalist, distinct_splits, finalists
 from meshwright.planner.infeasible import no_layout
 from meshwright.planner.menu import menu_of
-from meshwright.planner.price import Priced, cases_of, order_by_time
+from meshwright.planner.price import Priced, cases_of
 from meshwright.planner.question import Question
 from meshwright.planner.refused import invalid_neighbours
 from meshwright.planner.search import Found, search
@@ -35,9 +35,7 @@ def make_plan(question: Question, num_runners_up: int = 9, min_scored: int | Non
     runners = _runners_up(found.priced, best, pick, question, num_runners_up)
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
     given = None if question.given is None else judge(question.given, question)
-    rejections = [*misfits(pick, question, found.menu), *invalid_neighbours(pick.layout, question)]
-    if given is not None and given.headroom_bytes < 0:
-        rejections.insert(0, misfit(given, pick, question, found.menu))
+    rejections = [*misfits(pick, given, question, found.menu), *invalid_neighbours(pick.layout, question)]
     return Plan(
         model=question.model_name,
         num_parameters=question.setting.model.num_parameters,
@@ -109,7 +107,7 @@ def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candida
     """Return the pick, and layouts that each leave more memory than all faster ones, fastest first."""
     least = pick.headroom_bytes + _PARETO_STEP * question.cluster.device.usable_memory_bytes
     found = [pick]
-    order = order_by_time(priced)
+    order = priced.by_time
     best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
     while len(found) < _PARETO_LENGTH:
         position = int(np.searchsorted(best_so_far, least))

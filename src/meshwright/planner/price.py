@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.footprint import Footprint, footprint, memory_use
-from meshwright.cost.layout_table import Bools, Ints, LayoutTable
+from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate
 from meshwright.cost.offload import host_headroom_bytes, offload_s
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.planner.bubble import with_bubbles
@@ -31,10 +33,15 @@ class Priced:
     def __len__(self) -> int:
         return len(self.layouts)
 
-    @property
+    @cached_property
     def total_s(self) -> Floats:
         """Return the step times, seconds."""
         return self.step.total_s
+
+    @cached_property
+    def by_time(self) -> Ints:
+        """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
+        return np.lexsort((-self.headroom_bytes, self.total_s))
 
     @property
     def fits(self) -> Bools:
@@ -72,9 +79,29 @@ def time_steps(layouts: LayoutTable, question: Question, constants: Constants | 
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
         return StepTerms(**{name: np.zeros(0) for name in StepTime.model_fields})
-    cases = cases_of(layouts, question)
+    return _timed(cases_of(layouts, question), constants)
+
+
+def steps_of_each_s(layouts: LayoutTable, questions: Sequence[Question], constants: Constants | None = None) -> Floats:
+    """Return the step times, seconds, shape (questions, layouts), of questions that differ in their clusters alone.
+
+    A table of a few layouts takes as long as one of a thousand, so all questions are asked at once.
+    """
+    parts = [cases_of(layouts, question) for question in questions]
+    firsts = np.cumsum([0, *(len(part.settings) for part in parts)])
+    cases = Cases(
+        tuple(setting for part in parts for setting in part.settings),
+        np.concatenate([part.setting + first for part, first in zip(parts, firsts, strict=False)]),
+        concatenate([layouts] * len(parts)),
+    )
+    step = with_bubbles(_timed(cases, constants), cases, questions[0])
+    return step.total_s.reshape(len(questions), len(layouts))
+
+
+def _timed(cases: Cases, constants: Constants | None) -> StepTerms:
     step = step_times(cases, constants)
-    return replace(step, optimizer_s=step.optimizer_s + offload_s(cases)) if layouts.cpu_offload.any() else step
+    is_offloaded = cases.layouts.cpu_offload.any()
+    return replace(step, optimizer_s=step.optimizer_s + offload_s(cases)) if is_offloaded else step
 
 
 def weigh(layouts: LayoutTable, question: Question) -> tuple[Footprint, Floats]:
@@ -113,8 +140,3 @@ def join(parts: list[Priced]) -> Priced:
 
 def _take(table: Any, rows: Any) -> Any:
     return type(table)(**{field.name: getattr(table, field.name)[rows] for field in fields(table)})
-
-
-def order_by_time(priced: Priced) -> Ints:
-    """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
-    return np.lexsort((-priced.headroom_bytes, priced.total_s))

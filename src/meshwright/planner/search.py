@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.layout_table import Ints
+from meshwright.cost.layout_table import Ints, concatenate
 from meshwright.planner.bounds import Bounds, bounds_of
 from meshwright.planner.menu import Menu
 from meshwright.planner.price import Priced, join, price
@@ -46,16 +46,18 @@ def search(question: Question, menu: Menu, min_scored: int | None = None) -> Fou
     """
     min_scored = default_min_scored(question) if min_scored is None else min_scored
     bounds = bounds_of(splits(question, menu), question, menu)
-    parts = [price(bounds.layouts.take(np.arange(0)), question)]
+    parts, waiting = [price(bounds.layouts.take(np.arange(0)), question)], []
     num_scored, best_s = 0, np.inf
     for rows in _pieces(bounds, menu):
-        if bounds.least_s[rows[0]] > best_s * _MARGIN and num_scored >= min_scored:
+        if num_scored >= min_scored and bounds.least_s[rows[0]] > best_s * _MARGIN:
             break
-        table = with_choices(bounds.layouts.take(rows), question, menu)
-        num_scored += len(table)
-        parts.append(price(table, question))
-        best_s = min(best_s, parts[-1].total_s.min(initial=np.inf))
-    priced = join(parts)
+        waiting.append(with_choices(bounds.layouts.take(rows), question, menu))
+        num_scored += len(waiting[-1])
+        # Before enough are scored no time ends the search, so that several pieces can be priced at once.
+        if num_scored >= min_scored or sum(map(len, waiting)) >= _LARGEST_PIECE:
+            parts.append(price(concatenate(waiting), question))
+            best_s, waiting = min(best_s, parts[-1].total_s.min(initial=np.inf)), []
+    priced = join(parts + [price(table, question) for table in waiting])
     order = _by_promise(priced, menu)
     refined = with_fine_choices(priced.layouts.take(order[:_NUM_REFINED]), question, menu)
     num_scored += len(refined) - len(order[:_NUM_REFINED])

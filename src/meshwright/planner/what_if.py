@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from meshwright.cost.case import Floats
-from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.planner.answer import candidate_at, layout_at
 from meshwright.planner.hardware_change import (
@@ -17,7 +17,7 @@ from meshwright.planner.hardware_change import (
     scaled_memory,
     scaled_network,
 )
-from meshwright.planner.price import order_by_time, price
+from meshwright.planner.price import price, steps_of_each_s
 from meshwright.planner.question import Question
 from meshwright.spec.plan import Sensitivity, WhatIf
 
@@ -35,21 +35,17 @@ _LOW_PRECISIONS = (("float8", "float8-tensorwise"), ("float4", "nvfp4"))
 
 def sensitivities(finalists: LayoutTable, question: Question) -> list[Sensitivity]:
     """Return how the step of the first of `finalists`, and of the best of them, changes with each kind of figure."""
-    before_s = _steps_s(finalists, question)
-    found = []
-    for what, change, relative in _CHANGES:
-        cluster = change(question.cluster, 1 + relative)
-        if cluster != question.cluster:
-            after_s = _steps_s(finalists, question.with_setting(cluster=cluster))
-            found.append((what, relative, after_s / before_s[0] - 1))
+    changed = [(what, relative, change(question.cluster, 1 + relative)) for what, change, relative in _CHANGES]
+    changed = [(what, relative, cluster) for what, relative, cluster in changed if cluster != question.cluster]
+    others = [question.with_setting(cluster=cluster) for _, _, cluster in changed]
+    before_s, *after_s = steps_of_each_s(finalists, [question, *others])
     slower = {name: value * (1 + _LATENCY_CHANGE * (name in LATENCIES)) for name, value in fitted_constants().items()}
-    after_s = _steps_s(finalists, question, slower)
-    found.append(("start of a collective", _LATENCY_CHANGE, after_s / before_s[0] - 1))
-    return [_sensitivity(what, relative, changes, finalists, question) for what, relative, changes in found]
-
-
-def _steps_s(finalists: LayoutTable, question: Question, constants: Constants | None = None) -> Floats:
-    return price(finalists, question, only_fitting=False, constants=constants).total_s
+    after_s.append(steps_of_each_s(finalists, [question], slower)[0])
+    names = [*((what, relative) for what, relative, _ in changed), ("start of a collective", _LATENCY_CHANGE)]
+    return [
+        _sensitivity(what, relative, times_s / before_s[0] - 1, finalists, question)
+        for (what, relative), times_s in zip(names, after_s, strict=True)
+    ]
 
 
 def _sensitivity(
@@ -75,6 +71,6 @@ def what_ifs(finalists: LayoutTable, question: Question) -> Iterator[WhatIf]:
         lower = question.with_setting(workload=question.workload.replace(precision=precision))
         priced = price(finalists, lower)
         if len(priced):
-            best = candidate_at(priced, int(order_by_time(priced)[0]), lower)
+            best = candidate_at(priced, int(priced.by_time[0]), lower)
             note = "changes the numbers that training computes: only a job that asks for it gets it"
             yield WhatIf(change=f"precision {precision}", best=best, note=note)

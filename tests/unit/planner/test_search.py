@@ -12,7 +12,7 @@ from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.planner.bounds import bounds_of
 from meshwright.planner.finalists import finalists
 from meshwright.planner.menu import menu_of
-from meshwright.planner.price import Priced, order_by_time, price
+from meshwright.planner.price import Priced, price
 from meshwright.planner.search import search
 from meshwright.planner.space import layout_space, splits
 from meshwright.spec.layout import Layout
@@ -96,7 +96,7 @@ def test_of_equally_fast_layouts_the_one_that_leaves_more_memory_is_first() -> N
     question = QUESTIONS["8b on 8"]
     twice = price(layout_table([Layout(dp_shard=8, activation_checkpoint="full")] * 2), question)
     lean = replace(twice, headroom_bytes=np.array([1.0, 2.0]))
-    assert order_by_time(lean).tolist() == [1, 0]
+    assert lean.by_time.tolist() == [1, 0]
 
 
 def test_blocks_that_are_compiled_take_less_time() -> None:
