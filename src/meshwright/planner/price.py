@@ -63,23 +63,21 @@ class Priced:
         return memory_use(self.memory, row)
 
 
-def price(
-    layouts: LayoutTable, question: Question, *, only_fitting: bool = True, constants: Constants | None = None
-) -> Priced:
+def price(layouts: LayoutTable, question: Question, *, only_fitting: bool = True) -> Priced:
     """Return the layouts priced; those that do not fit are left out unless `only_fitting` is false."""
     memory, headroom = weigh(layouts, question)
     if only_fitting:
         fits = headroom >= 0
         layouts, memory, headroom = layouts.take(fits), memory.take(fits), headroom[fits]
-    step = time_steps(layouts, question, constants)
+    step = time_steps(layouts, question)
     return Priced(layouts, memory, headroom, with_bubbles(step, cases_of(layouts, question), question))
 
 
-def time_steps(layouts: LayoutTable, question: Question, constants: Constants | None = None) -> StepTerms:
+def time_steps(layouts: LayoutTable, question: Question) -> StepTerms:
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
         return StepTerms(**{name: np.zeros(0) for name in StepTime.model_fields})
-    return _timed(cases_of(layouts, question), constants)
+    return _timed(cases_of(layouts, question))
 
 
 def steps_of_each_s(layouts: LayoutTable, questions: Sequence[Question], constants: Constants | None = None) -> Floats:
@@ -88,17 +86,17 @@ def steps_of_each_s(layouts: LayoutTable, questions: Sequence[Question], constan
     A table of a few layouts takes as long as one of a thousand, so all questions are asked at once.
     """
     parts = [cases_of(layouts, question) for question in questions]
-    firsts = np.cumsum([0, *(len(part.settings) for part in parts)])
+    firsts = np.cumsum([0, *(len(part.settings) for part in parts[:-1])])
     cases = Cases(
         tuple(setting for part in parts for setting in part.settings),
-        np.concatenate([part.setting + first for part, first in zip(parts, firsts, strict=False)]),
+        np.concatenate([part.setting + first for part, first in zip(parts, firsts, strict=True)]),
         concatenate([layouts] * len(parts)),
     )
     step = with_bubbles(_timed(cases, constants), cases, questions[0])
     return step.total_s.reshape(len(questions), len(layouts))
 
 
-def _timed(cases: Cases, constants: Constants | None) -> StepTerms:
+def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
     step = step_times(cases, constants)
     is_offloaded = cases.layouts.cpu_offload.any()
     return replace(step, optimizer_s=step.optimizer_s + offload_s(cases)) if is_offloaded else step

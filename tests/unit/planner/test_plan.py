@@ -13,9 +13,10 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.replay import StageTimes, replay_s
 from meshwright.planner.answer import judge, recomputed_share
 from meshwright.planner.bubble import played_share, played_step
+from meshwright.planner.hardware_change import scaled_network
 from meshwright.planner.menu import menu_of
 from meshwright.planner.plan import make_plan
-from meshwright.planner.price import price
+from meshwright.planner.price import price, steps_of_each_s
 from meshwright.planner.refused import invalid_neighbours
 from meshwright.planner.space import layout_space
 from meshwright.planner.what_if import LATENCIES
@@ -195,6 +196,15 @@ def test_a_layout_table_of_one_is_priced_like_a_row_of_many() -> None:
     together = price(rows, QUESTION, only_fitting=False).total_s
     alone = [price(layout_table([rows.layout(row)]), QUESTION, only_fitting=False).total_s[0] for row in range(3)]
     assert together == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_questions_asked_at_once_are_answered_as_one_by_one(is_compiled: bool) -> None:
+    rows = layout_table([Layout(dp_shard=64, compile=is_compiled), Layout(dp_shard=32, pp=2, compile=True)])
+    slower = QUESTION.with_setting(cluster=scaled_network(QUESTION.cluster, 0.5))
+    alone = [price(rows, question, only_fitting=False).total_s for question in (QUESTION, slower)]
+    assert (alone[0] < alone[1]).all()
+    assert steps_of_each_s(rows, [QUESTION, slower]) == pytest.approx(np.stack(alone))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
