@@ -45,11 +45,13 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     Keys of [layout] given as layout.tp=8 are kept; those of a job file only with layout.search = true.
     Exit code 0: there is a layout; 2: bad input, or nothing fits.
     """
-    # An answer takes a second, a tenth of which would go into looking for garbage.
+    # An answer takes a second, a tenth of which would go into looking for garbage; and some more when the process ends,
+    # unless what is there by now is known to stay.
     gc.disable()
     try:
         _answer(words, given)
     finally:
+        gc.freeze()
         gc.enable()
 
 

@@ -109,9 +109,11 @@ def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, question: Que
     broken = set(changes(pick.layout, candidate.layout))
     fixes: list[Fix] = []
     for row in np.argsort(nearby.total_s):
+        if len(fixes) == _NUM_FIXES:
+            break
         change = changes(candidate.layout, layout_at(nearby.layouts, int(row), question))
         # To take the change back is no news.
-        if broken.isdisjoint(change) and len(fixes) < _NUM_FIXES:
+        if broken.isdisjoint(change):
             step = candidate_at(nearby, int(row), question, _SHORT_PIPELINE).estimate.step
             fixes.append(Fix(change=_listed(change), step_s=step.total_s))
     return Rejection(
