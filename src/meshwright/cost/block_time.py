@@ -53,7 +53,7 @@ class BlockPricer:
         self.owner_setting = work.setting[work.owners.key]
         lines = work.matmuls
         self.line_setting = self.owner_setting[lines.owner]
-        low = np.array([s.workload.matmul_dtype in ("float8", "float4") for s in settings])
+        low = np.array([s.is_low_precision for s in settings])
         four = np.array([s.workload.matmul_dtype == "float4" for s in settings])
         wide = np.array([s.workload.activation_element_bytes for s in settings], np.float64)
         self.is_low = low[self.line_setting] & lines.is_low
@@ -68,8 +68,7 @@ class BlockPricer:
         self.bytes = [matmul_bytes(*shape, g, self.element_bytes) for shape in self.passes]
         self.misaligned = is_misaligned(n, k, self.element_bytes)
         self.weights = g * n * k
-        self.inputs = g * m * k
-        self.outputs = g * m * n
+        self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
         self.measured = measured_times(work, settings)
 
     def tiles(self, small_tile: float) -> list[Floats]:
@@ -144,8 +143,7 @@ class BlockPricer:
         loss = owners.loss_elements * _LOSS_BYTES * passes / memory
         casts = np.array([_casts(s, constants) for s in self.settings])[self.line_setting]
         casts = np.where(self.is_low, 3.0 * casts, 0.0) / rates.memory[self.line_setting]
-        cast_forward = self._by_owner(casts * (self.inputs + self.weights))
-        cast_backward = self._by_owner(casts * (self.outputs + self.weights))
+        cast_forward, cast_backward = (self._by_owner(casts * elements) for elements in self.casts)
         sums = np.array([_sum_bytes(s, constants) for s in self.settings])[setting]
         sums = self._by_owner(self.weights) * sums / memory
         starts = constants["kernel_s"] * constants["launches_per_op"] * owners.num_ops
@@ -156,7 +154,7 @@ class BlockPricer:
         owners, setting = self.work.owners, self.owner_setting
         launch = np.array([_launch_s(s, constants) for s in self.settings])[setting]
         exchange = np.array([_exchange_launches(s, constants) for s in self.settings])[setting]
-        low = np.array([s.workload.matmul_dtype in ("float8", "float4") for s in self.settings])[setting]
+        low = np.array([s.is_low_precision for s in self.settings])[setting]
         count = owners.num_ops * constants["launches_per_op"] + 8.0 * low
         count = count + constants["collective_launches"] * owners.num_tp_collectives
         count = count + np.where(owners.routed_copies > 0, exchange, 0.0)
@@ -187,7 +185,9 @@ def _casts(setting: Setting, constants: Constants) -> float:
         return constants["casts.float4"]
     if setting.workload.precision == "mxfp8":
         return constants["casts.mx"]
-    return constants["casts.compiled" if setting.stack.kernels != "fused" else "casts.fused"]
+    # Scales of rows suit one of the two matmuls that a tensor goes to: it is cast again for the other.
+    layouts = 2.0 if setting.workload.precision == "float8-rowwise" else 1.0
+    return layouts * constants["casts.compiled" if setting.stack.kernels != "fused" else "casts.fused"]
 
 
 def _sum_bytes(setting: Setting, constants: Constants) -> float:

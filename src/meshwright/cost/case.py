@@ -27,6 +27,16 @@ class Setting:
     cluster: Cluster
     stack: Stack
 
+    @property
+    def is_low_precision(self) -> bool:
+        """Return whether matmuls are computed in 8 or 4 bits."""
+        return self.workload.matmul_dtype in ("float8", "float4")
+
+    @property
+    def gathers_low(self) -> bool:
+        """Return whether what ranks gather has been cast before: inputs and parameters of low-precision matmuls."""
+        return self.stack.low_precision_gather and self.is_low_precision
+
 
 @dataclass(frozen=True)
 class Cases:

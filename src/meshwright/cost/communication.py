@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.all_to_all import Routing, all_to_all_s, token_exchange_s
-from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.case import Cases, Floats
 from meshwright.cost.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
@@ -46,7 +46,7 @@ def communication_of(cases: Cases, work: Work) -> Communication:
         overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
         overlaps_ep=is_set("ep_overlap"),
         overlaps_sends=is_set("p2p_overlap"),
-        gathers_low=cases.each(_gathers_low) > 0,
+        gathers_low=cases.each(lambda s: float(s.gathers_low)) > 0,
         is_deduplicated=cases.each(lambda s: float(s.stack.dispatcher == "fused")) > 0,
     )
 
@@ -129,8 +129,3 @@ class Communication:
         share = np.where(self.overlaps_sends, c["pp_exposed"], c["pp_plain_exposed"])
         waits = np.where(self.overlaps_sends | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
         return 2 * one * (share * num_microbatches * layouts.stages_per_rank + layouts.pp - 1) + waits
-
-
-def _gathers_low(setting: Setting) -> float:
-    is_low = setting.workload.matmul_dtype in ("float8", "float4")
-    return float(setting.stack.low_precision_gather and is_low)

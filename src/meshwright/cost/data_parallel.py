@@ -67,7 +67,7 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
     shards = np.array([name == "parameters" for name in sharding])[cases.setting]
     divides = np.array([name != "none" for name in sharding])[cases.setting]
     updated = dense / np.where(divides, layouts.fsdp, 1) + experts / np.where(divides, np.maximum(layouts.efsdp, 1), 1)
-    low = cases.each(lambda s: float(s.stack.low_precision_gather and s.workload.matmul_dtype in ("float8", "float4")))
+    low = cases.each(lambda s: float(s.gathers_low))
     wide = cases.each(lambda s: s.workload.activation_element_bytes)
     return DataParallel(
         layouts=layouts,

@@ -70,8 +70,7 @@ class _Held:
         self.accumulates = num_microbatches > 1
         self.reduces_once = stack.gradient_sync == "step"
         self.compute_bytes = memory.element_bytes
-        is_low = stack.low_precision_gather and memory.setting.workload.matmul_dtype in ("float8", "float4")
-        self.gather_bytes = 1.0 if is_low else memory.element_bytes
+        self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
 

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
-from meshwright.cost.work import Shares, Work, groups_of, moved_elements
+from meshwright.cost.shares import Shares
+from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
 from meshwright.spec.measured import MemoryOp
 from meshwright.spec.op import Elementwise, Embedding, Head, Norm, Op, Rope

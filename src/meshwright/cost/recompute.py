@@ -1,9 +1,12 @@
 """Recomputed: the shares of a block's forward pass that activation checkpointing computes again.
 
     none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of it
+    half of matmul outputs kept: every second matmul, but not the last one
+    full, where it stops early: without the last matmul of the block, and the collective that follows it
 
-Collectives are done again where the whole forward pass is. Ignored: that the last block before the loss, which is still
-in memory, need not be.
+Collectives are done again where the whole forward pass is. Source of the early stop: torch.utils.checkpoint since torch
+2.1; counted in torch 2.13, 2026-11-21: 8.4 instead of 12.6 MFLOP of a GELU block. Of the halves: torchtitan's policy.
+Ignored: that the last block before the loss, which is still in memory, need not be.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS
 
 _SELECTIVE = {
     "matmul-outputs": (0.0, 0.0, 1.0),
-    "half-of-matmul-outputs": (0.45, 0.0, 1.0),
+    "half-of-matmul-outputs": (0.0, 0.0, 1.0),
     "core-attention": (0.0, 1.0, 0.1),
 }
 """Shares of matmuls, attention and memory-bound ops by what a stack calls selective."""
@@ -31,6 +34,21 @@ class Recomputed:
     attention: Floats
     memory: Floats
     collectives: Floats
+    stops_early: Floats
+    """1 where the last matmul of a block is left out, else 0."""
+    second_matmuls: Floats
+    """Share of every second matmul."""
+
+    def of_matmuls(self, last_share: Floats, second_share: Floats) -> Floats:
+        """Return the share of a block's matmuls, the last of which is `last_share` of them, or 0 if it is needed, and
+        every second one `second_share`.
+        """
+        return self.matmul * (1 - self.stops_early * last_share) + self.second_matmuls * second_share
+
+    def of_collectives(self, num_collectives: Floats, last_share: Floats) -> Floats:
+        """Return the share of a block's equal tensor-parallel collectives."""
+        left_out = self.stops_early * (last_share > 0)
+        return np.asarray(self.collectives * (1 - left_out / np.maximum(num_collectives, 1)), np.float64)
 
 
 def recomputed_of(cases: Cases) -> Recomputed:
@@ -42,4 +60,7 @@ def recomputed_of(cases: Cases) -> Recomputed:
     matmul, attention, memory = (
         np.where(is_full, 1.0, np.where(is_selective, share, 0.0)) / every for share in by_setting.T
     )
-    return Recomputed(matmul, attention, memory, np.where(is_full, 1.0, 0.0) / every)
+    stops = is_full & (cases.each(lambda setting: float(setting.stack.recompute_stops_early)) > 0)
+    halves = is_selective & (cases.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
+    collectives = np.where(is_full, 1.0, 0.0) / every
+    return Recomputed(matmul, attention, memory, collectives, stops.astype(np.float64), halves / every)

@@ -173,14 +173,17 @@ class StepPricer:
         host_f, host_b = (side[owner] * slow.overhead for side in times.host)
         again = self.recomputed if slot.kind == BLOCK else _NOTHING
         tp_f, tp_b = self.communication.tensor(owner, fabric, c)
-        tp_r = again.collectives * tp_f
+        owners = self.work.owners
+        last_share = owners.last_matmul_share[owner]
+        mm_again = again.of_matmuls(last_share, owners.second_matmuls_share[owner])
+        tp_r = again.of_collectives(owners.num_tp_collectives[owner], last_share) * tp_f
         cp_f, cp_b = self.communication.context(owner, fabric, c, att_f, att_b)
         ep_f, ep_b = self.communication.expert(owner, fabric, c)
         ep_r, cp_r = again.collectives * ep_f, again.collectives * cp_f
-        rec = again.matmul * mm_f + again.attention * att_f + again.memory * mem_f
+        rec = mm_again * mm_f + again.attention * att_f + again.memory * mem_f
         device_f = mm_f + att_f + mem_f + tp_f + cp_f + ep_f
         device_b = mm_b + att_b + mem_b + rec + tp_b + cp_b + ep_b + tp_r + ep_r + cp_r
-        host_b = host_b + again.matmul * host_f
+        host_b = host_b + mm_again * host_f
         sharpness = c["host_sharpness"]
         wait_f = np.where(self.is_host, host_f, _longer(device_f, host_f, sharpness) - device_f)
         wait_b = np.where(self.is_host, host_b, _longer(device_b, host_b, sharpness) - device_b)

@@ -3,19 +3,16 @@
 The op list of a block (ModelSpec) is divided by the layout's degrees:
 
     tokens        microbatch x seq_len / cp, between matmuls / tp (sequence parallel)
-    matmul        columns: (tokens, out / tp, in)   rows: (tokens, out, in / tp)   none: (tokens between, out, in)
-    experts       tokens / tp x etp x chosen rows in all, spread evenly over num_experts / ep of them x ep senders
     attention     heads / tp, each token with the mean of what it attends to
 
-Matmuls that read the same tensor (query, key and value; gate and up) are one where the stack fuses them. Ignored:
-biases, dropout, and the unevenness of tp degrees that do not divide a width. Router skew is a factor on the step.
+Matmuls stand in matmul_lines. Ignored: biases, dropout, and the unevenness of tp degrees that do not divide a width.
+Router skew is a factor on the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,8 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.matmul_lines import Matmuls, last_matmul_share, matmul_lines, second_matmuls_share
+from meshwright.cost.shares import Shares
 from meshwright.spec.model_spec import BlockGroup
 from meshwright.spec.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
@@ -34,21 +33,6 @@ BLOCK, FIRST, LAST = 0, 1, 2
 
 KEY_FIELDS = ("tp", "cp", "ep", "etp", "microbatch_size")
 """All of a layout that the work of one microbatch in one block depends on."""
-
-
-@dataclass(frozen=True)
-class Matmuls:
-    """One line for each matmul (or group of equal ones) of each owner."""
-
-    owner: Ints
-    m: Floats
-    n: Floats
-    k: Floats
-    groups: Floats
-    """Equal matmuls in one kernel, or one after the other."""
-    is_expert: Bools
-    is_low: Bools
-    """Whether it is computed in the workload's precision; the head stays in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +62,10 @@ class Owners:
     """Elements that experts' biases, clamps and scales read and write, an operator each."""
     loss_elements: Floats
     """Logits."""
+    last_matmul_share: Floats
+    """Share of the block's matmul FLOPs in its last one, whose output backward does not need, or 0 if it does."""
+    second_matmuls_share: Floats
+    """Share in every second one."""
     num_ops: Floats
     num_tp_collectives: Floats
     """All-gathers and reduce-scatters of the residual stream in the forward pass."""
@@ -117,21 +105,9 @@ def work_of(cases: Cases) -> Work:
             index = num_owners + np.arange(len(rows))
             shares = Shares(cases.settings[position], keys.take(rows))
             owners.append({"key": rows, **_owner(group, kind, shares)})
-            lines += [{"owner": index, **line} for line in _matmuls(group, shares)]
+            lines += [{"owner": index, **line} for line in matmul_lines(group, shares)]
             num_owners += len(rows)
     return Work(inverse.ravel(), setting, keys, Owners(**_joined(Owners, owners)), Matmuls(**_joined(Matmuls, lines)))
-
-
-class Shares:
-    """One setting's tokens and degrees, one element a key."""
-
-    def __init__(self, setting: Setting, keys: LayoutTable) -> None:
-        self.seq_len = setting.workload.seq_len
-        self.tp, self.ep, self.etp = keys.tp, keys.ep, keys.etp
-        self.tokens = keys.microbatch_size * self.seq_len / keys.cp
-        self.cp = keys.cp
-        self.tokens_between = self.tokens / keys.tp if setting.stack.sequence_parallel else self.tokens
-        self.fuses = setting.stack.kernels == "fused"
 
 
 def groups_of(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
@@ -168,6 +144,8 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "memory_elements": zero + sum(moved_elements(op, shares) for op in group.ops if not op.name.endswith("bias")),
         "biased_elements": zero + sum(moved_elements(op, shares) for op in group.ops if op.name.endswith("bias")),
         "loss_elements": zero + sum(tokens * op.vocab_size / shares.tp for op in group.ops if isinstance(op, Head)),
+        "last_matmul_share": zero + last_matmul_share(group),
+        "second_matmuls_share": zero + second_matmuls_share(group),
         "num_ops": zero + len(group.ops),
         "num_tp_collectives": zero + _num_tp_collectives(group, shares),
         "routed_copies": zero + (max(routed) if routed else 0),
@@ -216,59 +194,6 @@ def moved_elements(op: Op, shares: Shares) -> Floats:
             return elements * between
         return elements * tokens / tp * (shares.etp if is_whole_width else 1.0)
     return np.zeros_like(tokens)
-
-
-def _matmuls(group: BlockGroup, shares: Shares) -> Iterator[dict[str, NDArray[Any]]]:
-    one = np.ones_like(shares.tokens)
-    for op, num_fused in _fused(group.ops) if shares.fuses else [(op, 1.0) for op in group.ops]:
-        if isinstance(op, Matmul):
-            columns = shares.tp if op.tensor_split == "columns" else one
-            rows = shares.tp if op.tensor_split == "rows" else one
-            tokens = shares.tokens_between if op.tensor_split == "none" else shares.tokens
-            yield _line(tokens, num_fused * op.out_features / columns, op.in_features / rows, one)
-        elif isinstance(op, GroupedMatmul):
-            num_local = op.num_experts / shares.ep
-            rows = shares.tokens / shares.tp * shares.etp * op.experts_per_token / num_local
-            is_down = op.name.endswith(".down")
-            n = num_fused * op.out_features / (one if is_down else shares.etp)
-            k = op.in_features / (shares.etp if is_down else one)
-            yield _line(rows, n, k, num_local, is_expert=True)
-        elif isinstance(op, Head):
-            yield _line(shares.tokens, op.vocab_size / shares.tp, op.dim * one, one, is_low=False)
-
-
-def _fused(ops: tuple[Op, ...]) -> Iterator[tuple[Op, float]]:
-    """Yield the ops, neighbours that multiply the same tensor joined: how many times as wide the first one is."""
-    matmuls = [op for op in ops if isinstance(op, Matmul | GroupedMatmul)]
-    joined = {id(after) for before, after in pairwise(matmuls) if _reads_the_same(before, after)}
-    for op in ops:
-        if id(op) in joined:
-            continue
-        width = 1.0
-        if isinstance(op, Matmul | GroupedMatmul):
-            following = matmuls[next(i for i, other in enumerate(matmuls) if other is op) + 1 :]
-            total = float(op.out_features)
-            for other in following:
-                if id(other) not in joined:
-                    break
-                total += other.out_features
-            width = total / op.out_features
-        yield op, width
-
-
-def _reads_the_same(before: Matmul | GroupedMatmul, after: Matmul | GroupedMatmul) -> bool:
-    if type(before) is not type(after) or before.in_features != after.in_features:
-        return False
-    is_split = not isinstance(before, Matmul) or before.tensor_split == "columns"
-    same_split = not isinstance(before, Matmul) or before.tensor_split == getattr(after, "tensor_split", None)
-    return is_split and same_split and before.name.rpartition(".")[0] == after.name.rpartition(".")[0]
-
-
-def _line(
-    m: Floats, n: Floats, k: Floats, groups: Floats, is_expert: bool = False, is_low: bool = True
-) -> dict[str, NDArray[Any]]:
-    flags = np.zeros(len(groups), np.bool_)
-    return {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}
 
 
 def _joined(table: type, parts: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:

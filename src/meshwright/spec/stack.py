@@ -62,6 +62,9 @@ class Stack(Noun):
     selective: Literal["matmul-outputs", "half-of-matmul-outputs", "core-attention"] = "matmul-outputs"
     """What activation_checkpoint = selective means: keep all matmul outputs, keep every second one, or compute
     only scores and probabilities of attention again."""
+    recompute_stops_early: bool = True
+    """Whether computing a block again ends once backward has what it needs, before the last matmul (PyTorch's
+    non-reentrant checkpoints since 2.1), or does all of it (Megatron-LM's)."""
     stages: Literal["even", "balanced"] = "even"
     """Blocks of pipeline stages: equally many, or fewer beside the embedding and the head."""
     is_tuned: bool = False

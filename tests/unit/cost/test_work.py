@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from cost_cases import MODELS, SEQ_LEN, cases, changed, layouts, setting
 from meshwright.cost.case import Cases
@@ -19,23 +15,9 @@ from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
 from meshwright.spec.layout import Layout
 from meshwright.spec.presets import PRESETS
+from torch_flops import counted_flops
 
 STACKS = ("generic", "megatron-core-2024")  # Matmuls one by one, and joined.
-
-
-def _grouped_flops(rows_RI: Any, weight_EOI: Any, counts_E: Any, **_: Any) -> int:
-    return int(2 * rows_RI[0] * weight_EOI[1] * weight_EOI[2])
-
-
-def _weight_gradient_flops(gradient_RO: Any, rows_RI: Any, counts_E: Any, **_: Any) -> int:
-    return int(2 * gradient_RO[0] * gradient_RO[1] * rows_RI[1])
-
-
-GROUPED_FLOPS: dict[Any, Any] = {
-    torch.ops.meshwright.grouped_matmul_by_loop: _grouped_flops,
-    torch.ops.meshwright.grouped_matmul_by_loop_weight_gradient: _weight_gradient_flops,
-}
-"""What torch does not count itself, from the shapes of the arguments."""
 
 
 def matmul_flops(work: Work, *, of_experts: bool | None = None) -> float:
@@ -109,6 +91,32 @@ def test_fused_matmuls_are_fewer_and_as_much(model: str) -> None:
     assert of_block.sum() < (apart.matmuls.owner == int(np.flatnonzero(apart.owners.kind == BLOCK)[0])).sum()
 
 
+def test_a_tensor_is_cast_once_for_all_that_read_it() -> None:
+    of = setting("llama3-8b", precision="float8-tensorwise")
+    lines = work_of(cases(changed(of, kernels="compiled", low_precision_gather=False), Layout())).matmuls
+    read, cast = ((lines.m * lines.k)[lines.is_low], lines.cast_inputs[lines.is_low])
+    # Of query, key, value, output, gate, up and down: query, output, gate and down.
+    assert (cast > 0).tolist() == [True, False, False, True, True, False, True]
+    assert (cast[cast > 0] == read[cast > 0]).all()
+    assert (lines.cast_outputs == lines.m * lines.n)[lines.is_low].all()
+
+
+def test_what_is_gathered_in_low_precision_is_cast_before() -> None:
+    of = setting("llama3-8b", precision="float8-tensorwise")
+    after, before = (
+        work_of(cases(changed(of, kernels="compiled", low_precision_gather=gathers), Layout(tp=8))).matmuls
+        for gathers in (False, True)
+    )
+    assert (before.cast_weights == 0).all()
+    # Columns gather their input, rows the gradient of their output.
+    rows = np.array([3, 6])
+    columns = np.array([0, 4])
+    assert (before.cast_inputs[columns] * 8 == after.cast_inputs[columns]).all()
+    assert (before.cast_inputs[rows] == after.cast_inputs[rows]).all()
+    assert (before.cast_outputs[rows] * 8 == after.cast_outputs[rows]).all()
+    assert (before.cast_outputs[columns] == after.cast_outputs[columns]).all()
+
+
 def test_each_part_of_a_model_is_of_its_kind() -> None:
     owners = work_of(cases(setting("deepseek-v3"), Layout())).owners
     assert owners.kind.tolist() == [FIRST, BLOCK, BLOCK, LAST]
@@ -141,16 +149,12 @@ def test_flops_are_those_that_torch_counts(model: str) -> None:
     module = build_architecture(architecture)
     initialize(module, seed=0)
     tokens_BS = torch.randint(architecture.vocab_size, (batch_size, seq_len))
-    # Unfused attention: torch has no count for the fused one of the CPU. Its matmuls are the only batched ones.
-    mode = FlopCounterMode(display=False, custom_mapping=GROUPED_FLOPS)
-    with sdpa_kernel(SDPBackend.MATH), mode as counter:
-        module(tokens_BS).float().logsumexp(-1).mean().backward()
-    counts = counter.get_flop_counts()["Global"]
+    counted, of_attention = counted_flops(module, tokens_BS)
     of = setting(model, seq_len=seq_len, global_batch_size=batch_size)
     work = work_of(cases(of, Layout(microbatch_size=batch_size)))
     # torch counts the whole square of pairs, the convention the half that the mask leaves.
-    assert counts.pop(torch.ops.aten.bmm) == 2 * 3 * attention_flops(work)
-    assert sum(counts.values()) == 3 * matmul_flops(work)
+    assert of_attention == 2 * 3 * attention_flops(work)
+    assert counted == 3 * matmul_flops(work)
 
 
 @pytest.mark.parametrize("model", ["llama3-70b", "qwen3-0.6b", "mixtral-8x7b", "deepseek-v3"])

@@ -46,6 +46,7 @@ def _stated(row: RunRow, base: Stack) -> dict[str, Any]:
             changes["tp_overlap"] = False
     if "mp_mode=PURE" in row.notes:
         changes["gradient_accumulation_dtype"] = "bfloat16"
+        changes["recompute_stops_early"] = False  # Its script ran torch 1.13 then, and 2.1 for all later rows.
     if row.precision == "float8-rowwise":
         changes["low_precision_gather"] = False  # A row's scale is not known before its parts meet.
     return changes

@@ -69,11 +69,13 @@ def _usual(row: RunRow) -> dict[str, Any]:
     changes: dict[str, Any] = {"kernels": "eager", "gradient_sync": "microbatch"}
     if is_split and not is_sharded:
         changes = {"sharding": "optimizer", "kernels": "fused", "selective": "core-attention"}
+        changes["recompute_stops_early"] = False
     if re.search(r"\bTE\b|Transformer ?Engine", row.notes):
         changes["kernels"] = "fused"
     if "DeepEP" in row.notes:
         changes["dispatcher"] = "fused"
     year = _number(row.stack)
     if row.text("flash_attn") == "no" or (not row.text("flash_attn") and 2000 < year < _FIRST_FLASH_YEAR):
+        changes["recompute_stops_early"] = False
         changes |= {"attention": "unfused", "sequence_parallel": False, "dp_overlap": False, "p2p_overlap": False}
     return changes
