@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_constants import SMI_BYTES
-from meshwright.cost.footprint_rank import Parts, rank_parts
+from meshwright.cost.footprint_rank import largest, rank_parts
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.estimate import MemoryUse
 
@@ -106,12 +106,6 @@ def _footprint(cases: Cases, pp_ranks: list[NDArray[np.int64]]) -> Footprint:
         # Without a pipeline all of them are one.
         distinct = pp_ranks if (memory.layouts.pp > 1).any() else pp_ranks[:1]
         ranks = [rank_parts(memory, num_microbatches[rows], pp_rank[rows]) for pp_rank in distinct]
-        for name, values in _fullest(ranks).items():
+        for name, values in largest(ranks).items():
             columns[name][rows] = values
     return Footprint(**columns)
-
-
-def _fullest(ranks: list[Parts]) -> Parts:
-    totals = np.stack([sum(parts.values(), start=np.zeros(1)) for parts in ranks])
-    fullest = totals.argmax(axis=0)
-    return {name: np.choose(fullest, [parts[name] for parts in ranks]) for name in ranks[0]}

@@ -33,12 +33,20 @@ def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts
     """Return the bytes of pipeline rank `pp_rank` by tensor class, but context_bytes."""
     held = _Held(memory, num_microbatches, pp_rank)
     states, moments = held.states(), [held.loss(), held.backward(), held.end()]
-    totals = np.stack([sum(moment.values(), start=np.zeros(1)) for moment in moments])
-    worst = totals.argmax(axis=0)
-    parts = {name: np.choose(worst, [moment[name] for moment in moments]) for name in moments[0]}
+    parts = largest(moments)
     parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
     passing = sum(parts.values(), start=np.zeros(1)) - parts["gradients_bytes"]
     return states | parts | {"fragmentation_bytes": FRAGMENTATION * passing}
+
+
+def largest(options: list[Parts]) -> Parts:
+    """Return of each layout those of the `options` that are most bytes in all, the first of equals."""
+    worst = np.stack([sum(parts.values(), start=np.zeros(1)) for parts in options]).argmax(axis=0)
+    found = options[0]
+    for number, parts in enumerate(options[1:], start=1):
+        is_worst = worst == number
+        found = {name: np.where(is_worst, parts[name], found[name]) for name in found}
+    return found
 
 
 class _Held:

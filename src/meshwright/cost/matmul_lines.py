@@ -122,7 +122,7 @@ def _line(
 
 
 def last_matmul_share(group: BlockGroup) -> float:
-    """Return the share of a block's matmul FLOPs in its last one; 0 where that is the experts', who are weighed after."""
+    """Return the share of a block's matmul FLOPs in its last one; 0 where that is of experts, weighed after."""
     matmuls, sizes = _sizes(group)
     return sizes[-1] / sum(sizes) if matmuls and isinstance(matmuls[-1], Matmul) else 0.0
 

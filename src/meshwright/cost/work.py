@@ -93,8 +93,7 @@ class Work:
 
 def work_of(cases: Cases) -> Work:
     """Return what the cases' ranks do, each distinct (setting, tp, cp, ep, etp, microbatch_size) once."""
-    columns = np.stack([cases.setting, *(getattr(cases.layouts, name) for name in KEY_FIELDS)], axis=1)
-    _, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(_key_numbers(cases), return_index=True, return_inverse=True)
     setting, keys = cases.setting[first], cases.layouts.take(first)
     owners: list[dict[str, NDArray[Any]]] = []
     lines: list[dict[str, NDArray[Any]]] = []
@@ -108,6 +107,15 @@ def work_of(cases: Cases) -> Work:
             lines += [{"owner": index, **line} for line in matmul_lines(group, shares)]
             num_owners += len(rows)
     return Work(inverse.ravel(), setting, keys, Owners(**_joined(Owners, owners)), Matmuls(**_joined(Matmuls, lines)))
+
+
+def _key_numbers(cases: Cases) -> Ints:
+    """Return one number for each case, equal for equal keys and in their order: sorting rows of a table is slow."""
+    numbers = cases.setting
+    for name in KEY_FIELDS:
+        values = getattr(cases.layouts, name)
+        numbers = numbers * (values.max(initial=0) + 1) + values
+    return np.asarray(numbers, np.int64)
 
 
 def groups_of(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
