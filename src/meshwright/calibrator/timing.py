@@ -21,8 +21,6 @@ from meshwright.units import MiB
 
 _MOST_SAMPLES, _MOST_CALLS = 200, 1000
 _CLOCK_TICK_S = 1e-9
-# A sample is at least so long that reading the clock, and waiting for an accelerator, is no part of it.
-_SHORTEST_SAMPLE_S = 2e-3
 # More than the caches of one core hold; what all cores share may still have it, as in training.
 _COLD_BYTES, _MOST_COPIES = 16 * MiB, 16
 
@@ -39,6 +37,9 @@ class Stopwatch:
     pick: Callable[[Iterable[float]], float] = statistics.median
     """What counts of a call's samples. By the wall's clock on processors the least: any other program lengthens what
     ranks do together, and nothing shortens it."""
+    shortest_sample_s: float = 2e-3
+    """Seconds that a sample, the mean of equal calls, has at least: so that reading the clock, and waiting for an
+    accelerator, is no part of it."""
 
     def seconds(self, *calls: Callable[[], object]) -> float:
         """Return the seconds of a call on this rank; a collective: every rank times the same at once.
@@ -49,7 +50,7 @@ class Stopwatch:
         turns = _Turns(calls)
         for _ in calls:
             first_s = self._sample(turns, 1)
-        num_calls = min(self._agree(_SHORTEST_SAMPLE_S / first_s), _MOST_CALLS)
+        num_calls = min(self._agree(self.shortest_sample_s / first_s), _MOST_CALLS)
         num_samples = min(self._agree(self.budget_s / (num_calls * first_s)), _MOST_SAMPLES)
         dist.barrier()
         return self.pick(self._sample(turns, num_calls) for _ in range(num_samples))
