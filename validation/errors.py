@@ -208,6 +208,16 @@ def _picking(known: PickingScore | None, shipped: PickingScore | None) -> Iterat
         if score is not None
     ]
     yield from _table(("", "groups", "median regret", "worst regret", "Kendall tau, pairs > 5 % apart"), rows)
+    if shipped is not None and shipped.most_misplaced:
+        count = len(shipped.most_misplaced)
+        yield ""
+        yield f"The {count} runs in the most wrong pairs; without them tau is {shipped.tau_without_them:.2f}."
+        yield ""
+        misplaced = [
+            (one.id, f"{one.num_wrong} of {one.num_pairs}", f"{100 * one.error:+.1f} %")
+            for one in shipped.most_misplaced
+        ]
+        yield from _table(("run", "wrong pairs", "error"), misplaced)
 
 
 def _unsupported(predictions: Sequence[Prediction]) -> Iterator[str]:

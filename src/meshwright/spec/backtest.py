@@ -87,6 +87,19 @@ class MemoryScore(Noun):
     """Mean error."""
 
 
+class MisplacedRun(Noun):
+    """A measured layout that predictions put on the wrong side of others of its group."""
+
+    id: str
+    """Of the run, the first one where a layout was measured again."""
+    num_wrong: NonNegativeInt
+    """Pairs that it is in and that are in the wrong order."""
+    num_pairs: NonNegativeInt
+    """Pairs that it is in, measured more than 5 % apart."""
+    error: float
+    """Predicted over measured time, less 1."""
+
+
 class PickingScore(Noun):
     """How well predictions order measured layouts of one model, cluster and batch."""
 
@@ -100,6 +113,10 @@ class PickingScore(Noun):
     """Which that is."""
     kendall_tau: float
     """Pairs in the right order less those in the wrong one, as a share; pairs measured within 5 % left out."""
+    most_misplaced: tuple[MisplacedRun, ...] = ()
+    """Those in the most wrong pairs, at most four."""
+    tau_without_them: float = 1.0
+    """Kendall tau of all other layouts."""
 
 
 class Backtest(Noun):

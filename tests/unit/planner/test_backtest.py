@@ -224,3 +224,18 @@ def test_picking_counts_what_the_pick_loses(write: Write) -> None:
     assert (reversed_.worst_regret, reversed_.kendall_tau) == (4.0, -1.0)
     # Within 5 % is no order.
     assert picked([5, 4, 3, 2, 1], [1.0, 1.01, 1.02, 1.03, 1.04]).kendall_tau == 1.0
+
+
+def test_picking_names_the_runs_that_stand_where_they_should_not(write: Write) -> None:
+    names = [str(index) for index in range(6)]
+    runs = load_runs(write(*({"id": name, "micro_batch": str(2 ** int(name)), "n_gpus": "8"} for name in names)))
+    # The third is predicted to be the fastest of all; the others are in order.
+    predicted, measured = [1.0, 2.0, 0.5, 3.0, 4.0, 5.0], [10.0, 20.0, 90.0, 30.0, 40.0, 50.0]
+    pairs = zip(names, predicted, measured, strict=True)
+    score = picking_score(runs, [prediction(name, "mine", one, other) for name, one, other in pairs])
+    assert score is not None
+    worst = score.most_misplaced[0]
+    assert (worst.id, worst.num_wrong, worst.num_pairs) == ("2", 5, 5)
+    assert worst.error == pytest.approx(0.5 / 90 - 1)
+    assert score.kendall_tau == pytest.approx((10 - 5) / 15)
+    assert score.tau_without_them == 1.0
