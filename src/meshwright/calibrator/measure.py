@@ -44,12 +44,15 @@ def measure(device_type: str, menu: Menu, duration_s: float, num_threads: int) -
     """Return what this rank measured in about `duration_s`; a collective over a process group that exists.
 
     All ranks measure the same at the same time, each with `num_threads` of the processor, as they would train. The menu
-    is gone through several times and the best of each is kept: another program can slow a measurement, never speed it.
+    is gone through several times. Of what one rank does the best is kept: another program can slow it, never speed it.
+    Of what ranks do together the median is: they can also be lucky.
     """
     torch.set_num_threads(num_threads)
     device = torch.device(device_type, torch.cuda.current_device()) if device_type == "cuda" else torch.device("cpu")
     watch = Stopwatch(device, duration_s / menu.num_points / _NUM_ROUNDS)
-    return _combine([_round(menu, watch) for _ in range(_NUM_ROUNDS)], min)
+    rounds = [_round(menu, watch) for _ in range(_NUM_ROUNDS)]
+    best, usual = _combine(rounds, min), _combine(rounds, statistics.median)
+    return replace(best, collective_s=usual.collective_s, block_step_s=usual.block_step_s)
 
 
 def mean_of(ranks: Sequence[Measurements]) -> Measurements:
@@ -62,7 +65,7 @@ def _round(menu: Menu, watch: Stopwatch) -> Measurements:
     if watch.device.type == "cpu":
         own, together = (
             replace(watch, clock=time.thread_time),
-            replace(watch, pick=min, shortest_sample_s=_MANY_WAITS_S),
+            replace(watch, shortest_sample_s=_MANY_WAITS_S),
         )
     attention = attention_seconds(menu, own)
     memory_ops = memory_op_seconds(menu, own)

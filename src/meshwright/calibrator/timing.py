@@ -10,7 +10,7 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,9 +34,6 @@ class Stopwatch:
     clock: Callable[[], float] = time.perf_counter
     """What tells the seconds. The thread's own time stands still while another program has the core, and so does for
     kernels that run on it; only the wall's counts what ranks wait for each other."""
-    pick: Callable[[Iterable[float]], float] = statistics.median
-    """What counts of a call's samples. By the wall's clock on processors the least: any other program lengthens what
-    ranks do together, and nothing shortens it."""
     shortest_sample_s: float = 2e-3
     """Seconds that a sample, the mean of equal calls, has at least: so that reading the clock, and waiting for an
     accelerator, is no part of it."""
@@ -53,7 +50,7 @@ class Stopwatch:
         num_calls = min(self._agree(self.shortest_sample_s / first_s), _MOST_CALLS)
         num_samples = min(self._agree(self.budget_s / (num_calls * first_s)), _MOST_SAMPLES)
         dist.barrier()
-        return self.pick(self._sample(turns, num_calls) for _ in range(num_samples))
+        return statistics.median(self._sample(turns, num_calls) for _ in range(num_samples))
 
     def copies(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield `tensors`, and copies of them, until a core's caches cannot hold them all."""
