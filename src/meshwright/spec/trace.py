@@ -1,0 +1,175 @@
+"""Trace: what one rank's step asks of its device, in the order in which the host asks for it, and no times.
+
+A record is an operation, a collective, a message, a wait, or what a stream does with an event. Records and storages are
+columns, since a step has up to a million of them; what repeats (shapes, modules, groups) is held once, and a column
+says which. -1 means none.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveInt
+
+from meshwright.spec.noun import Noun
+
+Ints = NDArray[np.int64]
+NONE = -1
+
+
+class RecordKind(IntEnum):
+    """What a record is."""
+
+    OP = 0
+    COLLECTIVE = 1
+    SEND = 2
+    RECEIVE = 3
+    WAIT = 4
+    """A stream waits for the collective or message whose number is in `work`."""
+    RECORD_EVENT = 5
+    WAIT_EVENT = 6
+    """A stream waits for what stood before `event` was recorded."""
+    HOST_SYNC = 7
+    """The host waits for the device: a number is read, a stream or the device synchronized."""
+
+
+class TensorShape(Noun):
+    """A tensor's format and dims."""
+
+    dtype: str
+    dims: tuple[NonNegativeInt, ...]
+
+
+class Signature(Noun):
+    """An operation on tensors of certain shapes: what it costs depends on nothing else."""
+
+    op: str
+    """Its name in torch, with overload, such as aten.mm.default."""
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    flops: NonNegativeInt = 0
+    """Floating-point operations, two for a multiplication and addition; 0 of what is no matmul and no attention."""
+    read_bytes: NonNegativeInt = 0
+    written_bytes: NonNegativeInt = 0
+
+
+class Traced(Noun):
+    """What was traced, and with what."""
+
+    build: str
+    """The builder of the step, as module:function."""
+    rank: NonNegativeInt
+    world_size: PositiveInt
+    torch_version: str
+    num_steps_before: NonNegativeInt = 0
+    """Steps that ran before the one that was recorded."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """One element a record."""
+
+    kind: Ints
+    stream: Ints
+    """Of the device, from 0, the default one."""
+    signature: Ints
+    """Of operations, collectives and messages."""
+    scope: Ints
+    """Position of the module in whose code it is, in Trace.scopes."""
+    phase: Ints
+    """Position in Trace.phases."""
+    group: Ints
+    """Position of a collective's ranks, in Trace.groups."""
+    peer: Ints
+    """Global rank that a message goes to or comes from."""
+    num_bytes: Ints
+    """Of a message, or of a collective's whole tensor: what all gather, or what each brings to be reduced."""
+    work: Ints
+    """Number of a collective or a message, and of the one that a wait is for."""
+    event: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True)
+class Storages:
+    """One element a storage: memory that the step's tensors are in."""
+
+    num_bytes: Ints
+    """As asked for, before an allocator rounds it up; the most that it ever had."""
+    allocated_at: Ints
+    """Record before which it was made; -1 if it was there before the step."""
+    freed_at: Ints
+    """Record before which it was given back; -1 if it outlives the step."""
+    stream: Ints
+    """That it was made on."""
+
+    def __len__(self) -> int:
+        return len(self.num_bytes)
+
+
+_TABLES = {"records": Records, "storages": Storages}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One rank's step."""
+
+    traced: Traced
+    signatures: tuple[Signature, ...]
+    scopes: tuple[str, ...]
+    phases: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    """Global ranks, in the order of their ranks in the group."""
+    records: Records
+    storages: Storages
+
+    def live_bytes(self) -> Ints:
+        """Return the bytes of all storages before each record, and after the last [records + 1]."""
+        change = np.zeros(len(self.records) + 2, np.int64)
+        np.add.at(change, self.storages.allocated_at + 1, self.storages.num_bytes)
+        is_freed = self.storages.freed_at != NONE
+        np.add.at(change, self.storages.freed_at[is_freed] + 1, -self.storages.num_bytes[is_freed])
+        return np.cumsum(change)[1:]
+
+    def save(self, file: Path) -> None:
+        """Write the trace to `file` (.npz), which `load` reads back to an equal one."""
+        about = {
+            "traced": self.traced.to_dict(),
+            "signatures": [one.to_dict() for one in self.signatures],
+            "scopes": self.scopes,
+            "phases": self.phases,
+            "groups": self.groups,
+        }
+        columns = {
+            f"{part}.{field.name}": getattr(getattr(self, part), field.name)
+            for part, table in _TABLES.items()
+            for field in fields(table)
+        }
+        with file.open("wb") as stream:
+            np.savez_compressed(stream, about=np.array(json.dumps(about)), **columns)
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Return the trace that `save` wrote."""
+        with np.load(file, allow_pickle=False) as arrays:
+            about = json.loads(str(arrays["about"]))
+            parts = {
+                part: table(**{field.name: arrays[f"{part}.{field.name}"] for field in fields(table)})
+                for part, table in _TABLES.items()
+            }
+        return cls(
+            Traced.from_json(json.dumps(about["traced"])),
+            tuple(Signature.from_json(json.dumps(one)) for one in about["signatures"]),
+            tuple(about["scopes"]),
+            tuple(about["phases"]),
+            tuple(tuple(ranks) for ranks in about["groups"]),
+            **parts,
+        )

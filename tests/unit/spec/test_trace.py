@@ -1,0 +1,64 @@
+"""A trace is what it was before it was written, and tells what is live when."""
+
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.spec.trace import (
+    NONE,
+    RecordKind,
+    Records,
+    Signature,
+    Storages,
+    TensorShape,
+    Trace,
+    Traced,
+)
+
+
+def a_trace() -> Trace:
+    """Three records: a product, a collective, and a wait for it; four storages."""
+    shape = TensorShape(dtype="bfloat16", dims=(2, 3))
+    none = [NONE] * 3
+    columns = {
+        "kind": [RecordKind.OP, RecordKind.COLLECTIVE, RecordKind.WAIT],
+        "stream": [0, 1, 0],
+        "signature": [0, 1, NONE],
+        "scope": [0, 0, 1],
+        "phase": [0, 0, 0],
+        "group": [NONE, 0, NONE],
+        "peer": none,
+        "num_bytes": [0, 96, 0],
+        "work": [NONE, 0, 0],
+        "event": none,
+    }
+    storages = {"num_bytes": [100, 10, 20, 7], "allocated_at": [-1, 0, 1, 1], "freed_at": [-1, 2, -1, 1]}
+    return Trace(
+        Traced(build="module:function", rank=3, world_size=16_384, torch_version="2.13.0"),
+        (
+            Signature(op="aten.mm.default", inputs=(shape, shape), outputs=(shape,), flops=36),
+            Signature(op="c10d.allreduce_.default", inputs=(shape,), outputs=()),
+        ),
+        ("", "blocks.0"),
+        ("forward",),
+        ((0, 8, 16),),
+        Records(**{name: np.array(values, np.int64) for name, values in columns.items()}),
+        Storages(**{name: np.array(values, np.int64) for name, values in (*storages.items(), ("stream", [0] * 4))}),
+    )
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    trace = a_trace()
+    trace.save(tmp_path / "trace.npz")
+    read = Trace.load(tmp_path / "trace.npz")
+    for name in ("traced", "signatures", "scopes", "phases", "groups"):
+        assert getattr(read, name) == getattr(trace, name)
+    for name in vars(trace.records):
+        assert (getattr(read.records, name) == getattr(trace.records, name)).all()
+    for name in vars(trace.storages):
+        assert (getattr(read.storages, name) == getattr(trace.storages, name)).all()
+
+
+def test_what_is_live_before_each_record_and_after_the_last() -> None:
+    # 100 throughout, 10 from before the first until before the third, 20 from before the second; 7 come and go there.
+    assert a_trace().live_bytes().tolist() == [110, 130, 120, 120]
