@@ -25,6 +25,8 @@ def has_flash_kernel(heads: Heads, is_causal: bool) -> bool:
     """Return whether torch has such a kernel for these tensors: on CPU always, on CUDA for 16-bit formats."""
     if heads[0].device.type == "cpu":
         return True
+    if heads[0].device.type != "cuda":
+        return heads[0].dtype in (torch.bfloat16, torch.float16)
     query_BNSE, key_BKTE, value_BKTE = _as_kernel_wants(heads)
     is_grouped = query_BNSE.shape[1] != key_BKTE.shape[1]
     return can_use_flash_attention(SDPAParams(query_BNSE, key_BKTE, value_BKTE, None, 0.0, is_causal, is_grouped))

@@ -1,4 +1,1 @@
-"""The real step under fake tensors and a fake process group -> Trace.
-
-Empty until the dry run is built.
-"""
+"""The real step under fake tensors and a fake process group -> Trace."""

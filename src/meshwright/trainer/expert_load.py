@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -50,7 +52,7 @@ class ExpertLoad:
             if mixture.router.bias is not None:
                 mixture.router.update_bias(load_LE[number])
             mixture.reset_statistics()
-        return _metrics(load_LE.cpu(), others.cpu())
+        return _metrics(np.array(load_LE.tolist()), np.array(others.tolist()))
 
     def _sum_over_ranks(self) -> tuple[Tensor, Tensor]:
         """Return load_LE and the columns of _OTHERS, over all ranks, zeros for layers without experts."""
@@ -68,18 +70,17 @@ class ExpertLoad:
         return load_LE, others_LO
 
 
-def _metrics(load_LE: Tensor, others_LO: Tensor) -> dict[str, float]:
+def _metrics(load_LE: NDArray[np.float64], others_LO: NDArray[np.float64]) -> dict[str, float]:
     """Return the metrics by their names in metrics.jsonl."""
-    has_experts_L = load_LE.sum(1) > 0
-    load_LE = load_LE[has_experts_L]
-    skew_L = load_LE.amax(1) / load_LE.mean(1)
+    load_LE = load_LE[load_LE.sum(1) > 0]
+    skew_L = load_LE.max(1) / load_LE.mean(1)
     padded_rows, balance_loss, z_loss, num_forwards = others_LO.sum(0).tolist()
     metrics = {
-        "router_skew": skew_L.max().item(),
-        "router_skew_mean": skew_L.mean().item(),
+        "router_skew": float(skew_L.max()),
+        "router_skew_mean": float(skew_L.mean()),
         # Each expert takes as many rows as chose it.
         "tokens_dropped": 0.0,
-        "tokens_padded": padded_rows / (padded_rows + load_LE.sum().item()),
+        "tokens_padded": padded_rows / (padded_rows + float(load_LE.sum())),
     }
     # A loss without a weight is not computed, and one that is, is never 0.
     losses = {"balance_loss": balance_loss, "z_loss": z_loss}

@@ -71,19 +71,9 @@ class Training:
     @classmethod
     def build(cls, job: Job, ranks: Ranks) -> Self:
         """Return the training of `job` on this rank, at step 0, with its initial weights; a collective."""
-        whole = build_unsharded(job)
-        require_positions(job, whole)
-        num_parameters = sum(parameter.numel() for parameter in whole.parameters())
-        layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
-        require_valid(job, layout)
-        meshes = build_meshes(layout, ranks.device.type)
+        meshes, pipeline, num_parameters = build_pipeline(job, ranks)
         dataset = build_dataset(job.data, job.train.seq_len)
         require_vocabulary(job, dataset)
-        schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
-        model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
-        fill_from_hf(model, job.model)
-        share_tied(model, meshes)
-        pipeline = Pipeline(model, schedule, make_loss(whole, meshes), meshes, TORCH_DTYPES[job.precision.compute])
         training = cls(job, ranks, meshes, dataset, pipeline)
         training.num_parameters = num_parameters
         return training
@@ -112,6 +102,24 @@ class Training:
             "model": {**copies_by_name(canonical_parameters(self.model)), **buffers},
             "optimizer": optimizer_state(self.model, self.optimizer),
         }
+
+
+def build_pipeline(job: Job, ranks: Ranks) -> tuple[Meshes, Pipeline, int]:
+    """Return this rank's part of the model as its layout splits it, and how many parameters the whole has; a
+    collective.
+    """
+    whole = build_unsharded(job)
+    require_positions(job, whole)
+    num_parameters = sum(parameter.numel() for parameter in whole.parameters())
+    layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
+    require_valid(job, layout)
+    meshes = build_meshes(layout, ranks.device.type)
+    schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+    model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
+    fill_from_hf(model, job.model)
+    share_tied(model, meshes)
+    compute_dtype = TORCH_DTYPES[job.precision.compute]
+    return meshes, Pipeline(model, schedule, make_loss(whole, meshes), meshes, compute_dtype), num_parameters
 
 
 def build_unsharded(job: Job) -> nn.Module:

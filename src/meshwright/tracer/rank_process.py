@@ -1,0 +1,102 @@
+"""python -m meshwright.tracer.rank_process ORDER: traces one rank in a process of its own, as trace() orders."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from meshwright.models import initial
+from meshwright.parallelism import host_values
+from meshwright.spec.trace import Trace, Traced
+from meshwright.tracer.recorder import Recorder
+from meshwright.tracer.recording_mode import RecordingMode
+from meshwright.tracer.routing import balanced
+from meshwright.tracer.simulated_device import NAME, install
+from meshwright.tracer.torch_patches import apply_patches
+
+_NUM_STEPS_BEFORE = 1
+"""The first step makes the optimizer's state; the next are all alike."""
+
+
+def main() -> None:
+    """Write the trace that the order in argv[1], a JSON object, asks for."""
+    order: dict[str, Any] = json.loads(sys.argv[1])
+    device_type = order.get("device", NAME)
+    trace = trace_here(order["build"], order["arguments"], order["rank"], order["world_size"], device_type)
+    trace.save(Path(order["out"]))
+
+
+def trace_here(build: str, arguments: list[str], rank: int, world_size: int, device_type: str = NAME) -> Trace:
+    """Return the trace of one step on fake tensors; this process is of no other use afterwards."""
+    recorder = Recorder()
+    if device_type == NAME:
+        install(recorder)
+    mode = RecordingMode(recorder, device_type)
+    apply_patches(recorder, mode)
+    # Both are ours, and modules that use them are imported later, with the builder.
+    initial.fill_normal = _leave_as_it_is
+    host_values.host_values = balanced
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return record_step(mode, build, arguments)
+
+
+def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
+    """Return the second step of this rank of the process group, which exists, real or not."""
+    recorder, rank, world_size = mode.recorder, dist.get_rank(), dist.get_world_size()
+    # Else backward runs in a thread of its own, where no mode sees it.
+    with torch.autograd.set_multithreading_enabled(False), mode, resizing_watched(mode):
+        step = _builder(build)(torch.device(mode.device_type), rank, world_size, *arguments)
+        for _ in range(_NUM_STEPS_BEFORE):
+            step()
+        recorder.begin()
+        step()
+    traced = Traced(
+        build=build,
+        rank=rank,
+        world_size=world_size,
+        torch_version=torch.__version__,
+        num_steps_before=_NUM_STEPS_BEFORE,
+    )
+    return recorder.trace(traced)
+
+
+def _leave_as_it_is(*_: Any, **__: Any) -> None:
+    """Stand in for drawing initial weights: fake tensors hold no numbers, and drawing them takes the longest."""
+
+
+def _builder(build: str) -> Callable[..., Callable[[], object]]:
+    module, _, function = build.partition(":")
+    found: Callable[..., Callable[[], object]] = getattr(importlib.import_module(module), function)
+    return found
+
+
+@contextmanager
+def resizing_watched(mode: RecordingMode) -> Iterator[None]:
+    """FSDP frees what it gathered by giving its storage no bytes, which no operator tells."""
+    resize = torch.UntypedStorage.resize_
+
+    def watched(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        mode.resized(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Recorder: collects records and storages while a step runs, and makes a Trace of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import fields
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, Trace, Traced
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Interned(Generic[Key]):
+    """What was seen, each once, by the order of its first appearance."""
+
+    def __init__(self) -> None:
+        self._positions: dict[Key, int] = {}
+
+    def position(self, key: Key) -> int:
+        """Return where `key` stands, adding it if it is new."""
+        return self._positions.setdefault(key, len(self._positions))
+
+    def all(self) -> tuple[Key, ...]:
+        """Return everything seen."""
+        return tuple(self._positions)
+
+
+class Recorder:
+    """Takes records in the order in which the host makes them; deaf while `is_paused`."""
+
+    def __init__(self) -> None:
+        self.signatures: Interned[Signature] = Interned()
+        self.scopes: Interned[str] = Interned()
+        self.phases: Interned[str] = Interned()
+        self.groups: Interned[tuple[int, ...]] = Interned()
+        self.stream = 0
+        self.scope, self.phase = "", "forward"
+        self.is_paused = False
+        self.num_works = 0
+        self._records: dict[str, list[int]] = {field.name: [] for field in fields(Records)}
+        self._storages: dict[str, list[int]] = {field.name: [] for field in fields(Storages)}
+        self._gone: list[bool] = []
+
+    def __len__(self) -> int:
+        return len(self._records["kind"])
+
+    def begin(self) -> None:
+        """Forget what was recorded, but for storages that are still there: they were there before the step."""
+        for column in self._records.values():
+            column.clear()
+        self._gone = [freed_at != NONE for freed_at in self._storages["freed_at"]]
+        self._storages["allocated_at"] = [NONE] * len(self._gone)
+
+    def record(self, kind: RecordKind, **values: int) -> None:
+        """Add a record on the current stream, in the current module and phase."""
+        if self.is_paused:
+            return
+        row = {
+            "kind": int(kind),
+            "stream": self.stream,
+            "scope": self.scopes.position(self.scope),
+            "phase": self.phases.position(self.phase),
+            **values,
+        }
+        for name, column in self._records.items():
+            column.append(row.get(name, 0 if name == "num_bytes" else NONE))
+
+    def new_work(self) -> int:
+        """Return the number of the next collective or message."""
+        self.num_works += 1
+        return self.num_works - 1
+
+    def allocate(self, num_bytes: int) -> int:
+        """Return the number of a storage that is there from now on."""
+        row = {"num_bytes": num_bytes, "allocated_at": len(self), "freed_at": NONE, "stream": self.stream}
+        for name, column in self._storages.items():
+            column.append(row[name])
+        return len(self._storages["num_bytes"]) - 1
+
+    def free(self, storage: int) -> None:
+        """Give a storage back."""
+        self._storages["freed_at"][storage] = len(self)
+
+    def trace(self, traced: Traced) -> Trace:
+        """Return what was recorded since `begin`; storages that were gone by then are left out."""
+        is_kept = np.ones(len(self._storages["num_bytes"]), np.bool_)
+        is_kept[: len(self._gone)] = ~np.array(self._gone, np.bool_)
+        storages = {name: np.array(column, np.int64)[is_kept] for name, column in self._storages.items()}
+        records = {name: np.array(column, np.int64) for name, column in self._records.items()}
+        return Trace(
+            traced,
+            _compacted(records, "signature", self.signatures),
+            _compacted(records, "scope", self.scopes),
+            _compacted(records, "phase", self.phases),
+            _compacted(records, "group", self.groups),
+            Records(**records),
+            Storages(**storages),
+        )
+
+
+def _compacted(records: dict[str, NDArray[np.int64]], column: str, interned: Interned[Key]) -> tuple[Key, ...]:
+    """Return what the column names, by first appearance, and number the column anew: equal steps then have equal
+    columns, whatever came before them.
+    """
+    used, first, where = np.unique(records[column], return_index=True, return_inverse=True)
+    order = [at for at in np.argsort(first) if used[at] != NONE]
+    number = np.full(len(used), NONE, np.int64)
+    number[order] = np.arange(len(order))
+    records[column] = number[where]
+    seen = interned.all()
+    return tuple(seen[used[at]] for at in order)

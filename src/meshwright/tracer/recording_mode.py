@@ -1,0 +1,190 @@
+"""RecordingMode: sees every operator that torch dispatches while it is active, and records what concerns the device.
+
+It stands above FakeTensorMode, which answers each operator with the shape of its result, or above nothing, and real
+results come. DTensor's operators are not
+recorded themselves: they come again, as operators on this rank's part.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from meshwright.spec.trace import NONE, RecordKind, Signature, TensorShape
+from meshwright.tracer.collectives import collective_of
+from meshwright.tracer.recorder import Recorder
+
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_READ_NUMBER = torch.ops.aten._local_scalar_dense.default
+_OPTIMIZER_SCOPE = "Optimizer.step"
+
+
+class RecordingMode(TorchDispatchMode):
+    """Records operators, collectives, waits and storages on devices of one type."""
+
+    def __init__(self, recorder: Recorder, device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder, self.device_type = recorder, device_type
+        self._scopes: list[str] = []
+        self._storages: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._work_of_storage: dict[int, int] = {}
+        self._is_view: dict[Any, bool] = {}
+        self._signatures: dict[Any, int] = {}
+        self._numbers: dict[int, list[Any]] = {}
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True: torch.compile refuses to run below other modes."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
+            return NotImplemented
+        if func.namespace == "profiler":
+            return self._mark(func, args, kwargs)
+        if func.namespace == "prim" or self.recorder.is_paused:
+            return func(*args, **kwargs)
+        if func is _READ_NUMBER:
+            if args[0].device.type == self.device_type:
+                self.recorder.record(RecordKind.HOST_SYNC)
+            return self._number(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if func is _WAIT:
+            self._wait(args[0])
+            # Fake mode would make a new tensor of it.
+            return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if not self._views(func):
+            self._record(func, args, kwargs, result)
+        return result
+
+    def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Follow torch's own marks of what code runs."""
+        if func._opname == "_record_function_enter_new":
+            self._scopes.append(str(args[0]))
+        elif func._opname == "_record_function_exit" and self._scopes:
+            self._scopes.pop()
+        self.recorder.scope = self._scopes[-1] if self._scopes else ""
+        return func(*args, **kwargs)
+
+    def _views(self, func: Any) -> bool:
+        """Return whether an operator's results are views, which ask nothing of a device."""
+        if func not in self._is_view:
+            returns = func._schema.returns
+            self._is_view[func] = bool(returns) and all(
+                one.alias_info is not None and not one.alias_info.is_write for one in returns
+            )
+        return self._is_view[func]
+
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not any(tensor.device.type == self.device_type for tensor in (*inputs, *outputs)):
+            return
+        self._set_phase()
+        # Making a noun of each operator would take longer than all the rest.
+        key = (func, *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
+        position = self._signatures.get(key)
+        if position is None:
+            signature = _signature(func, args, kwargs, result, inputs, outputs)
+            position = self._signatures[key] = self.recorder.signatures.position(signature)
+        found = collective_of(func, args)
+        if found is None:
+            self.recorder.record(RecordKind.OP, signature=position)
+            for tensor in outputs:
+                self._numbers.pop(tensor.untyped_storage()._cdata, None)
+        else:
+            work = self.recorder.new_work()
+            group = NONE if found.ranks is None else self.recorder.groups.position(found.ranks)
+            size = max((tensor.nbytes for tensor in (*inputs, *outputs)), default=0)
+            more = {"signature": position, "group": group, "peer": found.peer, "num_bytes": size, "work": work}
+            self.recorder.record(found.kind, **more)
+            for tensor in outputs:
+                self._work_of_storage[tensor.untyped_storage()._cdata] = work
+        for tensor in (*inputs, *outputs):
+            self._track(tensor)
+
+    def _set_phase(self) -> None:
+        if any(scope.startswith(_OPTIMIZER_SCOPE) for scope in self._scopes):
+            self.recorder.phase = "optimizer"
+        else:
+            is_backward = torch._C._current_graph_task_id() != -1
+            self.recorder.phase = "backward" if is_backward else "forward"
+
+    def _wait(self, tensor: Tensor) -> None:
+        work = self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
+        self.recorder.record(RecordKind.WAIT, work=work)
+
+    def _track(self, tensor: Tensor) -> None:
+        """Notice a storage that is new, or has another size than when it was last seen."""
+        if tensor.device.type != self.device_type:
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._storages.get(key)
+        if known is not None and known[1] == size:
+            return
+        if known is not None:
+            self._gone(key)
+        number = self.recorder.allocate(size)
+        self._storages[key] = (number, size, weakref.ref(storage, lambda _: self._gone(key, number)))
+
+    def _gone(self, key: int, number: int | None = None) -> None:
+        known = self._storages.get(key)
+        if known is None or (number is not None and known[0] != number):
+            return
+        del self._storages[key]
+        self._work_of_storage.pop(key, None)
+        self._numbers.pop(key, None)
+        self.recorder.free(known[0])
+
+    def know(self, tensor: Tensor, numbers: list[Any]) -> None:
+        """Keep the numbers that the program itself put into a tensor, until an operator writes to it."""
+        self._numbers[tensor.untyped_storage()._cdata] = numbers
+
+    def _number(self, tensor: Tensor) -> float | int | bool:
+        """Return a number that the program put there, else one in place of what no fake tensor holds."""
+        known = self._numbers.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            number: float | int | bool = known[tensor.storage_offset()]
+            return number
+        if tensor.dtype == torch.bool:
+            return False
+        return 1.0 if tensor.dtype.is_floating_point else 1
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Notice that a storage was given another size, as FSDP does to what it gathered."""
+        known = self._storages.get(storage._cdata)
+        if known is None or known[1] == storage.nbytes():
+            return
+        key, size = storage._cdata, storage.nbytes()
+        self.recorder.free(known[0])
+        number = self.recorder.allocate(size)
+        self._storages[key] = (number, size, weakref.ref(storage, lambda _: self._gone(key, number)))
+
+
+def _signature(
+    func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor], outputs: list[Tensor]
+) -> Signature:
+    count = flop_registry.get(func._overloadpacket)
+    return Signature(
+        op=str(func),
+        inputs=tuple(_shape(tensor) for tensor in inputs),
+        outputs=tuple(_shape(tensor) for tensor in outputs),
+        flops=0 if count is None else int(count(*args, **kwargs, out_val=result)),
+        read_bytes=sum(tensor.nbytes for tensor in inputs),
+        written_bytes=sum(tensor.nbytes for tensor in outputs),
+    )
+
+
+def _shape(tensor: Tensor) -> TensorShape:
+    return TensorShape(dtype=str(tensor.dtype).removeprefix("torch."), dims=tuple(tensor.shape))

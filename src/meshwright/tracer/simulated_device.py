@@ -1,0 +1,183 @@
+"""simgpu: an accelerator that exists in Python only, whose streams and events are recorded and do nothing else.
+
+torch lets one backend be written in Python (torch.utils.backend_registration, private and experimental; checked in
+2.13) and asks it, as it asks torch.cuda, for streams, events and the current device. A process has one for good, so
+that a trace is made in a process of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend "fake"
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from meshwright.spec.trace import RecordKind
+from meshwright.tracer.recorder import Recorder
+
+NAME = "simgpu"
+_STATE_BYTES = 16
+
+
+class SimulatedEvent:
+    """What torch calls an event: a place in a stream that another stream, or the host, can wait for."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.number = next(SimulatedEvent._numbers)
+
+    def record(self, stream: SimulatedStream | None = None) -> None:
+        device.on(stream, RecordKind.RECORD_EVENT, event=self.number)
+
+    def wait(self, stream: SimulatedStream | None = None) -> None:
+        device.on(stream, RecordKind.WAIT_EVENT, event=self.number)
+
+    def synchronize(self) -> None:
+        device.on(None, RecordKind.HOST_SYNC, event=self.number)
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: SimulatedEvent) -> float:
+        return 0.0
+
+
+class SimulatedStream:
+    """What torch calls a stream: operations on it run one after the other."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.stream_id, self.priority = next(SimulatedStream._numbers), priority
+        self.device_index, self.device_type = 0, NAME
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(NAME, 0)
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        event.wait(self)
+
+    def wait_stream(self, other: SimulatedStream) -> None:
+        self.wait_event(other.record_event())
+
+    def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
+        event = event or SimulatedEvent()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        device.on(self, RecordKind.HOST_SYNC)
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> SimulatedStream:
+        self._before = device.current
+        device.set_stream(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        device.set_stream(self._before)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SimulatedStream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return self.stream_id
+
+
+class SimulatedDevice:
+    """The module that torch finds at torch.simgpu: what it asks of a device's module, as torch.cuda has it."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self.Stream, self.Event = SimulatedStream, SimulatedEvent
+        self.current = self.default = SimulatedStream()
+
+    def on(self, stream: SimulatedStream | None, kind: RecordKind, event: int = -1) -> None:
+        """Record what a stream, or the current one, does with an event."""
+        if self.recorder is None:
+            return
+        before, self.recorder.stream = self.recorder.stream, (stream or self.current).stream_id
+        self.recorder.record(kind, event=event)
+        self.recorder.stream = before
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, _: Any) -> None:
+        return None
+
+    @contextmanager
+    def device(self, _: Any) -> Iterator[None]:
+        yield
+
+    def current_stream(self, _: Any = None) -> SimulatedStream:
+        return self.current
+
+    def default_stream(self, _: Any = None) -> SimulatedStream:
+        return self.default
+
+    def set_stream(self, stream: SimulatedStream) -> None:
+        self.current = stream
+        if self.recorder is not None:
+            self.recorder.stream = stream.stream_id
+
+    @contextmanager
+    def stream(self, stream: SimulatedStream | None) -> Iterator[None]:
+        if stream is None:
+            yield
+            return
+        with stream:
+            yield
+
+    def synchronize(self, _: Any = None) -> None:
+        self.on(None, RecordKind.HOST_SYNC)
+
+    def manual_seed(self, _: int) -> None:
+        return None
+
+    def manual_seed_all(self, _: int) -> None:
+        return None
+
+    def get_rng_state(self, _: Any = None) -> torch.Tensor:
+        return torch.zeros(_STATE_BYTES, dtype=torch.uint8)
+
+    def set_rng_state(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def empty_cache(self) -> None:
+        return None
+
+
+device = SimulatedDevice()
+
+
+def install(recorder: Recorder) -> None:
+    """Make simgpu torch's accelerator in this process, for good, and "fake" its collectives' backend."""
+    device.recorder = recorder
+    _setup_privateuseone_for_python_backend(NAME, backend_module=device)
+    dist.Backend.backend_capability["fake"].append(NAME)
+    dist.Backend.default_device_backend_map[NAME] = "fake"

@@ -1,0 +1,152 @@
+"""What torch does otherwise under fake tensors than on a device, put right while a step is traced.
+
+Each patch names what would go wrong without it. Checked in torch 2.13; tests/fake_ranks/test_tracer.py fails where one
+no longer does what it says.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+from meshwright.tracer.recorder import Recorder
+from meshwright.tracer.recording_mode import RecordingMode
+from meshwright.tracer.simulated_device import NAME
+
+_ATTENTION_ARGUMENTS = ("attn_mask", "dropout_p", "is_causal")
+"""Those of scaled_dot_product_attention that may stand without their names, after the three tensors."""
+_WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
+"""Methods of a mesh that never look at its ranks."""
+
+
+def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
+    """Apply all of them to this process, for good."""
+    _real_mesh_algebra()
+    _fsdp_param._chunk_with_empty = _LazyChunks  # type: ignore[assignment]
+    ShardingPropagator._fake_mode_lock = _Paused(recorder)  # type: ignore[assignment]
+    _silent_kernels()
+    F.scaled_dot_product_attention = _one_attention_kernel(F.scaled_dot_product_attention)
+    torch.tensor = _tensor_by_way_of_cpu(torch.tensor, mode)
+
+
+def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> Callable[..., Tensor]:
+    """torch.tensor() on a device copies below all modes, to a device that is not there."""
+
+    @functools.wraps(make)
+    def made(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        tensor = make(data, **kwargs)
+        if device is None:
+            return tensor
+        moved = tensor.to(device)
+        mode.know(moved, np.asarray(data).ravel().tolist())
+        return moved
+
+    return made
+
+
+def _real_mesh_algebra() -> None:
+    """A mesh keeps its ranks in a real tensor, which fake mode refuses to index."""
+    for name, found in list(DeviceMesh.__dict__.items()):
+        if name in _WITHOUT_TENSORS:
+            continue
+        if isinstance(found, staticmethod | classmethod):
+            setattr(DeviceMesh, name, type(found)(_outside_of_fake_mode(found.__func__)))
+        elif isinstance(found, FunctionType):
+            setattr(DeviceMesh, name, _outside_of_fake_mode(found))
+        elif isinstance(found, property) and found.fget is not None:
+            setattr(DeviceMesh, name, property(_outside_of_fake_mode(found.fget)))
+    device_mesh.init_device_mesh = _outside_of_fake_mode(device_mesh.init_device_mesh)
+
+
+def _outside_of_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return called
+
+
+class _LazyChunks:
+    """FSDP2 cuts each parameter in as many views as there are ranks and looks at two: 16,384 of them take minutes."""
+
+    def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
+        self.tensor, self.num_chunks, self.dim = tensor, num_chunks, dim
+
+    def __len__(self) -> int:
+        return self.num_chunks
+
+    def __getitem__(self, index: int) -> Tensor:
+        size = self.tensor.size(self.dim)
+        share = -(-size // self.num_chunks)
+        start = index * share
+        if start >= size:
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, start, min(share, size - start))
+
+
+class _Paused:
+    """DTensor finds out shapes by running an operator on whole tensors, which no rank has."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.depth = recorder, 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+        self.recorder.is_paused = True
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        self.recorder.is_paused = self.depth > 0
+
+
+def _one_attention_kernel(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """On a device without kernels of its own torch computes attention by matmuls, which CUDA never would."""
+    kernels = torch.ops.aten
+
+    @functools.wraps(attend)
+    def attended(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if query.device.type != NAME:
+            return attend(query, key, value, *args, **kwargs)
+        given: dict[str, Any] = dict(zip(_ATTENTION_ARGUMENTS, args, strict=False)) | kwargs
+        mask, scale, is_causal = given.get("attn_mask"), given.get("scale"), given.get("is_causal", False)
+        dropout = given.get("dropout_p", 0.0)
+        if mask is None and query.dtype in (torch.bfloat16, torch.float16):
+            result = kernels._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, scale=scale)
+            return cast(Tensor, result[0])
+        if given.get("enable_gqa"):
+            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+        is_training = torch.is_grad_enabled() and query.requires_grad
+        result = kernels._scaled_dot_product_efficient_attention(
+            query, key, value, mask, is_training, dropout, is_causal, scale=scale
+        )
+        return cast(Tensor, result[0])
+
+    return attended
+
+
+def _silent_kernels() -> None:
+    """These have one kernel on CUDA; where the device has none, torch puts several in its place."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in ("silu_backward", "_fused_rms_norm"):
+        library.impl(name, _never_run, "PrivateUse1")
+    _kept.append(library)
+
+
+_kept: list[torch.library.Library] = []
+
+
+def _never_run(*_: Any, **__: Any) -> Any:
+    raise AssertionError("fake tensors are answered before any kernel runs")

@@ -1,0 +1,86 @@
+"""The trainer's step of any of hundreds of ranks, traced on an accelerator that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.trace import NONE, RecordKind, Trace
+from meshwright.tracer.trace import trace
+
+BUILD = "meshwright.trainer.build_step:build_step"
+JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
+NUM_RANKS = 512
+HYBRID = ("layout.dp_shard=64", "layout.tp=4", "layout.pp=2", "train.global_batch_size=256")
+
+
+def traced(rank: int, *overrides: str) -> Trace:
+    return trace(BUILD, rank, NUM_RANKS, [JOB, *overrides])
+
+
+def ops(found: Trace) -> list[str]:
+    return [found.signatures[position].op for position in found.records.signature if position != NONE]
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> Trace:
+    return traced(300, *HYBRID)
+
+
+def test_collectives_have_their_exact_ranks(hybrid: Trace) -> None:
+    # pp outermost, then 64 shards, then 4 tensor-parallel ranks: rank 300 is the 12th shard of the second stage.
+    assert set(hybrid.groups) >= {tuple(range(300, 304)), tuple(range(256, 512, 4))}
+    sends = hybrid.records.kind == RecordKind.SEND
+    assert set(hybrid.records.peer[sends].tolist()) == {300 - 256}
+
+
+def test_ranks_that_do_the_same_have_the_same_trace(hybrid: Trace) -> None:
+    # The sixth shard, another tensor-parallel rank.
+    other = traced(256 + 4 * 5 + 3, *HYBRID)
+    for name in ("kind", "stream", "signature", "phase", "num_bytes", "work"):
+        assert (getattr(other.records, name) == getattr(hybrid.records, name)).all(), name
+    assert other.signatures == hybrid.signatures
+    assert other.live_bytes().tolist() == hybrid.live_bytes().tolist()
+
+
+def test_ranks_whose_shards_are_empty_have_another(hybrid: Trace) -> None:
+    # 72 rows of the head over 64 shards: two for each of the first 36, none for the others.
+    empty = traced(256 + 4 * 53, *HYBRID)
+    assert ops(empty) == ops(hybrid)
+    assert empty.signatures != hybrid.signatures
+    assert empty.live_bytes()[0] < hybrid.live_bytes()[0]
+
+
+def test_every_wait_is_for_a_collective_before_it(hybrid: Trace) -> None:
+    records = hybrid.records
+    begun = set()
+    for kind, work in zip(records.kind, records.work, strict=True):
+        if kind == RecordKind.WAIT:
+            assert work in begun
+        elif work != NONE:
+            begun.add(work)
+
+
+def test_kernels_are_those_of_an_accelerator() -> None:
+    found = traced(0, "layout.dp_shard=512", "precision.compute=bfloat16", "train.global_batch_size=1024")
+    assert "aten._scaled_dot_product_flash_attention.default" in ops(found)
+    assert "aten._fused_rms_norm.default" in ops(found)
+    assert "aten.bmm.default" not in ops(found)
+    # FSDP2's own streams, which gather while the default one computes.
+    gathers = np.array([name == "c10d._allgather_base_.default" for name in ops(found)])
+    streams = found.records.stream[found.records.signature != NONE]
+    assert set(streams[gathers].tolist()).isdisjoint({0})
+
+
+def test_experts_get_tokens_though_nobody_routes_them() -> None:
+    found = traced(5, "model.source=moe-4m", "layout.dp_shard=512", "layout.ep=4", "train.global_batch_size=1024")
+    assert "_c10d_functional.all_to_all_single.default" in ops(found)
+    assert tuple(range(4, 8)) in found.groups
+
+
+def test_a_step_that_cannot_be_built_says_why() -> None:
+    with pytest.raises(UnsupportedError, match=r"does not divide the model's num_heads = 4: set layout.tp to 4"):
+        traced(0, "layout.dp_shard=64", "layout.tp=8")

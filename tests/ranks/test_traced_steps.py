@@ -1,0 +1,68 @@
+"""What a step does on fake tensors is what it does on real ones: the same operators and the same bytes, on gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.spec.trace import RecordKind, Trace
+from meshwright.tracer.rank_process import record_step
+from meshwright.tracer.recorder import Recorder
+from meshwright.tracer.recording_mode import RecordingMode
+from run_ranks import run_ranks
+
+BUILD = "meshwright.trainer.build_step:build_step"
+JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
+SMALL = ("train.seq_len=64", "train.global_batch_size=4")
+LAYOUTS = {
+    "fsdp": ("layout.dp_shard=2",),
+    "fsdp, recomputed": ("layout.dp_shard=2", "layout.activation_checkpoint=full"),
+    "replicas": ("layout.dp_shard=1", "layout.dp_replicate=2"),
+    "tp": ("layout.dp_shard=1", "layout.tp=2"),
+    "pp": ("layout.dp_shard=1", "layout.pp=2"),
+    "zero bubble": ("layout.dp_shard=1", "layout.pp=2", "layout.schedule=ZBVZeroBubble"),
+    "cp": ("layout.dp_shard=1", "layout.cp=2"),
+    "cp ring": ("layout.dp_shard=1", "layout.cp=2", "layout.cp_method=ring"),
+}
+GLOO_COPIES = ("aten.copy_.default",)
+"""gloo's collectives copy into what they were given; a fake group leaves it as it is."""
+
+
+def real_trace(arguments: list[str]) -> Trace:
+    """Return what this rank's step really did."""
+    return record_step(RecordingMode(Recorder(), "cpu"), BUILD, arguments)
+
+
+def fake_trace(arguments: list[str], out: Path) -> Trace:
+    order = {"build": BUILD, "arguments": arguments, "rank": 0, "world_size": 2, "device": "cpu", "out": str(out)}
+    command = [sys.executable, "-m", "meshwright.tracer.rank_process", json.dumps(order)]
+    subprocess.run(command, check=True, timeout=100)
+    return Trace.load(out)
+
+
+def names(trace: Trace) -> Iterator[Any]:
+    """Yield what each record is, and the shapes of its results."""
+    for kind, position in zip(trace.records.kind, trace.records.signature, strict=True):
+        signature = trace.signatures[position] if position >= 0 else None
+        yield RecordKind(kind).name if signature is None else (signature.op, signature.outputs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_fake_step_is_the_real_one_to_the_byte(layout: str, tmp_path: Path) -> None:
+    arguments = [JOB, *SMALL, *LAYOUTS[layout]]
+    real, *_ = run_ranks(real_trace, 2, arguments, timeout_s=100)
+    fake = fake_trace(arguments, tmp_path / "trace.npz")
+    assert fake.live_bytes().max() == real.live_bytes().max()
+    assert fake.live_bytes()[[0, -1]].tolist() == real.live_bytes()[[0, -1]].tolist()
+    ours, theirs = list(names(fake)), list(names(real))
+    for change, start, end, first, last in SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
+        if change != "equal":
+            assert (change, last - first) == ("delete", 0), (theirs[start:end], ours[first:last])
+            assert all(name[0] in GLOO_COPIES for name in theirs[start:end]), theirs[start:end]
