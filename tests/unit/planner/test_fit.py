@@ -91,6 +91,15 @@ def test_given_runs_that_agree_are_followed_and_those_that_do_not_are_not(runs: 
     assert wide > 2 * narrow
 
 
+@pytest.mark.parametrize("slowness", [0.8, 1.4])
+def test_runs_that_are_all_far_off_alike_are_followed(runs: TimedRuns, slowness: float) -> None:
+    own = runs.take(np.flatnonzero(runs.stack == "megatron-core-2026")[:5])
+    usual_s = np.exp(own.log_predicted_s(fitted_constants(), np.zeros((3, 5))))
+    found, _ = fit_given(timed_as(own, usual_s * slowness), fitted_constants(), np.zeros(3))
+    ratio = np.exp(own.log_predicted_s(fitted_constants(), np.repeat(found[:, None], 5, axis=1))) / usual_s
+    assert np.abs(ratio / slowness - 1).max() < 0.1
+
+
 @pytest.mark.parametrize("num_own", [0, 5, 50])
 def test_an_interval_holds_four_in_five(num_own: int) -> None:
     chance = np.random.default_rng(0)

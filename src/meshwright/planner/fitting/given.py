@@ -1,8 +1,9 @@
 """calibrate: a stack's three multipliers from a few runs that somebody has made with it; everything else is fixed.
 
 A few runs may be unlike the others that their stack will make. How far they are to be trusted they tell themselves:
-the noise of the fit is what they leave unexplained, as if two more runs had left 40 %. How wide the interval is, too:
-each is predicted from the others, and the mean of those errors is taken for that of a Laplace distribution.
+the noise of the fit is how far they are from being off alike, as if two more runs had been 30 % from that. How wide the
+interval is, too: each is predicted from the others, and the mean of those errors is taken for that of a Laplace
+distribution.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from meshwright.spec.stack import Stack
 
 _LAPLACE_80 = math.log(5)
 """Half width that holds 80 % of a Laplace distribution, over its mean absolute value."""
-_NOISE, _NOISE_WEIGHT = 0.4, 2.0
-"""Residual before any run is known, and the runs that this counts as much as."""
+_NOISE, _NOISE_WEIGHT = 0.3, 2.0
+"""Spread of residuals before any run is known, and the runs that this counts as much as."""
 _ERROR, _ERROR_WEIGHT = 0.09, 5.0
 """Mean absolute error of stacks that five runs calibrate, and the runs that this counts as much as."""
-_NUM_ROUNDS = 4
 _NUDGE = 1e-4
 
 
@@ -96,10 +96,9 @@ def _linear_problem(runs: TimedRuns, constants: Constants, start: Floats, around
 
 
 def _solve(problem: Problem) -> Floats:
-    """Return the multipliers that the used runs suggest, and with them how far these runs are to be trusted."""
-    noise, found = _NOISE, problem.unknowns.prior
-    for _ in range(_NUM_ROUNDS):
-        found = minimise(replace(problem, noise=noise))
-        left = problem.weights * np.abs(problem.predict(found) - problem.measured)
-        noise = float((left.sum() + _NOISE_WEIGHT * _NOISE) / (problem.weights.sum() + _NOISE_WEIGHT))
-    return found
+    """Return the multipliers that the used runs suggest, which are trusted as far as they agree."""
+    unknowns, used = problem.unknowns, problem.weights > 0
+    off = (problem.measured - problem.predict(unknowns.prior))[used]
+    apart = np.abs(off - np.median(off)).sum() if used.any() else 0.0
+    noise = float((apart + _NOISE_WEIGHT * _NOISE) / (used.sum() + _NOISE_WEIGHT))
+    return minimise(replace(problem, noise=noise))

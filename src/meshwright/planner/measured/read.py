@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = 
         seq_len = row.count("seq_len")
         if seq_len is None:
             return MeasuredRun(row, None, None, (), "seq_len is empty, and nothing tells it")
-        batch = _global_batch(row)
+        batch = _global_batch(row, assumed)
         layout = layout_of(row, model, stack, batch, assumed)
         workload = Workload(
             seq_len=seq_len,
@@ -115,11 +116,13 @@ def _that_fits(row: RunRow, setting: Setting, layout: Layout, assumed: list[str]
     return setting, layout
 
 
-def _global_batch(row: RunRow) -> int:
+def _global_batch(row: RunRow, assumed: list[str]) -> int:
+    """Return the sequences of a step: as stated, else one microbatch of each data-parallel rank, or so many of them."""
     stated = row.count("global_batch")
     if stated is not None:
         return stated
-    size, dp = row.count("micro_batch"), row.count("dp")
-    if size is None or dp is None:
-        size, dp = size or 1, dp or 1
-    return size * dp * (row.count("grad_accum") or 1)
+    split = math.prod(row.count(axis) or 1 for axis in ("tp", "cp", "pp"))
+    dp = row.count("dp") or max(1, row.required("n_gpus") // split)
+    batch = (row.count("micro_batch") or 1) * dp * (row.count("grad_accum") or 1)
+    assumed.append(f"global_batch={batch}")
+    return batch
