@@ -63,10 +63,8 @@ def mean_of(ranks: Sequence[Measurements]) -> Measurements:
 def _round(menu: Menu, watch: Stopwatch) -> Measurements:
     own = together = watch
     if watch.device.type == "cpu":
-        own, together = (
-            replace(watch, clock=time.thread_time),
-            replace(watch, shortest_sample_s=_MANY_WAITS_S),
-        )
+        own = replace(watch, clock=time.thread_time)
+        together = replace(watch, shortest_sample_s=_MANY_WAITS_S)
     attention = attention_seconds(menu, own)
     memory_ops = memory_op_seconds(menu, own)
     has_peers = dist.get_world_size() > 1

@@ -1,8 +1,8 @@
 """RecordingMode: sees every operator that torch dispatches while it is active, and records what concerns the device.
 
 It stands above FakeTensorMode, which answers each operator with the shape of its result, or above nothing, and real
-results come. DTensor's operators are not
-recorded themselves: they come again, as operators on this rank's part.
+results come. DTensor's operators are not recorded themselves: they come again, as operators on this rank's part. Not
+seen: waits for torch's Work objects (FSDP2's gathers, messages), which are no operators.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RecordingMode(TorchDispatchMode):
             return
         self._set_phase()
         # Making a noun of each operator would take longer than all the rest.
-        key = (func, *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
+        key = (func, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
         position = self._signatures.get(key)
         if position is None:
             signature = _signature(func, args, kwargs, result, inputs, outputs)
@@ -111,7 +111,8 @@ class RecordingMode(TorchDispatchMode):
             for tensor in outputs:
                 self._work_of_storage[tensor.untyped_storage()._cdata] = work
         for tensor in (*inputs, *outputs):
-            self._track(tensor)
+            if tensor.device.type == self.device_type:
+                self._follow(tensor.untyped_storage())
 
     def _set_phase(self) -> None:
         if any(scope.startswith(_OPTIMIZER_SCOPE) for scope in self._scopes):
@@ -124,11 +125,8 @@ class RecordingMode(TorchDispatchMode):
         work = self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
         self.recorder.record(RecordKind.WAIT, work=work)
 
-    def _track(self, tensor: Tensor) -> None:
+    def _follow(self, storage: torch.UntypedStorage) -> None:
         """Notice a storage that is new, or has another size than when it was last seen."""
-        if tensor.device.type != self.device_type:
-            return
-        storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
         if known is not None and known[1] == size:
@@ -163,13 +161,8 @@ class RecordingMode(TorchDispatchMode):
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Notice that a storage was given another size, as FSDP does to what it gathered."""
-        known = self._storages.get(storage._cdata)
-        if known is None or known[1] == storage.nbytes():
-            return
-        key, size = storage._cdata, storage.nbytes()
-        self.recorder.free(known[0])
-        number = self.recorder.allocate(size)
-        self._storages[key] = (number, size, weakref.ref(storage, lambda _: self._gone(key, number)))
+        if storage._cdata in self._storages:
+            self._follow(storage)
 
 
 def _signature(

@@ -1,7 +1,6 @@
 """What torch does otherwise under fake tensors than on a device, put right while a step is traced.
 
-Each patch names what would go wrong without it. Checked in torch 2.13; tests/fake_ranks/test_tracer.py fails where one
-no longer does what it says.
+Each patch names what would go wrong without it. Checked in torch 2.13.
 """
 
 from __future__ import annotations
