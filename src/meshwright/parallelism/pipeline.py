@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.profiler import record_function
 
 from meshwright.models.contract import Loss, require_scalar
 from meshwright.parallelism.buffers import statistics_of, unchanged
@@ -21,7 +22,7 @@ from meshwright.parallelism.fully_sharded import reduce_gradients, set_gradient_
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.split_backward import PendingWeights, backward_to_inputs, backward_to_weights
 from meshwright.parallelism.stages import Stages
-from meshwright.spec.action import Action
+from meshwright.spec.action import ACTION_MARK, Action
 from meshwright.spec.schedule import Schedule, lower
 
 
@@ -77,7 +78,8 @@ class Pipeline:
             if is_last and action.stage not in self._splits_backward:
                 # The reduction of each block then hides behind the backward of the one before it.
                 set_gradient_sync(self.stages[action.stage], self._meshes.layout, is_on=True)
-            self._run(action, microbatches[action.microbatch])
+            with record_function(f"{ACTION_MARK}{action}"):
+                self._run(action, microbatches[action.microbatch])
             if is_last and action.stage in self._splits_backward:
                 # The hooks that reduce gradients fire in the backward to the inputs, when there are none yet.
                 reduce_gradients(self.stages[action.stage], self._meshes.layout)

@@ -18,6 +18,9 @@ COMPUTE_KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 COMMUNICATION_KINDS: tuple[Kind, ...] = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 """F: a stage's output goes to the next stage. B: the gradient of its input goes to the one before."""
 
+ACTION_MARK = "action "
+"""What the name of a profiler's range begins with that an action runs in, before the action's own text."""
+
 _ACTION = re.compile(rf"(\d+)({'|'.join(COMPUTE_KINDS + COMMUNICATION_KINDS)})(\d+)")
 _OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
 

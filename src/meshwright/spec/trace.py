@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,8 @@ class Traced(Noun):
     torch_version: str
     num_steps_before: NonNegativeInt = 0
     """Steps that ran before the one that was recorded."""
+    device: str = "simgpu"
+    """What kernels are chosen for: simgpu, an accelerator with streams, or cpu, where the host itself computes."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,10 @@ class Records:
     """Position of the module in whose code it is, in Trace.scopes."""
     phase: Ints
     """Position in Trace.phases."""
+    action: Ints
+    """Position in Trace.actions; -1 outside of the pipeline's actions, as in the optimizer."""
     group: Ints
-    """Position of a collective's ranks, in Trace.groups."""
+    """Position of the ranks of a collective, or of a message's group, in Trace.groups."""
     peer: Ints
     """Global rank that a message goes to or comes from."""
     num_bytes: Ints
@@ -115,7 +119,21 @@ class Storages:
         return len(self.num_bytes)
 
 
-_TABLES = {"records": Records, "storages": Storages}
+@dataclass(frozen=True)
+class Uses:
+    """One element for each storage that a record reads or writes, in the order of records."""
+
+    record: Ints
+    storage: Ints
+    writes: Ints
+    """1 where the record writes to the storage, 0 where it only reads it."""
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+
+_TABLES = {"records": Records, "storages": Storages, "uses": Uses}
+_TEXTS = ("scopes", "phases", "actions", "group_names")
 
 
 @dataclass(frozen=True)
@@ -125,11 +143,18 @@ class Trace:
     traced: Traced
     signatures: tuple[Signature, ...]
     scopes: tuple[str, ...]
+    """Fully qualified names of modules, or torch's own marks of what runs between them."""
     phases: tuple[str, ...]
+    """forward, backward, recompute (a forward done again in backward), optimizer."""
+    actions: tuple[str, ...]
+    """Those of the pipeline's schedule that this rank ran, as spec/action.py writes them: 2F0."""
     groups: tuple[tuple[int, ...], ...]
     """Global ranks, in the order of their ranks in the group."""
+    group_names: tuple[str, ...]
+    """For each group the mesh axis that it runs along, such as tp or fsdp; "" where nobody named it."""
     records: Records
     storages: Storages
+    uses: Uses
 
     def live_bytes(self) -> Ints:
         """Return the bytes of all storages before each record, and after the last [records + 1]."""
@@ -144,9 +169,8 @@ class Trace:
         about = {
             "traced": self.traced.to_dict(),
             "signatures": [one.to_dict() for one in self.signatures],
-            "scopes": self.scopes,
-            "phases": self.phases,
             "groups": self.groups,
+            **{name: getattr(self, name) for name in _TEXTS},
         }
         columns = {
             f"{part}.{field.name}": getattr(getattr(self, part), field.name)
@@ -161,15 +185,13 @@ class Trace:
         """Return the trace that `save` wrote."""
         with np.load(file, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
-            parts = {
+            parts: dict[str, Any] = {
                 part: table(**{field.name: arrays[f"{part}.{field.name}"] for field in fields(table)})
                 for part, table in _TABLES.items()
             }
         return cls(
-            Traced.from_json(json.dumps(about["traced"])),
-            tuple(Signature.from_json(json.dumps(one)) for one in about["signatures"]),
-            tuple(about["scopes"]),
-            tuple(about["phases"]),
-            tuple(tuple(ranks) for ranks in about["groups"]),
-            **parts,
+            traced=Traced.from_json(json.dumps(about["traced"])),
+            signatures=tuple(Signature.from_json(json.dumps(one)) for one in about["signatures"]),
+            groups=tuple(tuple(ranks) for ranks in about["groups"]),
+            **parts | {name: tuple(about[name]) for name in _TEXTS},
         )

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from meshwright.spec.trace import NONE, RecordKind
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+_MESH_PREFIX = "mesh_"
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class FoundCollective:
     """A collective or a message."""
 
     kind: RecordKind
-    ranks: tuple[int, ...] | None
-    """Global ranks of its group, in order; None where the operator names none."""
+    group: tuple[tuple[int, ...], str] | None
+    """Global ranks of its group, in order, and the mesh axis that it is; None where the operator names no group."""
     peer: int = NONE
     """Global rank at the other end of a message."""
 
@@ -30,13 +31,14 @@ def collective_of(func: Any, args: Any) -> FoundCollective | None:
     """Return what collective the operator is, None of any other."""
     if func.namespace not in _NAMESPACES:
         return None
-    group = group_of(args)
-    ranks = None if group is None else tuple(dist.get_process_group_ranks(group))
+    found = group_of(args)
+    ranks = None if found is None else tuple(dist.get_process_group_ranks(found))
+    group = None if found is None or ranks is None else (ranks, _axis(found))
     if func._opname in ("send", "recv_"):
         kind = RecordKind.SEND if func._opname == "send" else RecordKind.RECEIVE
         peer = next((leaf for leaf in tree_leaves(args) if type(leaf) is int), NONE)
-        return FoundCollective(kind, ranks, NONE if ranks is None or peer == NONE else ranks[peer])
-    return FoundCollective(RecordKind.COLLECTIVE, ranks)
+        return FoundCollective(kind, group, NONE if ranks is None or peer == NONE else ranks[peer])
+    return FoundCollective(RecordKind.COLLECTIVE, group)
 
 
 def group_of(args: Any) -> ProcessGroup | None:
@@ -52,6 +54,12 @@ def group_of(args: Any) -> ProcessGroup | None:
         if isinstance(leaf, str) and (group := _by_name(leaf)) is not None:
             return group
     return None
+
+
+def _axis(group: ProcessGroup) -> str:
+    """Return what torch's DeviceMesh wrote on the group: the name of its axis."""
+    is_of_mesh = group.group_desc.startswith(_MESH_PREFIX)
+    return group.group_desc.removeprefix(_MESH_PREFIX) if is_of_mesh else ""
 
 
 def _by_name(name: str) -> ProcessGroup | None:

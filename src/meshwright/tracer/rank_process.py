@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import FakeWork, Work
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -55,7 +56,7 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
     """Return the second step of this rank of the process group, which exists, real or not."""
     recorder, rank, world_size = mode.recorder, dist.get_rank(), dist.get_world_size()
     # Else backward runs in a thread of its own, where no mode sees it.
-    with torch.autograd.set_multithreading_enabled(False), mode, resizing_watched(mode):
+    with torch.autograd.set_multithreading_enabled(False), mode, resizing_watched(mode), waiting_watched(mode):
         step = _builder(build)(torch.device(mode.device_type), rank, world_size, *arguments)
         for _ in range(_NUM_STEPS_BEFORE):
             step()
@@ -67,6 +68,7 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
         world_size=world_size,
         torch_version=torch.__version__,
         num_steps_before=_NUM_STEPS_BEFORE,
+        device=mode.device_type,
     )
     return recorder.trace(traced)
 
@@ -96,6 +98,27 @@ def resizing_watched(mode: RecordingMode) -> Iterator[None]:
         yield
     finally:
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+@contextmanager
+def waiting_watched(mode: RecordingMode) -> Iterator[None]:
+    """FSDP2 and messages wait for torch's Work objects, which no operator tells."""
+    originals = [(kind, kind.wait) for kind in (FakeWork, Work)]
+
+    def watched(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
+            mode.waited(work)
+            return wait(work, *args, **kwargs)
+
+        return waited
+
+    for kind, wait in originals:
+        kind.wait = watched(wait)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kind, wait in originals:
+            kind.wait = wait  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, Trace, Traced
+from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, Trace, Traced, Uses
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -36,13 +36,17 @@ class Recorder:
         self.signatures: Interned[Signature] = Interned()
         self.scopes: Interned[str] = Interned()
         self.phases: Interned[str] = Interned()
-        self.groups: Interned[tuple[int, ...]] = Interned()
+        self.actions: Interned[str] = Interned()
+        self.groups: Interned[tuple[tuple[int, ...], str]] = Interned()
+        """Ranks, and the name of the axis."""
         self.stream = 0
         self.scope, self.phase = "", "forward"
+        self.action: str | None = None
         self.is_paused = False
         self.num_works = 0
         self._records: dict[str, list[int]] = {field.name: [] for field in fields(Records)}
         self._storages: dict[str, list[int]] = {field.name: [] for field in fields(Storages)}
+        self._uses: dict[str, list[int]] = {field.name: [] for field in fields(Uses)}
         self._gone: list[bool] = []
 
     def __len__(self) -> int:
@@ -50,13 +54,13 @@ class Recorder:
 
     def begin(self) -> None:
         """Forget what was recorded, but for storages that are still there: they were there before the step."""
-        for column in self._records.values():
+        for column in (*self._records.values(), *self._uses.values()):
             column.clear()
         self._gone = [freed_at != NONE for freed_at in self._storages["freed_at"]]
         self._storages["allocated_at"] = [NONE] * len(self._gone)
 
     def record(self, kind: RecordKind, **values: int) -> None:
-        """Add a record on the current stream, in the current module and phase."""
+        """Add a record on the current stream, in the current module, phase and action."""
         if self.is_paused:
             return
         row = {
@@ -64,6 +68,7 @@ class Recorder:
             "stream": self.stream,
             "scope": self.scopes.position(self.scope),
             "phase": self.phases.position(self.phase),
+            "action": NONE if self.action is None else self.actions.position(self.action),
             **values,
         }
         for name, column in self._records.items():
@@ -74,9 +79,15 @@ class Recorder:
         self.num_works += 1
         return self.num_works - 1
 
+    def use(self, storage: int, *, writes: bool) -> None:
+        """Add to the newest record that it reads or writes a storage."""
+        for name, value in (("record", len(self) - 1), ("storage", storage), ("writes", int(writes))):
+            self._uses[name].append(value)
+
     def allocate(self, num_bytes: int) -> int:
-        """Return the number of a storage that is there from now on."""
-        row = {"num_bytes": num_bytes, "allocated_at": len(self), "freed_at": NONE, "stream": self.stream}
+        """Return the number of a storage that is there from the newest record on, which has to have room for it."""
+        at = max(len(self) - 1, 0)
+        row = {"num_bytes": num_bytes, "allocated_at": at, "freed_at": NONE, "stream": self.stream}
         for name, column in self._storages.items():
             column.append(row[name])
         return len(self._storages["num_bytes"]) - 1
@@ -91,14 +102,20 @@ class Recorder:
         is_kept[: len(self._gone)] = ~np.array(self._gone, np.bool_)
         storages = {name: np.array(column, np.int64)[is_kept] for name, column in self._storages.items()}
         records = {name: np.array(column, np.int64) for name, column in self._records.items()}
+        uses = {name: np.array(column, np.int64) for name, column in self._uses.items()}
+        uses["storage"] = (np.cumsum(is_kept) - 1)[uses["storage"]]
+        groups = _compacted(records, "group", self.groups)
         return Trace(
-            traced,
-            _compacted(records, "signature", self.signatures),
-            _compacted(records, "scope", self.scopes),
-            _compacted(records, "phase", self.phases),
-            _compacted(records, "group", self.groups),
-            Records(**records),
-            Storages(**storages),
+            traced=traced,
+            signatures=_compacted(records, "signature", self.signatures),
+            scopes=_compacted(records, "scope", self.scopes),
+            phases=_compacted(records, "phase", self.phases),
+            actions=_compacted(records, "action", self.actions),
+            groups=tuple(ranks for ranks, _ in groups),
+            group_names=tuple(name for _, name in groups),
+            records=Records(**records),
+            storages=Storages(**storages),
+            uses=Uses(**uses),
         )
 
 

@@ -1,8 +1,7 @@
 """RecordingMode: sees every operator that torch dispatches while it is active, and records what concerns the device.
 
 It stands above FakeTensorMode, which answers each operator with the shape of its result, or above nothing, and real
-results come. DTensor's operators are not recorded themselves: they come again, as operators on this rank's part. Not
-seen: waits for torch's Work objects (FSDP2's gathers, messages), which are no operators.
+results come. DTensor's operators are not recorded themselves: they come again, as operators on this rank's part.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from meshwright.spec.action import ACTION_MARK
 from meshwright.spec.trace import NONE, RecordKind, Signature, TensorShape
-from meshwright.tracer.collectives import collective_of
+from meshwright.tracer.collectives import FoundCollective, collective_of
 from meshwright.tracer.recorder import Recorder
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -37,6 +38,8 @@ class RecordingMode(TorchDispatchMode):
         self._scopes: list[str] = []
         self._storages: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
         self._work_of_storage: dict[int, int] = {}
+        self._works: dict[int, tuple[Any, int]] = {}
+        self._written: dict[Any, tuple[bool, ...]] = {}
         self._is_view: dict[Any, bool] = {}
         self._signatures: dict[Any, int] = {}
         self._numbers: dict[int, list[Any]] = {}
@@ -73,7 +76,10 @@ class RecordingMode(TorchDispatchMode):
             self._scopes.append(str(args[0]))
         elif func._opname == "_record_function_exit" and self._scopes:
             self._scopes.pop()
-        self.recorder.scope = self._scopes[-1] if self._scopes else ""
+        actions = [scope for scope in self._scopes if scope.startswith(ACTION_MARK)]
+        marks = [scope for scope in self._scopes if not scope.startswith(ACTION_MARK)]
+        self.recorder.scope = marks[-1] if marks else ""
+        self.recorder.action = actions[-1].removeprefix(ACTION_MARK) if actions else None
         return func(*args, **kwargs)
 
     def _views(self, func: Any) -> bool:
@@ -103,38 +109,68 @@ class RecordingMode(TorchDispatchMode):
             for tensor in outputs:
                 self._numbers.pop(tensor.untyped_storage()._cdata, None)
         else:
-            work = self.recorder.new_work()
-            group = NONE if found.ranks is None else self.recorder.groups.position(found.ranks)
-            size = max((tensor.nbytes for tensor in (*inputs, *outputs)), default=0)
-            more = {"signature": position, "group": group, "peer": found.peer, "num_bytes": size, "work": work}
-            self.recorder.record(found.kind, **more)
-            for tensor in outputs:
-                self._work_of_storage[tensor.untyped_storage()._cdata] = work
-        for tensor in (*inputs, *outputs):
+            self._record_collective(found, position, inputs, outputs, result)
+        written = self._written_tensors(func, args, kwargs)
+        for tensor, writes in (*((one, id(one) in written) for one in inputs), *((one, True) for one in outputs)):
             if tensor.device.type == self.device_type:
-                self._follow(tensor.untyped_storage())
+                self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
+
+    def _record_collective(
+        self, found: FoundCollective, signature: int, inputs: list[Tensor], outputs: list[Tensor], result: Any
+    ) -> None:
+        work = self.recorder.new_work()
+        group = NONE if found.group is None else self.recorder.groups.position(found.group)
+        size = max((tensor.nbytes for tensor in (*inputs, *outputs)), default=0)
+        more = {"signature": signature, "group": group, "peer": found.peer, "num_bytes": size, "work": work}
+        self.recorder.record(found.kind, **more)
+        for tensor in outputs:
+            self._work_of_storage[tensor.untyped_storage()._cdata] = work
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.ScriptObject):
+                # Kept, so that it is this very object that the program waits for.
+                waited = FakeWork.unbox(leaf)
+                self._works[id(waited)] = (waited, work)
+
+    def _written_tensors(self, func: Any, args: Any, kwargs: Any) -> set[int]:
+        """Return the ids of the tensors among an operator's arguments that it writes to."""
+        if func not in self._written:
+            infos = (argument.alias_info for argument in func._schema.arguments)
+            self._written[func] = tuple(info is not None and info.is_write for info in infos)
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        written = [given.get(name) for name, writes in zip(names, self._written[func], strict=True) if writes]
+        return {id(leaf) for leaf in tree_leaves(written) if isinstance(leaf, Tensor)}
 
     def _set_phase(self) -> None:
         if any(scope.startswith(_OPTIMIZER_SCOPE) for scope in self._scopes):
             self.recorder.phase = "optimizer"
         else:
             is_backward = torch._C._current_graph_task_id() != -1
-            self.recorder.phase = "backward" if is_backward else "forward"
+            # Only a forward that is done again wants gradients in there.
+            backward = "recompute" if torch.is_grad_enabled() else "backward"
+            self.recorder.phase = backward if is_backward else "forward"
 
     def _wait(self, tensor: Tensor) -> None:
         work = self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
         self.recorder.record(RecordKind.WAIT, work=work)
 
-    def _follow(self, storage: torch.UntypedStorage) -> None:
-        """Notice a storage that is new, or has another size than when it was last seen."""
+    def waited(self, work: Any) -> None:
+        """Notice that the current stream waits for one of torch's Work objects."""
+        _, number = self._works.pop(id(work), (None, NONE))
+        if number != NONE:
+            self.recorder.record(RecordKind.WAIT, work=number)
+
+    def _follow(self, storage: torch.UntypedStorage) -> int:
+        """Return a storage's number: another one when it is new, or has another size than when it was last seen."""
         key, size = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
         if known is not None and known[1] == size:
-            return
+            return known[0]
         if known is not None:
             self._gone(key)
         number = self.recorder.allocate(size)
         self._storages[key] = (number, size, weakref.ref(storage, lambda _: self._gone(key, number)))
+        return number
 
     def _gone(self, key: int, number: int | None = None) -> None:
         known = self._storages.get(key)

@@ -13,6 +13,7 @@ from meshwright.spec.trace import (
     TensorShape,
     Trace,
     Traced,
+    Uses,
 )
 
 
@@ -26,6 +27,7 @@ def a_trace() -> Trace:
         "signature": [0, 1, NONE],
         "scope": [0, 0, 1],
         "phase": [0, 0, 0],
+        "action": [0, 0, NONE],
         "group": [NONE, 0, NONE],
         "peer": none,
         "num_bytes": [0, 96, 0],
@@ -33,17 +35,23 @@ def a_trace() -> Trace:
         "event": none,
     }
     storages = {"num_bytes": [100, 10, 20, 7], "allocated_at": [-1, 0, 1, 1], "freed_at": [-1, 2, -1, 1]}
+    uses = {"record": [0, 0, 1], "storage": [0, 1, 2], "writes": [0, 1, 1]}
     return Trace(
-        Traced(build="module:function", rank=3, world_size=16_384, torch_version="2.13.0"),
-        (
+        traced=Traced(build="module:function", rank=3, world_size=16_384, torch_version="2.13.0"),
+        signatures=(
             Signature(op="aten.mm.default", inputs=(shape, shape), outputs=(shape,), flops=36),
             Signature(op="c10d.allreduce_.default", inputs=(shape,), outputs=()),
         ),
-        ("", "blocks.0"),
-        ("forward",),
-        ((0, 8, 16),),
-        Records(**{name: np.array(values, np.int64) for name, values in columns.items()}),
-        Storages(**{name: np.array(values, np.int64) for name, values in (*storages.items(), ("stream", [0] * 4))}),
+        scopes=("", "blocks.0"),
+        phases=("forward",),
+        actions=("2F0",),
+        groups=((0, 8, 16),),
+        group_names=("fsdp",),
+        records=Records(**{name: np.array(values, np.int64) for name, values in columns.items()}),
+        storages=Storages(
+            **{name: np.array(values, np.int64) for name, values in (*storages.items(), ("stream", [0] * 4))}
+        ),
+        uses=Uses(**{name: np.array(values, np.int64) for name, values in uses.items()}),
     )
 
 
@@ -51,12 +59,11 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     trace = a_trace()
     trace.save(tmp_path / "trace.npz")
     read = Trace.load(tmp_path / "trace.npz")
-    for name in ("traced", "signatures", "scopes", "phases", "groups"):
+    for name in ("traced", "signatures", "scopes", "phases", "actions", "groups", "group_names"):
         assert getattr(read, name) == getattr(trace, name)
-    for name in vars(trace.records):
-        assert (getattr(read.records, name) == getattr(trace.records, name)).all()
-    for name in vars(trace.storages):
-        assert (getattr(read.storages, name) == getattr(trace.storages, name)).all()
+    for table in ("records", "storages", "uses"):
+        for name, column in vars(getattr(trace, table)).items():
+            assert (getattr(getattr(read, table), name) == column).all()
 
 
 def test_what_is_live_before_each_record_and_after_the_last() -> None:
