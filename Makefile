@@ -21,10 +21,10 @@ demo: venv-demo ## prove, train, kill, resume, export and generate: minutes, all
 	@$(BIN)/python examples/demo.py
 
 test: venv ## the quick tests
-	@$(BIN)/pytest -m "not long"
+	@$(BIN)/pytest -n auto --dist loadfile -m "not long"
 
 test-long: venv ## all tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n auto --dist loadfile
 
 matrix: venv ## prove what composes and write docs/composability.md
 	@$(BIN)/meshwright prove examples/tiny-moe.toml --matrix docs/composability.md
