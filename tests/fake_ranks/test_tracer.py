@@ -54,6 +54,25 @@ def test_ranks_whose_shards_are_empty_have_another(hybrid: Trace) -> None:
     assert empty.live_bytes()[0] < hybrid.live_bytes()[0]
 
 
+def test_scopes_are_the_modules_of_the_whole_model(hybrid: Trace) -> None:
+    # The second stage has the last half of the blocks, by their numbers in the whole model.
+    records = hybrid.records
+    matmuls = [at for at, one in enumerate(hybrid.signatures) if one.op.startswith(("aten.mm.", "aten.addmm."))]
+    phases: dict[str, list[str]] = {}
+    for row in np.flatnonzero(np.isin(records.signature, matmuls)):
+        phases.setdefault(hybrid.scopes[records.scope[row]], []).append(hybrid.phases[records.phase[row]])
+    attention = [f"attention.{name}" for name in ("query", "key", "value", "output")]
+    layers = [*attention, *(f"ffn.{name}" for name in ("gate", "up", "down"))]
+    expected = {f"blocks.{block}.{layer}" for block in (2, 3) for layer in layers}
+    assert expected <= set(phases)
+    for scope in expected:
+        # A product forward, and one for the gradient of each factor.
+        assert phases[scope].count("backward") == 2 * phases[scope].count("forward") > 0
+        assert "optimizer" not in phases[scope]
+    clipped = [at for at, one in enumerate(hybrid.signatures) if one.op.startswith("aten._foreach_norm")]
+    assert {hybrid.phases[at] for at in records.phase[np.isin(records.signature, clipped)]} == {"optimizer"}
+
+
 def test_every_wait_is_for_a_collective_before_it(hybrid: Trace) -> None:
     records = hybrid.records
     begun = set()

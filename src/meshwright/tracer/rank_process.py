@@ -56,7 +56,8 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
     """Return the second step of this rank of the process group, which exists, real or not."""
     recorder, rank, world_size = mode.recorder, dist.get_rank(), dist.get_world_size()
     # Else backward runs in a thread of its own, where no mode sees it.
-    with torch.autograd.set_multithreading_enabled(False), mode, resizing_watched(mode), waiting_watched(mode):
+    one_thread = torch.autograd.set_multithreading_enabled(False)
+    with one_thread, mode, resizing_watched(mode), waiting_watched(mode), recorder.scopes.followed():
         step = _builder(build)(torch.device(mode.device_type), rank, world_size, *arguments)
         for _ in range(_NUM_STEPS_BEFORE):
             step()

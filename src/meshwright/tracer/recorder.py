@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, Trace, Traced, Uses
+from meshwright.tracer.scopes import Scopes
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -34,14 +35,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.signatures: Interned[Signature] = Interned()
-        self.scopes: Interned[str] = Interned()
+        self.scopes = Scopes()
+        self.scope_names: Interned[str] = Interned()
         self.phases: Interned[str] = Interned()
         self.actions: Interned[str] = Interned()
         self.groups: Interned[tuple[tuple[int, ...], str]] = Interned()
         """Ranks, and the name of the axis."""
         self.stream = 0
-        self.scope, self.phase = "", "forward"
-        self.action: str | None = None
         self.is_paused = False
         self.num_works = 0
         self._records: dict[str, list[int]] = {field.name: [] for field in fields(Records)}
@@ -63,12 +63,13 @@ class Recorder:
         """Add a record on the current stream, in the current module, phase and action."""
         if self.is_paused:
             return
+        action = self.scopes.action
         row = {
             "kind": int(kind),
             "stream": self.stream,
-            "scope": self.scopes.position(self.scope),
-            "phase": self.phases.position(self.phase),
-            "action": NONE if self.action is None else self.actions.position(self.action),
+            "scope": self.scope_names.position(self.scopes.scope),
+            "phase": self.phases.position(self.scopes.phase),
+            "action": NONE if action is None else self.actions.position(action),
             **values,
         }
         for name, column in self._records.items():
@@ -108,7 +109,7 @@ class Recorder:
         return Trace(
             traced=traced,
             signatures=_compacted(records, "signature", self.signatures),
-            scopes=_compacted(records, "scope", self.scopes),
+            scopes=_compacted(records, "scope", self.scope_names),
             phases=_compacted(records, "phase", self.phases),
             actions=_compacted(records, "action", self.actions),
             groups=tuple(ranks for ranks, _ in groups),

@@ -19,14 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from meshwright.spec.action import ACTION_MARK
 from meshwright.spec.trace import NONE, RecordKind, Signature, TensorShape
 from meshwright.tracer.collectives import FoundCollective, collective_of
 from meshwright.tracer.recorder import Recorder
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
-_OPTIMIZER_SCOPE = "Optimizer.step"
 
 
 class RecordingMode(TorchDispatchMode):
@@ -35,7 +33,6 @@ class RecordingMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder, self.device_type = recorder, device_type
-        self._scopes: list[str] = []
         self._storages: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
         self._work_of_storage: dict[int, int] = {}
         self._works: dict[int, tuple[Any, int]] = {}
@@ -73,13 +70,9 @@ class RecordingMode(TorchDispatchMode):
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Follow torch's own marks of what code runs."""
         if func._opname == "_record_function_enter_new":
-            self._scopes.append(str(args[0]))
-        elif func._opname == "_record_function_exit" and self._scopes:
-            self._scopes.pop()
-        actions = [scope for scope in self._scopes if scope.startswith(ACTION_MARK)]
-        marks = [scope for scope in self._scopes if not scope.startswith(ACTION_MARK)]
-        self.recorder.scope = marks[-1] if marks else ""
-        self.recorder.action = actions[-1].removeprefix(ACTION_MARK) if actions else None
+            self.recorder.scopes.open(str(args[0]))
+        elif func._opname == "_record_function_exit":
+            self.recorder.scopes.close()
         return func(*args, **kwargs)
 
     def _views(self, func: Any) -> bool:
@@ -96,12 +89,12 @@ class RecordingMode(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not any(tensor.device.type == self.device_type for tensor in (*inputs, *outputs)):
             return
-        self._set_phase()
         # Making a noun of each operator would take longer than all the rest.
-        key = (func, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
+        is_causal = _is_causal(func, args, kwargs)
+        key = (func, is_causal, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
         position = self._signatures.get(key)
         if position is None:
-            signature = _signature(func, args, kwargs, result, inputs, outputs)
+            signature = _signature(func, args, kwargs, result, inputs, outputs).replace(is_causal=is_causal)
             position = self._signatures[key] = self.recorder.signatures.position(signature)
         found = collective_of(func, args)
         if found is None:
@@ -140,15 +133,6 @@ class RecordingMode(TorchDispatchMode):
         given = dict(zip(names, args, strict=False)) | kwargs
         written = [given.get(name) for name, writes in zip(names, self._written[func], strict=True) if writes]
         return {id(leaf) for leaf in tree_leaves(written) if isinstance(leaf, Tensor)}
-
-    def _set_phase(self) -> None:
-        if any(scope.startswith(_OPTIMIZER_SCOPE) for scope in self._scopes):
-            self.recorder.phase = "optimizer"
-        else:
-            is_backward = torch._C._current_graph_task_id() != -1
-            # Only a forward that is done again wants gradients in there.
-            backward = "recompute" if torch.is_grad_enabled() else "backward"
-            self.recorder.phase = backward if is_backward else "forward"
 
     def _wait(self, tensor: Tensor) -> None:
         work = self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
@@ -213,6 +197,14 @@ def _signature(
         read_bytes=sum(tensor.nbytes for tensor in inputs),
         written_bytes=sum(tensor.nbytes for tensor in outputs),
     )
+
+
+def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operator is attention with a causal mask."""
+    if "attention" not in func._opname:
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    return bool((dict(zip(names, args, strict=False)) | kwargs).get("is_causal", False))
 
 
 def _shape(tensor: Tensor) -> TensorShape:
