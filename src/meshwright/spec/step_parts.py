@@ -1,0 +1,163 @@
+"""StepParts: where the seconds of a step went, as a partition of the ranks' wall time; simulated and measured alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import NonNegativeFloat
+
+from meshwright.spec.noun import Noun
+from meshwright.spec.timeline import Floats, Ints, SpanKind, Spans, Timeline
+
+Mask = NDArray[np.bool_]
+
+
+class StepParts(Noun):
+    """A step's seconds by what the device did, or waited for; `total_s` is their sum."""
+
+    compute_s: NonNegativeFloat = 0.0
+    """Forward and backward on the device."""
+    recompute_s: NonNegativeFloat = 0.0
+    """Forwards done again in the backward."""
+    tp_s: NonNegativeFloat = 0.0
+    """Tensor-parallel collectives, of experts too (etp), that no computation hides."""
+    cp_s: NonNegativeFloat = 0.0
+    """Context-parallel communication that no computation hides."""
+    ep_s: NonNegativeFloat = 0.0
+    """Expert-parallel all-to-alls that no computation hides."""
+    dp_s: NonNegativeFloat = 0.0
+    """Data-parallel collectives that no computation hides: gathers, reductions (fsdp, efsdp, dp_replicate)."""
+    pp_s: NonNegativeFloat = 0.0
+    """Messages between pipeline stages, under way while nothing is computed."""
+    other_s: NonNegativeFloat = 0.0
+    """Collectives that no computation hides of groups without an axis, such as all ranks: norm, loss."""
+    bubble_s: NonNegativeFloat = 0.0
+    """Pipeline ranks waiting for a message that nobody has sent yet."""
+    optimizer_s: NonNegativeFloat = 0.0
+    """What the device computes after the last backward: gradients made whole, clipping, the update."""
+    data_s: NonNegativeFloat = 0.0
+    """The host reading the next samples while the device has nothing to do."""
+    host_s: NonNegativeFloat = 0.0
+    """The rest: the device waits for the host to prepare and launch."""
+
+    @property
+    def total_s(self) -> float:
+        """Return the whole step in seconds."""
+        return math.fsum(getattr(self, name) for name in type(self).model_fields)
+
+    @property
+    def exposed_s(self) -> float:
+        """Return the seconds of all communication that no computation hides."""
+        return math.fsum((self.tp_s, self.cp_s, self.ep_s, self.dp_s, self.pp_s, self.other_s))
+
+
+PARTS = tuple(StepParts.model_fields)
+
+PART_OF_AXIS = {
+    "tp": "tp_s",
+    "etp": "tp_s",
+    "cp": "cp_s",
+    "ep": "ep_s",
+    "dp": "dp_s",
+    "fsdp": "dp_s",
+    "efsdp": "dp_s",
+    "dp_shard": "dp_s",
+    "dp_replicate": "dp_s",
+    "pp": "pp_s",
+}
+"""The part that communication along a mesh axis belongs to; other_s for any other axis."""
+
+_PART_OF_PHASE = {"recompute": "recompute_s", "optimizer": "optimizer_s"}
+_COMMUNICATION_PARTS = tuple(dict.fromkeys((*PART_OF_AXIS.values(), "other_s")))
+
+
+def step_parts(timeline: Timeline, rank: int | None = None) -> StepParts:
+    """Return the parts of one rank's step, or of all ranks' on average, each counted as often as it stands for.
+
+    At each moment of [0, step_s] the first of these that is so takes it:
+
+    1. The default stream (0) computes: recompute, optimizer or compute, by phase. Or it is busy with the host's work
+       or with data, as the thread of a CPU is that prepares and computes by turns: host, data.
+    2. The default stream or the host waits for communication: that of its axis. Along pp it is a bubble while no
+       message of this rank is under way, since then its neighbour has not sent yet.
+    3. Communication is under way on any stream: that of its axis.
+    4. Another stream computes: by phase, as in 1.
+    5. The host reads data.
+    6. Nothing of these: the device waits for the host.
+    """
+    shares = seconds_by_rank(timeline)
+    if rank is not None:
+        return _parts(shares[timeline.ranks.index(rank)])
+    weights = np.array(timeline.stands_for, float)
+    return _parts(weights @ shares / weights.sum())
+
+
+def seconds_by_rank(timeline: Timeline) -> Floats:
+    """Return the seconds of each rank in each part [ranks, PARTS]; every row sums to the step."""
+    spans, num_ranks, step_s = timeline.spans, len(timeline.ranks), timeline.step_s
+    # Rank after rank on one line of time, so that all are swept at once.
+    offset = np.searchsorted(np.array(timeline.ranks), spans.rank) * step_s
+    start, end = (np.clip(at_s, 0.0, step_s) + offset for at_s in (spans.start_s, spans.end_s))
+    edges = np.unique(np.concatenate([start, end, np.arange(num_ranks + 1) * step_s]))
+    width = np.diff(edges)
+    part = np.full(len(width), PARTS.index("host_s"))
+    is_open = np.ones(len(width), bool)
+    is_sending = _is_covered(edges, start, end, _is_message(timeline))
+    for name, mask, is_wait in _claims(timeline):
+        if mask.any():
+            taken = is_open & _is_covered(edges, start, end, mask)
+            part[taken] = PARTS.index(name)
+            if is_wait and name == "pp_s":
+                part[taken & ~is_sending] = PARTS.index("bubble_s")
+            is_open &= ~taken
+    at = np.clip(np.searchsorted(np.arange(num_ranks + 1) * step_s, edges[:-1], side="right") - 1, 0, num_ranks - 1)
+    seconds = np.bincount(at * len(PARTS) + part, weights=width, minlength=num_ranks * len(PARTS))
+    return seconds.reshape(num_ranks, len(PARTS))
+
+
+def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, bool]]:
+    """Yield (part, the spans that claim it, whether they wait), the first claim first."""
+    spans = timeline.spans
+    is_default = spans.stream == 0
+    by_phase = _positions(timeline.phases, _PART_OF_PHASE, "compute_s", spans.phase)
+    by_axis = _positions(timeline.axes, PART_OF_AXIS, "other_s", spans.axis)
+    computes = spans.kind == SpanKind.COMPUTE
+    for name in ("compute_s", "recompute_s", "optimizer_s"):
+        yield name, is_default & computes & (by_phase == PARTS.index(name)), False
+    yield "data_s", is_default & (spans.kind == SpanKind.DATA), False
+    yield "host_s", is_default & (spans.kind == SpanKind.HOST), False
+    waits = (spans.kind == SpanKind.WAIT) & (spans.stream <= 0) & (spans.axis >= 0)
+    for name in _COMMUNICATION_PARTS:
+        yield name, waits & (by_axis == PARTS.index(name)), True
+    for name in _COMMUNICATION_PARTS:
+        yield name, (spans.kind == SpanKind.COMMUNICATION) & (by_axis == PARTS.index(name)), False
+    for name in ("compute_s", "recompute_s", "optimizer_s"):
+        yield name, computes & (by_phase == PARTS.index(name)), False
+    yield "data_s", spans.kind == SpanKind.DATA, False
+
+
+def _positions(texts: tuple[str, ...], parts: dict[str, str], default: str, column: Ints) -> Ints:
+    """Return for each span the position in PARTS of what its text in `texts` belongs to."""
+    table = np.array([PARTS.index(parts.get(text, default)) for text in (*texts, "")])
+    return table[column]
+
+
+def _is_message(timeline: Timeline) -> Mask:
+    spans: Spans = timeline.spans
+    is_pp = np.array([axis == "pp" for axis in (*timeline.axes, "")])
+    return (spans.kind == SpanKind.COMMUNICATION) & is_pp[spans.axis]
+
+
+def _is_covered(edges: Floats, start: Floats, end: Floats, mask: Mask) -> Mask:
+    """Return for each interval between two edges whether one of the spans in `mask` covers it."""
+    change = np.bincount(np.searchsorted(edges, start[mask]), minlength=len(edges))
+    change -= np.bincount(np.searchsorted(edges, end[mask]), minlength=len(edges))
+    covered: Mask = np.cumsum(change)[:-1] > 0
+    return covered
+
+
+def _parts(seconds: Floats) -> StepParts:
+    return StepParts(**{name: float(max(value, 0.0)) for name, value in zip(PARTS, seconds, strict=True)})
