@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
 DEMO_EXTRAS := train
-TEST_EXTRAS := train,hf,parquet,tensorboard,dev
+TEST_EXTRAS := train,hf,parquet,report,tensorboard,dev
 
 # One thread per process: ranks with several threads each fight over the cores.
 export OMP_NUM_THREADS ?= 1

@@ -12,6 +12,7 @@ EXTRA_OF_PACKAGE = {
     "transformers": "hf",
     "tokenizers": "hf",
     "pyarrow": "parquet",
+    "plotly": "report",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
