@@ -62,18 +62,19 @@ def peaks_of(settings: tuple[Setting, ...]) -> Peaks:
     """Return the figures of each setting's device; raises UnsupportedError naming a figure that is missing."""
     columns = [
         (
-            _peak(setting.cluster.device, setting.workload.matmul_dtype),
-            _peak(setting.cluster.device, setting.workload.activation_dtype),
-            _figure(setting.cluster.device, "memory_bytes_per_s"),
-            _num_sms(setting.cluster.device),
-            _power_share(setting.cluster.device),
+            peak_flops_per_s(setting.cluster.device, setting.workload.matmul_dtype),
+            peak_flops_per_s(setting.cluster.device, setting.workload.activation_dtype),
+            figure_of(setting.cluster.device, "memory_bytes_per_s"),
+            num_sms(setting.cluster.device),
+            power_share(setting.cluster.device),
         )
         for setting in settings
     ]
     return Peaks(*np.array(columns, np.float64).T)
 
 
-def _peak(device: Device, dtype: str) -> float:
+def peak_flops_per_s(device: Device, dtype: str) -> float:
+    """Return the dense peak of matmuls of `dtype`; raises UnsupportedError where the catalogue has none."""
     peak = device.peak_flops_per_s(dtype)
     if peak is None and dtype == "float16":
         peak = device.peak_flops_per_s("bfloat16")
@@ -84,19 +85,21 @@ def _peak(device: Device, dtype: str) -> float:
     return peak
 
 
-def _figure(device: Device, name: str) -> float:
+def figure_of(device: Device, name: str) -> float:
+    """Return the device's figure of that name; raises UnsupportedError where the catalogue has none."""
     figure = getattr(device, name)
     if figure is None:
         raise UnsupportedError(f"device {device.name} has no {name}: add it to its catalogue entry")
     return float(figure.value)
 
 
-def _num_sms(device: Device) -> float:
+def num_sms(device: Device) -> float:
     """Return what tiles are spread over: one where a host multiplies, or where matmuls were measured by size."""
-    return 1.0 if device.is_host or device.matmul_points else _figure(device, "num_sms")
+    return 1.0 if device.is_host or device.matmul_points else figure_of(device, "num_sms")
 
 
-def _power_share(device: Device) -> float:
+def power_share(device: Device) -> float:
+    """Return the power cap over the power that the device's peaks are given for."""
     full = _FULL_POWER_W.get(device.name)
     return 1.0 if full is None or device.power_w is None else device.power_w.value / full
 
@@ -124,18 +127,30 @@ def rates_of(settings: tuple[Setting, ...], peaks: Peaks, constants: Constants) 
 
 
 def _shares(setting: Setting, constants: Constants) -> tuple[float, float, float]:
-    architecture, stack, workload = architecture_of(setting.cluster.device), setting.stack, setting.workload
-    share16 = constants[f"matmul.{architecture}"]
-    share = share16
-    if workload.matmul_dtype == "float8":
-        share = constants.get(f"matmul8.{architecture}", share16)
-        share *= constants["rowwise"] if workload.precision == "float8-rowwise" else 1.0
-        share *= constants["mx"] if workload.precision == "mxfp8" else 1.0
-    elif workload.matmul_dtype == "float4":
-        share = constants.get(f"matmul4.{architecture}", share16)
-    attention = constants[f"attention.{architecture}"]
-    if stack.kernels != "fused":
-        attention *= constants.get(f"attention_generic.{architecture}", 1.0)
-    if stack.low_precision_attention and workload.matmul_dtype in ("float8", "float4"):
+    device, stack, workload = setting.cluster.device, setting.stack, setting.workload
+    share16 = matmul_share(device, "bfloat16", "", constants)
+    share = matmul_share(device, workload.matmul_dtype, workload.precision, constants)
+    attention = attention_share(device, stack.kernels, constants)
+    if stack.low_precision_attention and setting.is_low_precision:
         attention *= constants["attention8"]
     return share, share16, attention
+
+
+def matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:
+    """Return the share of the dense peak that large matmuls of `dtype` reach; `precision` as in Workload.precision."""
+    architecture = architecture_of(device)
+    share = constants[f"matmul.{architecture}"]
+    if dtype == "float8":
+        share = constants.get(f"matmul8.{architecture}", share)
+        share *= constants["rowwise"] if precision == "float8-rowwise" else 1.0
+        share *= constants["mx"] if precision == "mxfp8" else 1.0
+    elif dtype == "float4":
+        share = constants.get(f"matmul4.{architecture}", share)
+    return share
+
+
+def attention_share(device: Device, kernels: str, constants: Constants) -> float:
+    """Return the share of the 16-bit peak that attention reaches; `kernels` as in Stack.kernels."""
+    architecture = architecture_of(device)
+    share = constants[f"attention.{architecture}"]
+    return share if kernels == "fused" else share * constants.get(f"attention_generic.{architecture}", 1.0)

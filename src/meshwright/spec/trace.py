@@ -55,6 +55,8 @@ class Signature(Noun):
     outputs: tuple[TensorShape, ...]
     flops: NonNegativeInt = 0
     """Floating-point operations, two for a multiplication and addition; 0 of what is no matmul and no attention."""
+    is_causal: bool = False
+    """Of attention: whether a mask leaves out half of the pairs, which `flops` counts nevertheless."""
     read_bytes: NonNegativeInt = 0
     written_bytes: NonNegativeInt = 0
 
