@@ -76,15 +76,15 @@ class _Pricer:
 
     def _matmul_s(self, shape: MatmulShape, num_bytes: float) -> float:
         constants, device = self.constants, self.device
-        sizes = [np.array(size, np.float64) for size in (shape.m, shape.n, shape.k, shape.groups)]
+        m, n, k, groups = (np.array(size, np.float64) for size in (shape.m, shape.n, shape.k, shape.groups))
         small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
-        tiles = float(tile_flops(*sizes, np.array(num_sms(device)), small_tile))
+        tiles = float(tile_flops(m, n, k, groups, np.array(num_sms(device)), small_tile))
         rate = peak_flops_per_s(device, shape.dtype) * matmul_share(device, shape.dtype, shape.precision, constants)
         rate *= power_share(device) ** constants["power_exponent"]
         element_bytes = np.array(_ELEMENT_BYTES[shape.dtype])
-        rate /= constants["misaligned"] ** float(is_misaligned(sizes[1], sizes[2], element_bytes))
+        rate /= constants["misaligned"] ** float(is_misaligned(n, k, element_bytes))
         rate /= constants["experts"] if shape.is_grouped else 1.0
-        return max(tiles / rate, num_bytes / self._memory) + constants["kernel_s"] * shape.num_kernels
+        return float(max(tiles / rate, num_bytes / self._memory) + constants["kernel_s"] * shape.num_kernels)
 
     def _attention_s(self, shape: AttentionShape) -> float:
         constants = self.constants
