@@ -1,0 +1,240 @@
+"""A dry run as a page for a terminal: what is wrong first, then time, memory, communication, ranks and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from meshwright.report.part_words import PART_WORDS
+from meshwright.report.waterfall import MFU_MEANS, percent, plain_table
+from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory
+from meshwright.spec.layout_text import layout_text
+from meshwright.spec.step_parts import StepParts
+from meshwright.units import format_bytes, format_count, format_duration
+
+Row = TypeVar("Row")
+
+_MOST_RANKS, _MOST_ROWS = 16, 10
+_LEAST_SHARE = 0.0005
+"""Of the step: what takes less is not worth a line."""
+
+
+def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
+    """Yield the parts of the page."""
+    yield from _question(run)
+    if run.problems:
+        yield ""
+        yield f"[bold red]{len(run.problems)} problems: the step would hang or go wrong[/]"
+        yield from (f"[red]-[/] {escape(problem)}" for problem in run.problems)
+    tables = [_padding_table(run.padding)]
+    if run.outcome is not None:
+        yield from _misfit(run, run.outcome)
+        yield ""
+        yield _parts_table(run.outcome)
+        yield from _speed(run, run.outcome)
+        yield ""
+        yield _memory_table(run, run.outcome)
+        tables = [_largest_table(run.outcome), _exposed_table(run.outcome), _collective_table(run.outcome)]
+        tables += [_rank_table(run.outcome), _padding_table(run.padding)]
+    for table in tables:
+        if table.row_count:
+            yield ""
+            yield table
+    if run.outcome is not None and run.outcome.suggestions:
+        yield ""
+        yield from (f"- {escape(text)}" for text in run.outcome.suggestions)
+
+
+def _question(run: DryRun) -> Iterator[str]:
+    workload = run.workload
+    yield (
+        f"[bold]{escape(run.model)}[/] on [bold]{run.num_devices} x {run.device}[/] ({run.cluster}), every step "
+        f"{format_count(workload.global_batch_tokens)} tokens, {workload.precision}"
+    )
+    yield f"{escape(run.job)}, {layout_text(run.layout).replace(',', ', ') or 'one rank'}"
+
+
+def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
+    """Yield which ranks do not fit, and what would make them; nothing where all do."""
+    if not run.misfits:
+        return
+    yield ""
+    yield f"[bold red]out of memory[/]: a device can give {format_bytes(run.usable_memory_bytes)}"
+    yield from (f"[red]-[/] {misfit_words(rank, run)}" for rank in run.misfits[:_MOST_ROWS])
+    if len(run.misfits) > _MOST_ROWS:
+        yield f"[red]-[/] and {len(run.misfits) - _MOST_ROWS} more"
+    yield ""
+    if not outcome.fixes:
+        yield "no change of one key of \\[layout] would free as much: take more devices, or devices with more memory"
+        return
+    table = plain_table()
+    for header in ("what would make it fit", "step, by formula", ""):
+        table.add_column(header, justify="left" if header.startswith("what") else "right")
+    for fix in outcome.fixes:
+        table.add_row(f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
+    yield table
+
+
+def misfit_words(rank: RankMemory, run: DryRun) -> str:
+    """Return what a rank needs, and by how much that is more than its device has."""
+    missing = format_bytes(rank.reserved_bytes - run.usable_memory_bytes)
+    return f"{rank_words(rank)} needs {format_bytes(rank.reserved_bytes)}: {missing} are missing"
+
+
+def signed_change(step_s: float, outcome: Outcome) -> str:
+    """Return by how much a step that a formula says is longer than what it says of this one."""
+    return "" if outcome.expected is None else f"{100 * (step_s / outcome.expected.step.total_s - 1):+.1f} %"
+
+
+def rank_words(rank: RankMemory) -> str:
+    """Return which rank it is, and how many do the same."""
+    others = f" (and {rank.num_ranks - 1:,} alike)" if rank.num_ranks > 1 else ""
+    return f"rank {rank.rank}{others}"
+
+
+def _parts_table(outcome: Outcome) -> Table:
+    """Return the step by component, beside the formulas' where they know the model."""
+    table = plain_table()
+    table.add_column("where the step goes")
+    for header in ("traced", "share", *(("formula", "traced vs formula") if outcome.expected_parts else ())):
+        table.add_column(header, justify="right")
+    for name, label in PART_WORDS.items():
+        seconds = getattr(outcome.parts, name)
+        expected_s = None if outcome.expected_parts is None else getattr(outcome.expected_parts, name)
+        if max(seconds, expected_s or 0.0) < _LEAST_SHARE * outcome.step_s:
+            continue
+        table.add_row(label, format_duration(seconds), percent(seconds / outcome.step_s), *_beside(seconds, expected_s))
+        if name == "compute_s":
+            for kind, kind_s in outcome.compute.items():
+                cells = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
+                table.add_row(*cells, style="dim")
+    total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
+    cells = ("step", format_duration(outcome.step_s), "100 %", *_beside(outcome.step_s, total_s))
+    table.add_row(*(f"[bold]{cell}" for cell in cells))
+    return table
+
+
+def _beside(seconds: float, expected_s: float | None) -> tuple[str, ...]:
+    if expected_s is None:
+        return ()
+    return format_duration(expected_s), f"{100 * (seconds / expected_s - 1):+.1f} %" if expected_s else "-"
+
+
+def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
+    rate = run.workload.global_batch_tokens / outcome.step_s
+    words = f"{format_count(rate)} tokens/s, {rate / run.num_devices:,.0f} a device"
+    yield words if outcome.mfu is None else f"{words}, MFU {percent(outcome.mfu)}"
+    if outcome.mfu is not None:
+        yield f"[dim]{MFU_MEANS}.[/]"
+
+
+def _memory_table(run: DryRun, outcome: Outcome) -> Table:
+    table = plain_table()
+    for header in ("memory", "ranks", "allocated", "reserved", "free", "peak in", "module", "mostly"):
+        is_number = header in ("ranks", "allocated", "reserved", "free")
+        table.add_column(header, justify="right" if is_number else "left", overflow="fold")
+    for rank in _shown(outcome.memory):
+        left = run.usable_memory_bytes - rank.reserved_bytes
+        free = format_bytes(left) if left >= 0 else f"[red]-{format_bytes(-left)}"
+        most = sorted(rank.by_role, key=lambda role: -rank.by_role[role])[:2]
+        table.add_row(
+            f"rank {rank.rank}, pp {rank.pipeline_rank}" if run.layout.pp > 1 else f"rank {rank.rank}",
+            f"{rank.num_ranks:,}",
+            format_bytes(rank.allocated_bytes),
+            format_bytes(rank.reserved_bytes),
+            free,
+            rank.phase,
+            escape(rank.scope) or "-",
+            ", ".join(f"{role.replace('_', ' ')} {format_bytes(rank.by_role[role])}" for role in most),
+        )
+    return table
+
+
+def _largest_table(outcome: Outcome) -> Table:
+    """Return what the fullest rank holds at its peak."""
+    table, fullest = plain_table(), outcome.fullest
+    for header in (f"rank {fullest.rank} at its peak", "bytes", "tensors", "made by", "in"):
+        table.add_column(header, justify="right" if header in ("bytes", "tensors") else "left", overflow="fold")
+    for live in fullest.largest:
+        cells = (format_bytes(live.num_bytes), f"{live.count:,}", live.op, escape(live.scope))
+        table.add_row(live.role.replace("_", " "), *cells)
+    return table
+
+
+def _exposed_table(outcome: Outcome) -> Table:
+    table = plain_table()
+    for header in ("exposed", "of the step", "hidden", "axis", "collective", "times", "in", "module"):
+        is_number = header in ("exposed", "of the step", "hidden", "times")
+        table.add_column(header, justify="right" if is_number else "left", overflow="fold")
+    for one in outcome.exposed[:_MOST_ROWS]:
+        table.add_row(
+            format_duration(one.exposed_s),
+            percent(one.exposed_s / outcome.step_s),
+            percent(one.hidden_s / max(one.exposed_s + one.hidden_s, 1e-12), 0),
+            one.axis or "-",
+            short_op(one.op),
+            f"{one.count:,.0f}",
+            one.phase,
+            escape(one.scope) or "-",
+        )
+    return table
+
+
+def _collective_table(outcome: Outcome) -> Table:
+    table = plain_table()
+    for header in ("collective", "axis", "ranks", "times", "bytes", "takes", "exposed"):
+        table.add_column(header, justify="left" if header in ("collective", "axis") else "right")
+    for one in outcome.collectives:
+        table.add_row(
+            short_op(one.op),
+            one.axis or "-",
+            f"{one.num_ranks:,}",
+            f"{one.count:,.0f}",
+            format_bytes(one.num_bytes),
+            format_duration(one.total_s),
+            format_duration(one.exposed_s),
+        )
+    return table
+
+
+def short_op(op: str) -> str:
+    """Return a collective's name without the library and the overload: c10d._allgather_base_.default is long."""
+    name = op.split(".")[1] if op.count(".") > 1 else op.rpartition(".")[2]
+    return name.strip("_")
+
+
+def _rank_table(outcome: Outcome) -> Table:
+    table = plain_table()
+    for header in ("rank", "pp", "computes", "exposed", "bubble", "optimizer", "host"):
+        table.add_column(header, justify="right")
+    for rank in _shown(outcome.ranks):
+        seconds = rank_seconds(rank.parts)
+        table.add_row(f"{rank.rank}", f"{rank.pipeline_rank}", *(percent(value / outcome.step_s) for value in seconds))
+    return table
+
+
+def rank_seconds(parts: StepParts) -> tuple[float, ...]:
+    """Return what a rank computes, what communication it waits for, its bubble, optimizer and host, seconds."""
+    host_s = parts.host_s + parts.data_s
+    return parts.compute_s + parts.recompute_s, parts.exposed_s, parts.bubble_s, parts.optimizer_s, host_s
+
+
+def _padding_table(padding: Sequence[Padding]) -> Table:
+    table = plain_table()
+    for header in ("padded by FSDP2", "rows", "shards", "gathers", "for nothing"):
+        table.add_column(header, justify="left" if header.startswith("padded") else "right")
+    for one in padding[:_MOST_ROWS]:
+        cells = (f"{one.rows:,}", f"{one.num_shards:,}", f"{one.wire_factor:.3g} x", format_bytes(one.wasted_bytes))
+        table.add_row(escape(one.parameter), *cells)
+    return table
+
+
+def _shown(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows; of many the first and the last."""
+    if len(rows) <= _MOST_RANKS:
+        return list(rows)
+    return [*rows[: _MOST_RANKS // 2], *rows[-_MOST_RANKS // 2 :]]

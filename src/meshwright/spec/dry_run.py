@@ -1,0 +1,174 @@
+"""DryRun: what a job's step will do on a cluster, as the traces of all its ranks, played, tell it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from meshwright.spec.estimate import Estimate
+from meshwright.spec.layout import Layout
+from meshwright.spec.noun import Noun
+from meshwright.spec.plan import Fix
+from meshwright.spec.step_parts import StepParts
+from meshwright.spec.workload import Workload
+
+
+class LiveTensors(Noun):
+    """Tensors that one line of the program made and that a rank holds when its memory is fullest."""
+
+    num_bytes: NonNegativeInt
+    """Of all of them together, as asked for."""
+    count: PositiveInt
+    """How many."""
+    role: str
+    """What they are for, as TensorRole names it, lower case."""
+    op: str
+    """The operation that made them, or that they were there before the step."""
+    scope: str
+    """The module in whose code it did, with * for numbers where several did; "" outside of modules."""
+
+
+class RankMemory(Noun):
+    """The fullest moment of one rank."""
+
+    rank: NonNegativeInt
+    num_ranks: PositiveInt
+    """Ranks that do the same, itself included."""
+    pipeline_rank: NonNegativeInt
+    allocated_bytes: NonNegativeInt
+    """Most that the allocator hands out (torch.cuda.max_memory_allocated)."""
+    reserved_bytes: NonNegativeInt
+    """Most that it holds of the device (torch.cuda.max_memory_reserved)."""
+    by_role: dict[str, NonNegativeInt]
+    """Bytes asked for at the peak of what is allocated, by TensorRole, lower case."""
+    at_s: NonNegativeFloat
+    """When that is, seconds after the step began."""
+    phase: str
+    scope: str
+    """The module in whose code the peak is; "" outside of modules."""
+    op: str
+    """What runs then."""
+    largest: Annotated[tuple[LiveTensors, ...], Field(strict=False)] = ()
+    """What takes most of it, most first."""
+
+
+class CollectiveUse(Noun):
+    """What one kind of communication costs a rank; the mean over the ranks that take part in it."""
+
+    axis: str
+    """The mesh axis; "" for groups that nobody named."""
+    op: str
+    num_ranks: PositiveInt
+    """Of its group; 2 of a message."""
+    count: PositiveFloat
+    """How often a rank takes part in a step."""
+    num_bytes: NonNegativeFloat
+    """Of all of them, each as Trace.records counts them."""
+    total_s: NonNegativeFloat
+    exposed_s: NonNegativeFloat
+    """While the rank computes nothing."""
+
+
+class ExposedAt(Noun):
+    """Where a collective is exposed."""
+
+    axis: str
+    op: str
+    phase: str
+    scope: str
+    """The module in whose code it is, with * for numbers where several are; "" outside of modules."""
+    count: PositiveFloat
+    exposed_s: NonNegativeFloat
+    """While the rank computes nothing, a step; the mean over all ranks, as are the others here."""
+    hidden_s: NonNegativeFloat
+
+
+class RankTime(Noun):
+    """How one rank spends the step."""
+
+    rank: NonNegativeInt
+    num_ranks: PositiveInt
+    """Ranks that do the same, itself included."""
+    pipeline_rank: NonNegativeInt
+    parts: StepParts
+
+
+class Padding(Noun):
+    """Parameters whose shards are padded: FSDP2 splits dim 0, and gives every rank as many rows as the first."""
+
+    parameter: str
+    """As a block calls it."""
+    rows: PositiveInt
+    """Dim 0 of what tensor parallelism leaves of it."""
+    num_shards: PositiveInt
+    """Ranks that share it."""
+    wire_factor: PositiveFloat
+    """Bytes that are gathered over bytes that there are."""
+    wasted_bytes: NonNegativeInt
+    """That a gather of the whole model carries for nothing."""
+
+
+class Outcome(Noun):
+    """What the step does, where nothing stands in its way."""
+
+    step_s: PositiveFloat
+    mfu: float | None = Field(None, ge=0)
+    """Model FLOPs over the dense peak; None where either is unknown."""
+    parts: StepParts
+    """The step by component, the mean over all ranks."""
+    compute: dict[str, NonNegativeFloat] = {}
+    """Seconds of `parts.compute_s` by kind of operation: matmul, attention, other."""
+    expected: Estimate | None = None
+    """What the planner's formulas say of the same layout; None for a model that they do not know."""
+    expected_parts: StepParts | None = None
+    """The same in the components of `parts`."""
+    memory: Annotated[tuple[RankMemory, ...], Field(strict=False)]
+    """Of each class of ranks, by rank."""
+    fixes: Annotated[tuple[Fix, ...], Field(strict=False)] = ()
+    """Where a rank does not fit: changes of one key with which all do, cheapest first."""
+    ranks: Annotated[tuple[RankTime, ...], Field(strict=False)]
+    """Of each class of ranks, by rank."""
+    collectives: Annotated[tuple[CollectiveUse, ...], Field(strict=False)] = ()
+    """Most exposed first."""
+    exposed: Annotated[tuple[ExposedAt, ...], Field(strict=False)] = ()
+    """Where communication is exposed, most first."""
+    suggestions: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """What would hide more of it, each naming a key of the job."""
+
+    @property
+    def fullest(self) -> RankMemory:
+        """Return the rank that needs most of its device."""
+        return max(self.memory, key=lambda rank: rank.reserved_bytes)
+
+
+class DryRun(Noun):
+    """All that `meshwright simulate` found."""
+
+    job: str
+    """The job file, as it was named."""
+    model: str
+    cluster: str
+    device: str
+    num_devices: PositiveInt
+    layout: Layout
+    workload: Workload
+    usable_memory_bytes: PositiveInt
+    """What tensors can take of one device's memory."""
+    problems: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Why the step would hang or compute something wrong, one message each."""
+    padding: Annotated[tuple[Padding, ...], Field(strict=False)] = ()
+    """What is padded by more than a tenth, most wasteful first."""
+    outcome: Outcome | None = None
+    """None where there are problems."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Return the tokens that all devices train on in a second."""
+        return None if self.outcome is None else self.workload.global_batch_tokens / self.outcome.step_s
+
+    @property
+    def misfits(self) -> tuple[RankMemory, ...]:
+        """Return the ranks that need more than their device has."""
+        ranks = () if self.outcome is None else self.outcome.memory
+        return tuple(rank for rank in ranks if rank.reserved_bytes > self.usable_memory_bytes)
