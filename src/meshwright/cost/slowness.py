@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.measured_op import is_measured
 from meshwright.cost.rates import architecture_of
+from meshwright.spec.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ def stacks_of(cases: Cases) -> Stacks:
         # What was timed on the very machine is as fast as it is there.
         is_tuned=each(lambda s: float(s.stack.is_tuned or is_measured(s))) > 0,
         is_newest=each(lambda s: float(architecture_of(s.cluster.device).startswith("blackwell"))) > 0,
-        is_omni_path=each(_is_omni_path) > 0,
+        is_omni_path=each(lambda s: float(is_omni_path(s.cluster))) > 0,
     )
 
 
-def _is_omni_path(setting: Setting) -> float:
-    link = setting.cluster.inter_node
-    return float(link is not None and "Omni-Path" in link.name)
+def is_omni_path(cluster: Cluster) -> bool:
+    """Return whether the nodes are joined by Omni-Path."""
+    return cluster.inter_node is not None and "Omni-Path" in cluster.inter_node.name

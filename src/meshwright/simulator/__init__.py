@@ -1,4 +1,1 @@
-"""Discrete-event engine: Trace + Cluster -> Timeline.
-
-Empty until the dry run is built.
-"""
+"""Discrete-event engine: Trace + Cluster -> Timeline."""

@@ -1,0 +1,146 @@
+"""How long collectives and messages take, and how much of the links: by the cost library's formulas, for exact ranks.
+
+    seconds = latency + bytes / rate            alone on its links
+    load    = rate / what the link carries      of the link inside the domain and of the network, each at most 1
+
+so that the link that sets the pace is used in full, and the other one as far as it has to keep up. Sources and what is
+ignored: cost/collective.py, all_to_all.py, point_to_point.py. A broadcast or scatter takes as long as an all-gather.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.all_to_all import all_to_all_s
+from meshwright.cost.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.constants import fitted_constants
+from meshwright.cost.fabric import Fabric, FabricConstants, Floats, fabric_of
+from meshwright.cost.group import Group, require_links
+from meshwright.cost.link_rate import inside_bytes_per_s, neighbour_bytes_per_s, spread_bytes_per_s
+from meshwright.cost.point_to_point import send_s
+from meshwright.cost.rates import architecture_of
+from meshwright.cost.slowness import Slowness, Stacks, is_omni_path
+from meshwright.cost.stacks import OURS, load_stack
+from meshwright.errors import UnsupportedError
+from meshwright.simulator.matching import Channel, Meetings
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.traces import Traces
+
+_FORMULAS = {
+    "all-gather": all_gather_s,
+    "reduce-scatter": reduce_scatter_s,
+    "all-reduce": all_reduce_s,
+    "all-to-all": all_to_all_s,
+    "send": send_s,
+}
+_KIND_OF_NAME = {
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "allreduce": "all-reduce",
+    "alltoall": "all-to-all",
+    "broadcast": "all-gather",
+    "scatter": "all-gather",
+    "gather": "all-gather",
+    "reduce": "all-reduce",
+    "barrier": "all-reduce",
+}
+"""By what the operator's name, without underscores, has in it; the first that fits."""
+
+
+@dataclass(frozen=True)
+class MeetingTimes:
+    """One element a meeting."""
+
+    latency_s: Floats
+    """Before the first byte arrives."""
+    wire_s: Floats
+    """That its bytes take, alone on their links."""
+    inside: Floats
+    """Share of each member's link inside the domain that it then takes."""
+    network: Floats
+    """Share of each member's part of the network."""
+
+
+def meeting_times(traces: Traces, meetings: Meetings, cluster: Cluster) -> MeetingTimes:
+    """Return what each meeting takes on `cluster`; raises UnsupportedError for an operator that nobody knows, or
+    where ranks meet over a link without a rate.
+    """
+    fabric = reached_fabric(cluster)
+    columns = np.zeros((4, len(meetings)))
+    for channel in meetings.channels:
+        kinds, num_bytes = _asked(channel, traces)
+        group = group_at(channel.ranks, fabric)
+        require_links(group, fabric)
+        for kind in np.unique(kinds):
+            at = np.flatnonzero(kinds == kind)
+            columns[:, channel.first + at] = _priced(str(kind), num_bytes[at], group, fabric)
+    return MeetingTimes(*columns)
+
+
+def reached_fabric(cluster: Cluster) -> Fabric:
+    """Return the cluster's links as our own stack reaches them: the planner's, by the same constants."""
+    stack, device = load_stack(OURS), cluster.device
+    fitted = Slowness(np.array(stack.compute), np.array(stack.communication), np.array(stack.overhead))
+    stacks = Stacks(
+        fitted,
+        is_tuned=np.array(stack.is_tuned or bool(device.matmul_points)),
+        is_newest=np.array(architecture_of(device).startswith("blackwell")),
+        is_omni_path=np.array(is_omni_path(cluster)),
+    )
+    return stacks.slowed(fabric_of(cluster, FabricConstants()), fitted_constants())
+
+
+def group_at(ranks: tuple[int, ...], fabric: Fabric) -> Group:
+    """Return where exactly these ranks lie, one device a rank in their order."""
+    places = np.sort(np.array(ranks))
+    num_domains = len(np.unique(places // int(fabric.domain_size)))
+    stride = (places[-1] - places[0]) / max(len(places) - 1, 1)
+    return Group(np.array(float(len(places))), np.array(float(num_domains)), np.array(max(stride, 1.0)))
+
+
+def kind_of(op: str) -> str:
+    """Return what kind of collective an operator is; raises UnsupportedError for one that nobody knows."""
+    name = op.split("::")[-1].split(".")[1].replace("_", "") if "." in op else op.replace("_", "")
+    for part, kind in _KIND_OF_NAME.items():
+        if part in name:
+            return kind
+    known = ", ".join(_KIND_OF_NAME)
+    raise UnsupportedError(f"collective {op} has no formula: those with {known} in their names have; use one of them")
+
+
+def _asked(channel: Channel, traces: Traces) -> tuple[Floats, Floats]:
+    """Return kind and bytes of each of a channel's meetings, as the first member that is there asks for them."""
+    member = int(np.argmax([len(rows) for rows in channel.rows]))
+    rows, trace = channel.rows[member], traces.traces[channel.members[member]]
+    num_bytes = trace.records.num_bytes[rows].astype(np.float64)
+    if channel.is_message:
+        return np.full(len(rows), "send"), num_bytes
+    used, where = np.unique(trace.records.signature[rows], return_inverse=True)
+    kinds = np.array([kind_of(trace.signatures[at].op) for at in used.tolist()])
+    return kinds[where.ravel()], num_bytes
+
+
+def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
+    """Return latency, seconds on the wire, and shares of the links inside and between domains [4, meetings]."""
+    formula = _FORMULAS[kind]
+    whole_s = np.broadcast_to(formula(num_bytes, group, fabric), num_bytes.shape)
+    latency_s = np.minimum(formula(np.zeros_like(num_bytes), group, fabric), whole_s)
+    inside, network = _loads(kind, group, fabric)
+    return np.stack(np.broadcast_arrays(latency_s, whole_s - latency_s, inside, network))
+
+
+def _loads(kind: str, group: Group, fabric: Fabric) -> tuple[float, float]:
+    """Return which share of its links each member takes."""
+    to_inside = float(inside_bytes_per_s(group, fabric))
+    if kind == "all-to-all":
+        # Of its bytes those to peers of the same domain stay inside.
+        stays, leaves = float(group.ranks_per_domain) - 1, float(group.num_ranks - group.ranks_per_domain)
+        inside_s, network_s = stays / to_inside, leaves / float(spread_bytes_per_s(group, fabric))
+    else:
+        # A ring passes the same bytes over both, the network's split over the members of a domain.
+        inside_s = 1 / to_inside
+        network_s = 1 / float(neighbour_bytes_per_s(group, fabric) * group.ranks_per_domain)
+    slower_s = max(inside_s, network_s)
+    return (inside_s / slower_s, network_s / slower_s) if slower_s > 0 else (0.0, 0.0)

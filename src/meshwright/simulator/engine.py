@@ -1,0 +1,216 @@
+"""The engine: plays the programs of all ranks at once, and says when each record was.
+
+    host      hands records to streams in order, as fast as it can; stops where it waits for the device
+    stream    plays its records in order: each begins when the one before has ended and the host has handed it over
+    meeting   a collective or a message: begins when all who take part have come and the channel's last one has ended;
+              the streams that came go on; who waits for it goes on when it ends
+
+A stream needs no clock that others share: it plays on until it waits for a signal that is not there, and goes on, later
+in our time and not in its own, when the signal comes. Only meetings are played in order of time, since those that are
+under way at once share links (links.py). That order is right because nothing new can begin before the next one ends:
+by then all streams have played as far as they could. Nothing is drawn, so that the same programs end the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.simulator.links import Links
+from meshwright.simulator.program import Instruction, Program
+from meshwright.spec.timeline import Floats
+
+RUN, WAIT, MARK = int(Instruction.RUN), int(Instruction.WAIT), int(Instruction.MARK)
+PENDING = -1.0
+"""The time of a signal that is not there yet."""
+
+
+@dataclass
+class Table:
+    """Where ranks meet: signals that came, meetings that fill, and who can go on."""
+
+    links: Links
+    signal_at: list[float]
+    """When each signal came. The first are the ends of meetings."""
+    missing: list[int]
+    """How many have yet to come to each meeting."""
+    is_last: list[bool]
+    """Whether a meeting is its channel's last; else the next one has the next number."""
+    is_first: list[bool]
+    came_at: list[float]
+    """When the last of those who are there came."""
+    began_at: list[float]
+    waiting: dict[int, list[Stream | Host]] = field(default_factory=dict)
+    runnable: list[Stream | Host] = field(default_factory=list)
+
+    def give(self, signal: int, at_s: float) -> None:
+        """Let a signal come, and go on who waited for it."""
+        self.signal_at[signal] = at_s
+        if signal in self.waiting:
+            self.runnable.extend(self.waiting.pop(signal))
+
+    def come(self, meeting: int, at_s: float) -> None:
+        """Let one more come to a meeting, which begins if nobody is missing."""
+        self.missing[meeting] -= 1
+        if at_s > self.came_at[meeting]:
+            self.came_at[meeting] = at_s
+        if self.missing[meeting] == 0 and (self.is_first[meeting] or self.signal_at[meeting - 1] >= 0.0):
+            self._begin(meeting)
+
+    def end(self, meeting: int, at_s: float) -> None:
+        """Let a meeting end, and the next of its channel begin if all are there."""
+        self.give(meeting, at_s)
+        if not self.is_last[meeting] and self.missing[meeting + 1] == 0:
+            self._begin(meeting + 1)
+
+    def _begin(self, meeting: int) -> None:
+        at_s = self.came_at[meeting]
+        if not self.is_first[meeting]:
+            at_s = max(at_s, self.signal_at[meeting - 1])
+        self.began_at[meeting] = at_s
+        self.links.begin(meeting, at_s)
+
+
+class Stream:
+    """One stream of one rank."""
+
+    def __init__(self, program: Program, number: int) -> None:
+        self.rank, self.number = program.rank, number
+        self.records = np.flatnonzero(program.stream == number)
+        self.host_s = np.cumsum(program.times.host_s)[self.records]
+        """On the host's clock, less the time for which it stopped."""
+        self._instruction = program.instruction[self.records].tolist()
+        self._signal = program.signal[self.records].tolist()
+        self.seconds = program.times.device_s[self.records].tolist()
+        self.handed_at: list[float] = []
+        """When the host handed over each record so far."""
+        self.played_at: list[float] = []
+        """When each record so far began, or went on after its wait."""
+        self.now_s = 0.0
+        """The end of what was played."""
+
+    def hand_over(self, until: int, stopped_s: float) -> None:
+        """Take all records before `until`, a position in the trace, from a host that had stopped for so long."""
+        first = len(self.handed_at)
+        self.handed_at.extend((self.host_s[first : np.searchsorted(self.records, until)] + stopped_s).tolist())
+
+    def run(self, table: Table) -> None:
+        """Play on until a signal is missing or the host has handed over no more."""
+        instructions, signals, seconds, signal_at = self._instruction, self._signal, self.seconds, table.signal_at
+        handed_at, played_at, now_s = self.handed_at, self.played_at, self.now_s
+        for place in range(len(played_at), len(handed_at)):
+            at_s = handed_at[place]
+            if at_s > now_s:
+                now_s = at_s
+            instruction = instructions[place]
+            if instruction == RUN:
+                played_at.append(now_s)
+                now_s += seconds[place]
+                continue
+            signal = signals[place]
+            if instruction == WAIT:
+                at_s = signal_at[signal]
+                if at_s == PENDING:
+                    table.waiting.setdefault(signal, []).append(self)
+                    break
+                if at_s > now_s:
+                    now_s = at_s
+            elif instruction == MARK:
+                table.give(signal, now_s)
+            else:
+                table.come(signal, now_s)
+            played_at.append(now_s)
+            now_s += seconds[place]
+        self.now_s = now_s
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all records were played."""
+        return len(self.played_at) == len(self.records)
+
+
+class Host:
+    """One rank's host."""
+
+    def __init__(self, program: Program, streams: Sequence[Stream]) -> None:
+        self.rank, self.streams, self.host_s = program.rank, streams, program.times.host_s
+        self._host_s = np.cumsum(program.times.host_s)
+        self.syncs = [*program.syncs, (len(program.stream) - 1, -1)]
+        self.stops: list[tuple[float, float]] = []
+        """From when to when it waited for the device at each sync so far."""
+        self._stopped_s = 0.0
+        self._next = 0
+
+    def start(self, table: Table) -> None:
+        """Hand over all records up to the first sync."""
+        self._hand_over(table)
+
+    def run(self, table: Table) -> None:
+        """Go on after a sync, if its signal is there."""
+        while not self.is_done:
+            record, signal = self.syncs[self._next]
+            ready_s = table.signal_at[signal]
+            if ready_s == PENDING:
+                table.waiting.setdefault(signal, []).append(self)
+                return
+            here_s = float(self._host_s[record]) + self._stopped_s
+            there_s = max(here_s, ready_s)
+            self.stops.append((here_s, there_s))
+            self._stopped_s += there_s - here_s
+            self._next += 1
+            self._hand_over(table)
+
+    def _hand_over(self, table: Table) -> None:
+        until = self.syncs[self._next][0] + 1
+        for stream in self.streams:
+            stream.hand_over(until, self._stopped_s)
+        table.runnable.extend(self.streams)
+        if not self.is_done:
+            table.runnable.append(self)
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether no sync is left."""
+        return self._next == len(self.syncs) - 1
+
+    @property
+    def end_s(self) -> float:
+        """Return when it handed over its last record."""
+        return float(self._host_s[-1]) + self._stopped_s
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of it."""
+
+    hosts: tuple[Host, ...]
+    """With their streams, in the order of the programs."""
+    began_at: Floats
+    """When each meeting began; -1 of one that never did [meetings]."""
+    ended_at: Floats
+    """[meetings]"""
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether every record was played; else somebody waits for ever."""
+        return all(host.is_done and all(stream.is_done for stream in host.streams) for host in self.hosts)
+
+
+def play(programs: Sequence[Program], table: Table) -> Played:
+    """Return when everything was that could be."""
+    hosts = []
+    for program in programs:
+        streams = [Stream(program, number) for number in np.unique(program.stream).tolist()]
+        hosts.append(Host(program, streams))
+        hosts[-1].start(table)
+    while True:
+        while table.runnable:
+            table.runnable.pop().run(table)
+        ended = table.links.next_end()
+        if ended is None:
+            break
+        table.end(*ended)
+    num_meetings = len(table.missing)
+    return Played(tuple(hosts), np.array(table.began_at), np.array(table.signal_at[:num_meetings]))

@@ -1,0 +1,89 @@
+"""Links: transfers that are under way at the same time, and share what joins their ranks.
+
+    speed = 1 / max(1, the greatest load of any link that the transfer runs over)
+
+A link is a rank's way inside its domain, or its share of the network; its load is the sum of the shares that the
+transfers on it take when alone (collective_times.py). So two equal transfers take twice as long, one inside the domain
+and one over the network do not notice each other, and a transfer on many ranks goes at the pace of the busiest.
+Latency passes before the bytes and is not shared. Source: processor sharing, as if every link gave its transfers turns.
+Ignored: that a transfer slowed elsewhere leaves room, which max-min fairness would hand on.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+_NEVER = -1
+
+
+class Links:
+    """A clock of transfers: those that began, and those that are to begin or end."""
+
+    def __init__(self, latency_s: list[float], wire_s: list[float], uses: list[list[tuple[int, float]]]) -> None:
+        """Take for each transfer its seconds alone, and the (link, share) that it uses."""
+        self._latency_s, self._uses = latency_s, uses
+        self._left_s = list(wire_s)
+        """Seconds that remain at full speed."""
+        self._since = [0.0] * len(wire_s)
+        self._speed = [0.0] * len(wire_s)
+        """0 before its bytes begin to travel."""
+        self._version = [0] * len(wire_s)
+        """How often its end was foretold: only the newest counts."""
+        self._on: dict[int, dict[int, float]] = {}
+        """Transfers on each link, and the share of each."""
+        self._agenda: list[tuple[float, int, int]] = []
+
+    def begin(self, transfer: int, at_s: float) -> None:
+        """Let a transfer begin at `at_s`, which no time that next_end() gave may be later than."""
+        heappush(self._agenda, (at_s + self._latency_s[transfer], transfer, 0))
+
+    def next_end(self) -> tuple[int, float] | None:
+        """Return the next transfer that ends, and when; None once none is under way."""
+        agenda = self._agenda
+        while agenda:
+            at_s, transfer, version = heappop(agenda)
+            if version != self._version[transfer]:
+                continue
+            if version == 0 and self._left_s[transfer] > 0.0:
+                self._enter(transfer, at_s)
+                continue
+            if version > 0:
+                self._leave(transfer, at_s)
+            self._version[transfer] = _NEVER
+            return transfer, at_s
+        return None
+
+    def _enter(self, transfer: int, at_s: float) -> None:
+        self._since[transfer] = at_s
+        others: set[int] = set()
+        for link, share in self._uses[transfer]:
+            on_link = self._on.setdefault(link, {})
+            others.update(on_link)
+            on_link[transfer] = share
+        self._foretell(transfer, at_s)
+        for other in sorted(others):
+            self._foretell(other, at_s)
+
+    def _leave(self, transfer: int, at_s: float) -> None:
+        others: set[int] = set()
+        for link, _ in self._uses[transfer]:
+            on_link = self._on[link]
+            del on_link[transfer]
+            others.update(on_link)
+        for other in sorted(others):
+            self._foretell(other, at_s)
+
+    def _foretell(self, transfer: int, at_s: float) -> None:
+        """Put on the agenda when a transfer ends if nothing else changes."""
+        load = 1.0
+        for link, _ in self._uses[transfer]:
+            on_link = self._on[link]
+            if len(on_link) > 1:
+                load = max(load, sum(on_link.values()))
+        speed = 1.0 / load
+        if speed == self._speed[transfer]:
+            return
+        left_s = self._left_s[transfer] - (at_s - self._since[transfer]) * self._speed[transfer]
+        self._left_s[transfer], self._since[transfer], self._speed[transfer] = max(left_s, 0.0), at_s, speed
+        self._version[transfer] += 1
+        heappush(self._agenda, (at_s + max(left_s, 0.0) * load, transfer, self._version[transfer]))

@@ -1,0 +1,129 @@
+"""Program: what one rank plays, as its trace says, made ready for the engine: streams, and the host that feeds them.
+
+Four instructions are left of all kinds of records: RUN for some seconds, WAIT for a signal, MARK one, MEET the others.
+A signal is a moment that something waits for: the end of a meeting, an event, a place that the host waits for. Where
+the host itself computes (Device.is_host) there is one stream, which the host's own seconds are part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from meshwright.spec.timeline import Floats
+from meshwright.spec.trace import NONE, Ints, RecordKind, Records, Trace
+
+
+class Instruction(IntEnum):
+    """What a stream does with a record."""
+
+    RUN = 0
+    """Takes its seconds; 0 of what the device does not notice."""
+    WAIT = 1
+    """Goes on once its signal is there."""
+    MARK = 2
+    """Gives its signal."""
+    MEET = 3
+    """Hands its meeting to the communication library, and goes on."""
+
+
+_INSTRUCTION_OF = {
+    RecordKind.OP: Instruction.RUN,
+    RecordKind.COLLECTIVE: Instruction.MEET,
+    RecordKind.SEND: Instruction.MEET,
+    RecordKind.RECEIVE: Instruction.MEET,
+    RecordKind.WAIT: Instruction.WAIT,
+    RecordKind.RECORD_EVENT: Instruction.MARK,
+    RecordKind.WAIT_EVENT: Instruction.WAIT,
+    RecordKind.HOST_SYNC: Instruction.MARK,
+}
+
+
+@dataclass(frozen=True)
+class RecordTimes:
+    """What the records of one rank take; one element a record."""
+
+    device_s: Floats
+    """That an operation takes on its stream; 0 of other records."""
+    host_s: Floats
+    """That the host takes before the record is handed to its stream."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One rank's step; one element a record unless said otherwise."""
+
+    rank: int
+    stream: Ints
+    instruction: Ints
+    signal: Ints
+    """Of waits and marks; the meeting's number of a MEET, whose end is the signal of the same number."""
+    times: RecordTimes
+    syncs: tuple[tuple[int, int], ...]
+    """Records after which the host stops, and the signals that it then waits for."""
+
+
+class Signals:
+    """Gives out numbers of signals: those of meetings, then one that was always there, then any."""
+
+    def __init__(self, num_meetings: int) -> None:
+        self.always = num_meetings
+        self.count = num_meetings + 1
+
+    def take(self, number: int) -> Ints:
+        """Return `number` new ones."""
+        self.count += number
+        return np.arange(self.count - number, self.count)
+
+
+def program_of(trace: Trace, meeting: Ints, times: RecordTimes, signals: Signals) -> Program:
+    """Return what the trace's rank plays, given the meeting that each record is part in, and times."""
+    records = trace.records
+    is_host = trace.traced.device == "cpu"
+    table = np.array([_INSTRUCTION_OF[kind] for kind in RecordKind])
+    instruction = table[records.kind]
+    signal = np.full(len(records), signals.always, np.int64)
+    meets = instruction == Instruction.MEET
+    signal[meets] = meeting[meets]
+    marks = instruction == Instruction.MARK
+    signal[marks] = signals.take(int(marks.sum()))
+    _set_waits(records, signal)
+    return Program(
+        rank=trace.traced.rank,
+        stream=np.zeros_like(records.stream) if is_host else records.stream,
+        instruction=instruction,
+        signal=signal,
+        times=RecordTimes(times.device_s + times.host_s, np.zeros(len(records))) if is_host else times,
+        syncs=() if is_host else tuple(_syncs(records, signal)),
+    )
+
+
+def _set_waits(records: Records, signal: Ints) -> None:
+    """Give waits the signals that they are for; what was asked for before the step was always there."""
+    of_work: dict[int, int] = {}
+    of_event: dict[int, int] = {}
+    rows = np.flatnonzero(records.kind != RecordKind.OP)
+    columns = (records.kind[rows], records.work[rows], records.event[rows])
+    for row, kind, work, event in zip(rows.tolist(), *(column.tolist() for column in columns), strict=True):
+        if kind == RecordKind.RECORD_EVENT:
+            of_event[event] = int(signal[row])
+        elif kind == RecordKind.WAIT_EVENT:
+            signal[row] = of_event.get(event, signal[row])
+        elif kind == RecordKind.WAIT:
+            signal[row] = of_work.get(work, signal[row])
+        elif kind != RecordKind.HOST_SYNC:
+            of_work[work] = int(signal[row])
+
+
+def _syncs(records: Records, signal: Ints) -> Iterator[tuple[int, int]]:
+    """Yield where the host stops, and for what: the stream's own place, or an event that it names."""
+    of_event: dict[int, int] = {}
+    for row in np.flatnonzero((records.kind == RecordKind.HOST_SYNC) | (records.kind == RecordKind.RECORD_EVENT)):
+        event = int(records.event[row])
+        if records.kind[row] == RecordKind.RECORD_EVENT:
+            of_event[event] = int(signal[row])
+        elif event == NONE or event in of_event:
+            yield int(row), int(signal[row]) if event == NONE else of_event[event]

@@ -1,0 +1,209 @@
+"""Spans: what the engine played, as a Timeline's columns.
+
+Meetings stand on streams of their own, one a channel, as communication libraries have them, numbered after the
+device's. A wait is a span if it took any time, with the axis of what it was for; where it was for an event, of what the
+event's stream had itself just waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from meshwright.simulator.engine import Host, Played, Stream
+from meshwright.simulator.matching import Meetings
+from meshwright.spec.timeline import Floats, SpanKind, Spans
+from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.traces import Traces
+
+HOST = -1
+"""The stream number of the host."""
+_HOST_NAME = "host"
+_KINDS = {
+    RecordKind.OP: SpanKind.COMPUTE,
+    RecordKind.COLLECTIVE: SpanKind.COMMUNICATION,
+    RecordKind.SEND: SpanKind.COMMUNICATION,
+    RecordKind.RECEIVE: SpanKind.COMMUNICATION,
+    RecordKind.WAIT: SpanKind.WAIT,
+    RecordKind.RECORD_EVENT: SpanKind.WAIT,
+    RecordKind.WAIT_EVENT: SpanKind.WAIT,
+    RecordKind.HOST_SYNC: SpanKind.HOST,
+}
+
+
+class Names:
+    """Texts of all ranks, each once."""
+
+    def __init__(self) -> None:
+        self._positions: dict[Hashable, int] = {}
+
+    def positions(self, texts: tuple[str, ...]) -> Ints:
+        """Return where each text stands, and -1 for a position of -1, at the end."""
+        return np.array([*(self._positions.setdefault(text, len(self._positions)) for text in texts), NONE], np.int64)
+
+    def all(self) -> tuple[str, ...]:
+        """Return every text."""
+        return tuple(str(text) for text in self._positions)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What the columns of spans point to."""
+
+    names: Names
+    scopes: Names
+    phases: Names
+    actions: Names
+    axes: Names
+
+
+@dataclass(frozen=True)
+class Moments:
+    """When the records of one rank were; nan where they were not, or were nothing that takes time [records]."""
+
+    start_s: Floats
+    end_s: Floats
+    stream: Ints
+
+
+def spans_of(traces: Traces, meetings: Meetings, played: Played, texts: Texts) -> Spans:
+    """Return the spans of all representatives, of each by their start."""
+    parts = [_rank_spans(traces.traces[host.rank], meetings, played, host, texts) for host in played.hosts]
+    return Spans(
+        **{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Spans)}
+    )
+
+
+def moments_of(trace: Trace, meetings: Meetings, played: Played, host: Host) -> Moments:
+    """Return when each record of one rank was."""
+    start_s, end_s = np.full((2, len(trace.records)), np.nan)
+    stream = trace.records.stream.copy()
+    for one in host.streams:
+        _set_stream(one, trace, start_s, end_s, stream)
+    meeting = meetings.of_record[host.rank]
+    rows = np.flatnonzero(meeting != NONE)
+    ended = played.ended_at[meeting[rows]] >= 0
+    start_s[rows] = np.where(ended, played.began_at[meeting[rows]], np.nan)
+    end_s[rows] = np.where(ended, played.ended_at[meeting[rows]], np.nan)
+    _, channel = np.unique(meetings.channel[meeting[rows]], return_inverse=True)
+    stream[rows] = 1 + int(trace.records.stream.max(initial=0)) + channel.ravel()
+    return Moments(start_s, end_s, stream)
+
+
+def _set_stream(one: Stream, trace: Trace, start_s: Floats, end_s: Floats, stream: Ints) -> None:
+    """Fill in what one stream played."""
+    num_played = len(one.played_at)
+    rows = one.records[:num_played]
+    at_s, handed_s = np.array(one.played_at), np.array(one.handed_at[:num_played])
+    after_s = at_s + np.array(one.seconds[:num_played])
+    free_s = np.concatenate([[0.0], after_s[:-1]])[:num_played]
+    is_op = trace.records.kind[rows] == RecordKind.OP
+    # A wait begins when the stream comes to it.
+    start_s[rows] = np.where(is_op, at_s, np.maximum(free_s, handed_s))
+    end_s[rows] = np.where(is_op, after_s, at_s)
+    stream[rows] = one.number
+
+
+def _rank_spans(trace: Trace, meetings: Meetings, played: Played, host: Host, texts: Texts) -> Spans:
+    records = trace.records
+    when = moments_of(trace, meetings, played, host)
+    kind = np.array([_KINDS[one] for one in RecordKind], np.int64)[records.kind]
+    meeting, signature = meetings.of_record[host.rank], records.signature.copy()
+    waited = _waited_records(trace)
+    signature[waited != NONE] = records.signature[waited[waited != NONE]]
+    axes = texts.axes.positions(tuple(channel.axis for channel in meetings.channels))
+    channel = np.where(meeting == NONE, NONE, meetings.channel[meeting] if len(meetings) else NONE)
+    channel[waited != NONE] = channel[waited[waited != NONE]]
+    columns: dict[str, Any] = {
+        "rank": np.full(len(records), host.rank, np.int64),
+        "stream": when.stream,
+        "start_s": when.start_s,
+        "end_s": when.end_s,
+        "kind": kind,
+        "name": _named(trace, signature, texts),
+        "scope": texts.scopes.positions(trace.scopes)[records.scope],
+        "phase": texts.phases.positions(trace.phases)[records.phase],
+        "action": texts.actions.positions(trace.actions)[records.action],
+        "axis": axes[channel],
+        "num_bytes": records.num_bytes,
+        "record": np.arange(len(records)),
+    }
+    is_span = (when.end_s > when.start_s) & (records.kind != RecordKind.HOST_SYNC)
+    rows = Spans(**columns)
+    both = _joined(rows.take(is_span), _host_spans(rows, trace, host, texts))
+    return both.take(np.argsort(both.start_s, kind="stable"))
+
+
+def _named(trace: Trace, signature: Ints, texts: Texts) -> Ints:
+    of_signature = texts.names.positions(tuple(one.op for one in trace.signatures))
+    of_kind = texts.names.positions(tuple(kind.name.lower().replace("_", " ") for kind in RecordKind))
+    return np.where(signature == NONE, of_kind[trace.records.kind], of_signature[signature])
+
+
+def _waited_records(trace: Trace) -> Ints:
+    """Return for each wait the record of the collective or message that it is for; -1 of anything else [records]."""
+    records = trace.records
+    waited = np.full(len(records), NONE, np.int64)
+    of_work: dict[int, int] = {}
+    of_event: dict[int, int] = {}
+    last_of_stream: dict[int, int] = {}
+    is_quiet = (records.kind == RecordKind.OP) & (records.stream == 0)
+    rows = np.flatnonzero(~is_quiet)
+    columns = (records.kind, records.stream, records.work, records.event)
+    for row, kind, stream, work, event in zip(rows.tolist(), *(one[rows].tolist() for one in columns), strict=True):
+        if kind == RecordKind.WAIT:
+            last_of_stream[stream] = waited[row] = of_work.get(work, NONE)
+        elif kind == RecordKind.WAIT_EVENT:
+            waited[row] = of_event.get(event, NONE)
+        elif kind == RecordKind.RECORD_EVENT:
+            of_event[event] = last_of_stream.get(stream, NONE)
+        elif kind == RecordKind.OP:
+            last_of_stream[stream] = NONE
+        elif kind != RecordKind.HOST_SYNC:
+            of_work[work] = row
+    return waited
+
+
+def _host_spans(columns: Spans, trace: Trace, host: Host, texts: Texts) -> Spans:
+    """Return what the host did: a span for each run of records of one module that it handed over, and for each stop."""
+    handed_s = np.full(len(trace.records), np.nan)
+    for one in host.streams:
+        handed_s[one.records[: len(one.handed_at)]] = one.handed_at
+    began_s = handed_s - host.host_s
+    rows = np.flatnonzero((host.host_s > 0) & ~np.isnan(handed_s))
+    keys = np.stack([columns.scope[rows], columns.phase[rows], columns.action[rows]])
+    gap = np.abs(began_s[rows][1:] - handed_s[rows][:-1]) > 1e-12
+    is_first = np.concatenate([[True], gap | (keys[:, 1:] != keys[:, :-1]).any(axis=0)])[: len(rows)]
+    firsts, lasts = rows[is_first], rows[np.concatenate([is_first[1:], [True]])[: len(rows)].astype(bool)]
+    issued = _at(columns, firsts, began_s[firsts], handed_s[lasts], texts)
+    stops = np.array(host.stops).reshape(-1, 2)
+    synced = np.array([record for record, _ in host.syncs[: len(stops)]], np.int64)
+    is_long = stops[:, 1] > stops[:, 0]
+    return _joined(issued, _at(columns, synced[is_long], stops[is_long, 0], stops[is_long, 1], texts))
+
+
+def _at(columns: Spans, rows: Ints, start_s: Floats, end_s: Floats, texts: Texts) -> Spans:
+    """Return spans of the host in the places of these records."""
+    one = columns.take(rows)
+    same = {name: getattr(one, name) for name in ("rank", "scope", "phase", "action", "record")}
+    empty = np.full(len(rows), NONE, np.int64)
+    name = texts.names.positions((_HOST_NAME,))[0]
+    return Spans(
+        stream=empty,
+        start_s=start_s,
+        end_s=end_s,
+        kind=np.full(len(rows), SpanKind.HOST, np.int64),
+        name=np.full(len(rows), name, np.int64),
+        axis=empty,
+        num_bytes=np.zeros(len(rows), np.int64),
+        **same,
+    )
+
+
+def _joined(*parts: Spans) -> Spans:
+    return Spans(
+        **{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Spans)}
+    )
