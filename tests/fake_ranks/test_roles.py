@@ -1,0 +1,38 @@
+"""What a traced step's storages are for, against what the planner's formulas say of the same layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.config.load import load_job
+from meshwright.cost.case import Cases
+from meshwright.cost.footprint import footprint_of_rank, memory_use
+from meshwright.cost.layout_table import layout_table
+from meshwright.planner.ask import Options, question_of
+from meshwright.simulator.roles import bytes_by_role, roles_of
+from meshwright.spec.estimate import MemoryUse
+from meshwright.spec.layout import Layout
+from meshwright.spec.timeline import TensorRole
+from meshwright.tracer.trace import trace
+
+JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
+LAYOUT = Layout(dp_shard=2, tp=2, microbatch_size=2)
+OVERRIDES = ("layout.dp_shard=2", "layout.tp=2", "cluster.name=h100-ib400", "cluster.num_devices=4")
+
+
+def predicted() -> MemoryUse:
+    setting = question_of(load_job(JOB, OVERRIDES), Options()).setting
+    return memory_use(footprint_of_rank(Cases.of_one(setting, layout_table([LAYOUT])), 0), 0)
+
+
+def test_roles_have_the_bytes_that_the_formulas_say() -> None:
+    found = trace("meshwright.trainer.build_step:build_step", 0, 4, [JOB, *OVERRIDES])
+    by_role, formula = bytes_by_role(found, roles_of(found)), predicted()
+    # Step counters of AdamW are a few bytes each.
+    assert abs(by_role[0, TensorRole.PARAMETER] - formula.parameters_bytes) < 1024
+    assert abs(by_role[0, TensorRole.OPTIMIZER_STATE] - formula.optimizer_bytes) < 1024
+    # Whole gradients add up over microbatches beside what is gathered of the blocks at work: the formulas' one class.
+    whole = by_role[:, [TensorRole.GRADIENT, TensorRole.GATHERED]].sum(axis=1).max()
+    assert abs(whole / formula.gathered_bytes - 1) < 0.1
+    assert abs(by_role[:, TensorRole.ACTIVATION].max() / formula.activations_bytes - 1) < 0.1
+    assert by_role[:, TensorRole.OTHER].max() < 1024
