@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from meshwright.parallelism.axis_mark import axis_mark
+
 _ops = torch.ops._c10d_functional
 
 
@@ -21,7 +23,8 @@ def all_gather_dim(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return the ranks' parts joined along `dim`; no gradient."""
     if group.size() == 1:
         return x
-    gathered = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
+    with axis_mark(group):
+        gathered = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
     return gathered if dim == 0 else torch.cat(gathered.chunk(group.size()), dim=dim)
 
 
@@ -30,9 +33,10 @@ def reduce_scatter_dim(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     if group.size() == 1:
         return x
     stacked = x if dim == 0 else torch.cat(x.chunk(group.size(), dim=dim))
-    scattered: Tensor = _ops.wait_tensor(
-        _ops.reduce_scatter_tensor(stacked.contiguous(), "sum", group.size(), group.group_name)
-    )
+    with axis_mark(group):
+        scattered: Tensor = _ops.wait_tensor(
+            _ops.reduce_scatter_tensor(stacked.contiguous(), "sum", group.size(), group.group_name)
+        )
     return scattered
 
 
@@ -40,7 +44,8 @@ def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum over ranks as a new tensor; no gradient."""
     if group.size() == 1:
         return x
-    total: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
+    with axis_mark(group):
+        total: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
     return total
 
 
@@ -48,7 +53,8 @@ def all_reduce_max(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the greatest over ranks as a new tensor; no gradient."""
     if group.size() == 1:
         return x
-    greatest: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "max", group.group_name))
+    with axis_mark(group):
+        greatest: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "max", group.group_name))
     return greatest
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallelism.axis_mark import axis_mark
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.stages import Stages, shared_parts
 
@@ -138,7 +139,8 @@ def _sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
     for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
         same = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.reshape(-1) for gradient in same])
-        dist.all_reduce(flat, group=group)
+        with axis_mark(group):
+            dist.all_reduce(flat, group=group)
         for gradient, total in zip(same, flat.split([gradient.numel() for gradient in same]), strict=True):
             gradient.copy_(total.view_as(gradient))
 

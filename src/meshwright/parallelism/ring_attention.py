@@ -19,6 +19,7 @@ from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from meshwright.models.attention import CausalAttention
+from meshwright.parallelism.axis_mark import axis_mark
 from meshwright.parallelism.collectives import all_gather_dim
 from meshwright.parallelism.partial_attention import Pair, merge
 
@@ -74,7 +75,8 @@ class Passing:
         to, source = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
         sends = [dist.P2POp(dist.isend, tensor, group=group, group_peer=to) for tensor in tensors]
         receives = [dist.P2POp(dist.irecv, tensor, group=group, group_peer=source) for tensor in self._arriving]
-        self._works = dist.batch_isend_irecv([*sends, *receives])
+        with axis_mark(group):
+            self._works = dist.batch_isend_irecv([*sends, *receives])
 
     def arrived(self) -> list[Tensor]:
         """Return what has come, after waiting for it."""

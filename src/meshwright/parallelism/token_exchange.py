@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.models.moe import reorder
+from meshwright.parallelism.axis_mark import axis_mark
 from meshwright.parallelism.host_values import host_values
 
 _ops = torch.ops._c10d_functional
@@ -47,7 +48,8 @@ class TokenExchange(nn.Module):
 def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return counts_PL: the rows that come from each rank for each expert of this one."""
     equal = [len(counts_E) // group.size()] * group.size()
-    arrived_E: Tensor = _ops.wait_tensor(_ops.all_to_all_single(counts_E, equal, equal, group.group_name))
+    with axis_mark(group):
+        arrived_E: Tensor = _ops.wait_tensor(_ops.all_to_all_single(counts_E, equal, equal, group.group_name))
     return arrived_E.view(group.size(), -1)
 
 
@@ -77,6 +79,7 @@ class _ExchangeRows(torch.autograd.Function):
 
 
 def _all_to_all(rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    arriving = _ops.all_to_all_single(rows_RD.contiguous(), received, sent, group.group_name)
-    arrived_QD: Tensor = _ops.wait_tensor(arriving)
+    with axis_mark(group):
+        arriving = _ops.all_to_all_single(rows_RD.contiguous(), received, sent, group.group_name)
+        arrived_QD: Tensor = _ops.wait_tensor(arriving)
     return arrived_QD

@@ -6,6 +6,8 @@ import signal
 import time
 from contextlib import nullcontext
 
+from torch.profiler import record_function
+
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.log import logger
@@ -14,6 +16,7 @@ from meshwright.profiler.window import ProfilerWindow
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.job import Job
 from meshwright.spec.layout_text import layout_text
+from meshwright.spec.marks import DATA_MARK, STEP_MARK
 from meshwright.spec.run import Run
 from meshwright.trainer.metrics import StepMetrics
 from meshwright.trainer.open_run import open_recorder
@@ -94,10 +97,12 @@ def announce(training: Training, step: int) -> None:
 def take_step(training: Training, step: int, speed: SpeedLimit, recorder: Recorder | None) -> None:
     """Run one optimizer step and record what it took; a collective."""
     started_s = time.perf_counter()
-    # Positions count from 0, steps from 1.
-    microbatches = training.loader.microbatches(step - 1)
-    data_wait_s = time.perf_counter() - started_s
-    result = training.step(step, microbatches)
+    with record_function(f"{STEP_MARK}{step}"):
+        with record_function(DATA_MARK):
+            # Positions count from 0, steps from 1.
+            microbatches = training.loader.microbatches(step - 1)
+        data_wait_s = time.perf_counter() - started_s
+        result = training.step(step, microbatches)
     step_s = time.perf_counter() - started_s
     if recorder is None:
         return
