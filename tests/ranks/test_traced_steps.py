@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -18,6 +15,7 @@ from meshwright.spec.trace import RecordKind, Storages, Trace
 from meshwright.tracer.rank_process import record_step
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
+from meshwright.tracer.trace import trace
 from run_ranks import run_ranks
 
 BUILD = "meshwright.trainer.build_step:build_step"
@@ -42,11 +40,8 @@ def real_trace(arguments: list[str]) -> Trace:
     return record_step(RecordingMode(Recorder(), "cpu"), BUILD, arguments)
 
 
-def fake_trace(arguments: list[str], out: Path) -> Trace:
-    order = {"build": BUILD, "arguments": arguments, "rank": 0, "world_size": 2, "device": "cpu", "out": str(out)}
-    command = [sys.executable, "-m", "meshwright.tracer.rank_process", json.dumps(order)]
-    subprocess.run(command, check=True, timeout=100)
-    return Trace.load(out)
+def fake_trace(arguments: list[str]) -> Trace:
+    return trace(BUILD, 0, 2, arguments, device="cpu")
 
 
 def names(trace: Trace) -> Iterator[Any]:
@@ -64,10 +59,10 @@ def live_without(trace: Trace, copies: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_fake_step_is_the_real_one_to_the_byte(layout: str, tmp_path: Path) -> None:
+def test_a_fake_step_is_the_real_one_to_the_byte(layout: str) -> None:
     arguments = [JOB, *SMALL, *LAYOUTS[layout]]
     real, *_ = run_ranks(real_trace, 2, arguments, timeout_s=100)
-    fake = fake_trace(arguments, tmp_path / "trace.npz")
+    fake = fake_trace(arguments)
     ours, theirs = list(names(fake)), list(names(real))
     copies: list[int] = []
     for change, start, end, first, last in SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Annotated
 
@@ -41,6 +41,16 @@ class Schedule(Noun):
     def rank_of_stage(self, stage: int) -> int:
         """Return the pipeline rank that holds `stage`."""
         return self._ranks[stage]
+
+    def of_microbatches(self, microbatches: Sequence[int]) -> Schedule:
+        """Return what is left of the schedule when only some microbatches, ascending, are run: numbered from 0."""
+        number = {microbatch: index for index, microbatch in enumerate(microbatches)}
+        return Schedule(
+            actions=tuple(
+                tuple(one._replace(microbatch=number[one.microbatch]) for one in order if one.microbatch in number)
+                for order in self.actions
+            )
+        )
 
     @cached_property
     def _ranks(self) -> dict[int, int]:

@@ -1,10 +1,14 @@
-"""python -m meshwright.tracer.rank_process ORDER: traces one rank in a process of its own, as trace() orders."""
+"""python -m meshwright.tracer.rank_process ORDER: traces ranks, each in a process of its own, for trace_ranks()."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
+import resource
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,21 +28,61 @@ from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.routing import balanced
 from meshwright.tracer.simulated_device import NAME, install
 from meshwright.tracer.torch_patches import apply_patches
+from meshwright.units import format_bytes
 
 _NUM_STEPS_BEFORE = 1
 """The first step makes the optimizer's state; the next are all alike."""
 
 
 def main() -> None:
-    """Write the trace that the order in argv[1], a JSON object, asks for."""
+    """Write the traces that the order in argv[1], a JSON object, asks for; ends at the first that fails."""
     order: dict[str, Any] = json.loads(sys.argv[1])
-    device_type = order.get("device", NAME)
-    trace = trace_here(order["build"], order["arguments"], order["rank"], order["world_size"], device_type)
-    trace.save(Path(order["out"]))
+    mode = prepare(order["device"])
+    # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
+    _builder(order["build"])
+    wanted = list(order["out"].items())
+    running: dict[int, str] = {}
+    while wanted or running:
+        if wanted and len(running) < order["num_processes"]:
+            rank, out = wanted.pop(0)
+            running[_forked(mode, order, int(rank), Path(out))] = rank
+            continue
+        pid, status = os.wait()
+        rank = running.pop(pid)
+        if status:
+            for other in running:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(_failure(rank, os.waitstatus_to_exitcode(status)))
 
 
-def trace_here(build: str, arguments: list[str], rank: int, world_size: int, device_type: str = NAME) -> Trace:
-    """Return the trace of one step on fake tensors; this process is of no other use afterwards."""
+def _forked(mode: RecordingMode, order: dict[str, Any], rank: int, out: Path) -> int:
+    """Return the process that traces `rank`: it is a tracer for good, and each rank needs its own."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        trace_here(mode, order["build"], order["arguments"], rank, order["world_size"]).save(out)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _failure(rank: str, code: int) -> str:
+    if code >= 0:
+        return f"rank {rank} failed as said above"
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    name = signal.Signals(-code).name
+    return f"rank {rank} was ended by {name}; a tracing process held {format_bytes(peak)} at most" + (
+        ": is there enough memory?" if name == "SIGKILL" else ""
+    )
+
+
+def prepare(device_type: str) -> RecordingMode:
+    """Return what records in this process, which is of no other use afterwards."""
     recorder = Recorder()
     if device_type == NAME:
         install(recorder)
@@ -47,6 +91,11 @@ def trace_here(build: str, arguments: list[str], rank: int, world_size: int, dev
     # Both are ours, and modules that use them are imported later, with the builder.
     initial.fill_normal = _leave_as_it_is
     host_values.host_values = balanced
+    return mode
+
+
+def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int, world_size: int) -> Trace:
+    """Return the trace of one step on fake tensors."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     with FakeTensorMode(allow_non_fake_inputs=True):
         return record_step(mode, build, arguments)

@@ -3,42 +3,65 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.trace import Trace
 
 _TIMEOUT_S = 1800.0
+_NUM_PROCESSES = 2
 
 DeviceType = Literal["simgpu", "cpu"]
 """What a step is traced on: an accelerator with streams, or a processor, where the host itself computes."""
 
 
+class Program(NamedTuple):
+    """What ranks run."""
+
+    build: str
+    """A builder, as module:function, that takes (device, rank, world_size, *arguments) and returns a step, which takes
+    nothing.
+    """
+    world_size: int
+    arguments: tuple[str, ...] = ()
+    device: DeviceType = "simgpu"
+
+
 def trace(
     build: str, rank: int, world_size: int, arguments: Sequence[str] = (), device: DeviceType = "simgpu"
 ) -> Trace:
-    """Return the second step of rank `rank` of `world_size`.
+    """Return the second step of rank `rank` of `world_size`; `build` is Program's.
 
-    `build` names a builder, as module:function, that takes (device, rank, world_size, *arguments) and returns a step,
-    which takes nothing. Raises UnsupportedError with what the program said where it cannot be traced.
+    Raises UnsupportedError with what the program said where it cannot be traced.
     """
+    return trace_ranks(Program(build, world_size, tuple(arguments), device), [rank])[rank]
+
+
+def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NUM_PROCESSES) -> dict[int, Trace]:
+    """Return the second step of each of `ranks`, `num_processes` of them traced at a time; raises as `trace` does."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "trace.npz"
-        order = {
-            "build": build,
-            "rank": rank,
-            "world_size": world_size,
-            "arguments": [*arguments],
-            "device": device,
-            "out": str(out),
-        }
-        command = [sys.executable, "-m", "meshwright.tracer.rank_process", json.dumps(order)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        out = {rank: f"{folder}/{rank}.npz" for rank in ranks}
+        order = json.dumps({**program._asdict(), "out": out, "num_processes": num_processes})
+        # Fake tensors compute nothing, so threads would only wait; and a process that has some cannot be forked.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "meshwright.tracer.rank_process", order]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnsupportedError(f"{_named(program, ranks)} took longer than {_TIMEOUT_S:.0f} s to trace") from error
         if done.returncode != 0:
-            raise UnsupportedError(f"rank {rank} of {world_size} of {build} cannot be traced:\n{done.stderr[-3000:]}")
-        return Trace.load(out)
+            raise UnsupportedError(f"{_named(program, ranks)} cannot be traced:\n{done.stderr[-3000:]}")
+        return {rank: Trace.load(Path(file)) for rank, file in out.items()}
+
+
+def _named(program: Program, ranks: Sequence[int]) -> str:
+    some = ", ".join(str(rank) for rank in ranks[:5]) + (", ..." if len(ranks) > 5 else "")
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {some} of {program.world_size} of {program.build}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,10 +17,22 @@ from meshwright.trainer.training import build_pipeline
 
 def build_step(device: torch.device, rank: int, world_size: int, job_file: str, *overrides: str) -> Callable[[], None]:
     """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective."""
-    job = load_job(job_file, overrides).job
-    meshes, pipeline, _ = build_pipeline(job, Ranks(rank, world_size, device))
+    return _build(load_job(job_file, overrides).job, Ranks(rank, world_size, device))
+
+
+def build_part_of_step(
+    device: torch.device, rank: int, world_size: int, microbatches: str, job_file: str, *overrides: str
+) -> Callable[[], None]:
+    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order."""
+    chosen = [int(number) for number in microbatches.split(",")]
+    return _build(load_job(job_file, overrides).job, Ranks(rank, world_size, device), chosen)
+
+
+def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Callable[[], None]:
+    meshes, pipeline, _ = build_pipeline(job, ranks, chosen)
     step = TrainStep(job, pipeline.stages, meshes, build_optimizer(pipeline.stages, job.optimizer), pipeline)
-    microbatches = _microbatches(job, job.num_microbatches(meshes.layout), meshes.layout.microbatch_size)
+    count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
+    microbatches = _microbatches(job, count, meshes.layout.microbatch_size)
 
     def run() -> None:
         step(1, microbatches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -104,9 +105,9 @@ class Training:
         }
 
 
-def build_pipeline(job: Job, ranks: Ranks) -> tuple[Meshes, Pipeline, int]:
+def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = None) -> tuple[Meshes, Pipeline, int]:
     """Return this rank's part of the model as its layout splits it, and how many parameters the whole has; a
-    collective.
+    collective. With `microbatches` the schedule runs only these, as if the others were left out of it.
     """
     whole = build_unsharded(job)
     require_positions(job, whole)
@@ -115,6 +116,8 @@ def build_pipeline(job: Job, ranks: Ranks) -> tuple[Meshes, Pipeline, int]:
     require_valid(job, layout)
     meshes = build_meshes(layout, ranks.device.type)
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+    if microbatches is not None:
+        schedule = schedule.of_microbatches(microbatches)
     model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
     fill_from_hf(model, job.model)
     share_tied(model, meshes)

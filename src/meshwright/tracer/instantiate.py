@@ -1,0 +1,272 @@
+"""instantiate(): the whole step of a schedule, from a trace of the same step with a few of its microbatches.
+
+Each chunk of the whole step repeats one of the traced ones. The first and the last microbatches repeat themselves; all
+others repeat the second of two that were traced between them, since what it takes over from the microbatch before it
+comes from one of its own kind; the first of the others repeats the first.
+
+What a chunk refers to and did not make (storages, works, events) was made by its own microbatch, by one that stands for
+itself, or by the chunk of that kind that ran so and so many before it; and so it is in the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.spec.action import Action
+from meshwright.spec.trace import NONE, Ints, Records, Storages, Trace, Uses
+from meshwright.spec.trace_order import in_order
+from meshwright.tracer.chunks import BEFORE, FRAME, INPUT, WAIT, CutTrace, Key, Made, NotAlike
+from meshwright.tracer.microbatches import Chosen
+
+_EQUAL = ("kind", "stream", "signature", "scope", "phase", "group", "peer", "num_bytes")
+
+
+class Instance(NamedTuple):
+    """A chunk of the whole step: which traced one it repeats, for which microbatch, and in which action."""
+
+    chunk: int
+    microbatch: int | None
+    action: str
+
+
+def instantiate(traced: CutTrace, chosen: Chosen, actions: Sequence[Action]) -> Trace:
+    """Return the trace of a step of `actions`, sends and receives included, of which `traced` ran those chosen.
+
+    Raises NotAlike where microbatches that should do the same do not.
+    """
+    _require_alike(traced, chosen)
+    return _Instantiation(traced, chosen, list(_plan(traced, chosen, actions))).trace()
+
+
+def _require_alike(traced: CutTrace, chosen: Chosen) -> None:
+    positions = traced.positions()
+    first, second = chosen.steady
+    for (key, microbatch), at in positions.items():
+        if microbatch != first:
+            continue
+        pair = [traced.chunks[at], traced.chunks[positions[key, second]]]
+        rows = [[getattr(traced.trace.records, name)[one.start : one.stop] for name in _EQUAL] for one in pair]
+        made = [made.count for made in (traced.storages, traced.works, traced.events)]
+        is_same = all(np.array_equal(a, b) for a, b in zip(*rows, strict=True))
+        if not is_same or any(count[at] != count[positions[key, second]] for count in made):
+            numbers = " and ".join(str(chosen.microbatches[one]) for one in chosen.steady)
+            raise NotAlike(f"microbatches {numbers} differ in {key.kind} of stage {key.stage}")
+
+
+def _plan(traced: CutTrace, chosen: Chosen, actions: Sequence[Action]) -> Iterable[Instance]:
+    """Yield the chunks of the whole step in order."""
+    stages = sorted({action.stage for action in actions})
+    orders: dict[Key, list[int]] = {}
+    for action in actions:
+        orders.setdefault(Key(action.kind, stages.index(action.stage)), []).append(action.microbatch)
+    positions, sources = traced.positions(), _Sources(traced, chosen, orders)
+    yield Instance(BEFORE, None, "")
+    following = _frames(traced)
+    if (Key(INPUT, 0), 0) in positions:
+        yield from (sources.instance(Key(INPUT, 0), number, "") for number in range(chosen.num_microbatches))
+    yield from following.get(BEFORE, [])
+    for action in actions:
+        one = sources.instance(Key(action.kind, stages.index(action.stage)), action.microbatch, str(action))
+        yield one
+        yield from following.get(one.chunk, [])
+    for action in actions:
+        key = Key(f"{WAIT} {action.kind}", stages.index(action.stage))
+        if (key, 0) in positions:
+            yield sources.instance(key, action.microbatch, "")
+    yield from following.get(len(traced.chunks), [])
+
+
+def _frames(traced: CutTrace) -> dict[int, list[Instance]]:
+    """Return the frames by the chunk that they follow: BEFORE for those before all actions, and those after all waits
+    by the number of chunks.
+    """
+    found: dict[int, list[Instance]] = {}
+    last = BEFORE
+    for index, chunk in enumerate(traced.chunks):
+        if chunk.key.kind == FRAME:
+            found.setdefault(last, []).append(Instance(index, None, ""))
+        elif chunk.key.kind.startswith(WAIT):
+            last = len(traced.chunks)
+        elif chunk.key.kind != INPUT:
+            last = index
+    return found
+
+
+class _Sources:
+    """Which traced chunk stands for a microbatch's."""
+
+    def __init__(self, traced: CutTrace, chosen: Chosen, orders: dict[Key, list[int]]) -> None:
+        self._positions = traced.positions()
+        self._numbers = {number: index for index, number in enumerate(chosen.microbatches)}
+        self._is_first_of_others: dict[Key, int] = {}
+        self._order_in_trace: dict[Key, list[int]] = {}
+        for chunk in traced.chunks:
+            if chunk.microbatch in chosen.steady:
+                self._order_in_trace.setdefault(chunk.key, []).append(chunk.microbatch)
+        for key in self._order_in_trace:
+            order = orders.get(Key(key.kind.removeprefix(f"{WAIT} "), key.stage), range(chosen.num_microbatches))
+            self._is_first_of_others[key] = next(one for one in order if self._is_other(one, chosen))
+        self._chosen = chosen
+
+    def _is_other(self, microbatch: int, chosen: Chosen) -> bool:
+        return self._numbers.get(microbatch, chosen.steady[0]) in chosen.steady
+
+    def instance(self, key: Key, microbatch: int, action: str) -> Instance:
+        if self._is_other(microbatch, self._chosen):
+            first, second = self._order_in_trace[key]
+            source = first if microbatch == self._is_first_of_others[key] else second
+        else:
+            source = self._numbers[microbatch]
+        return Instance(self._positions[key, source], microbatch, action)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Where the instances' own things begin in the whole step."""
+
+    records: Ints
+    storages: Ints
+    works: Ints
+    events: Ints
+
+
+class _Instantiation:
+    def __init__(self, traced: CutTrace, chosen: Chosen, instances: list[Instance]) -> None:
+        self.traced, self.chosen, self.instances = traced, chosen, instances
+        self.chunk = np.array([one.chunk for one in instances])
+        sizes = np.array([chunk.stop - chunk.start for chunk in traced.chunks])
+        counts = [sizes, traced.storages.count, traced.works.count, traced.events.count]
+        self.first = _Placed(*(np.cumsum(count[self.chunk]) - count[self.chunk] for count in counts))
+        self.sizes = sizes
+        self._by_name = {(traced.chunks[one.chunk].key, one.microbatch): index for index, one in enumerate(instances)}
+        self._in_trace: dict[Key, list[int]] = {}
+        for index, chunk in enumerate(traced.chunks):
+            self._in_trace.setdefault(chunk.key, []).append(index)
+        self._in_step: dict[Key, list[int]] = {}
+        for index, one in enumerate(instances):
+            self._in_step.setdefault(traced.chunks[one.chunk].key, []).append(index)
+
+    def trace(self) -> Trace:
+        records, uses = self.traced.trace.records, self.traced.trace.uses
+        rows = self._concatenated([chunk.start for chunk in self.traced.chunks], self.sizes)
+        use_edges = np.searchsorted(uses.record, [chunk.start for chunk in self.traced.chunks])
+        use_counts = np.searchsorted(uses.record, [chunk.stop for chunk in self.traced.chunks]) - use_edges
+        use_rows = self._concatenated(use_edges.tolist(), use_counts)
+        columns = {name: column[rows] for name, column in vars(records).items()}
+        texts = [one.action for one in self.instances]
+        actions = tuple(dict.fromkeys(text for text in texts if text))
+        number = {"": NONE} | {text: index for index, text in enumerate(actions)}
+        columns["action"] = np.repeat(np.array([number[text] for text in texts]), self.sizes[self.chunk])
+        of_row = np.repeat(np.arange(len(self.instances)), self.sizes[self.chunk])
+        for name, made, first in (
+            ("work", self.traced.works, self.first.works),
+            ("event", self.traced.events, self.first.events),
+        ):
+            columns[name] = self._resolved(columns[name], of_row, made, first)
+        of_use = np.repeat(np.arange(len(self.instances)), use_counts[self.chunk])
+        shift = self.first.records - np.array([self.traced.chunks[one].start for one in self.chunk])
+        whole = Trace(
+            traced=self.traced.trace.traced,
+            signatures=self.traced.trace.signatures,
+            scopes=self.traced.trace.scopes,
+            phases=self.traced.trace.phases,
+            actions=actions,
+            groups=self.traced.trace.groups,
+            group_names=self.traced.trace.group_names,
+            records=Records(**columns),
+            storages=self._storages(shift),
+            uses=Uses(
+                uses.record[use_rows] + shift[of_use],
+                self._resolved(uses.storage[use_rows], of_use, self.traced.storages, self.first.storages),
+                uses.writes[use_rows],
+            ),
+        )
+        return in_order(whole)
+
+    def _concatenated(self, starts: list[int], counts: Ints) -> Ints:
+        """Return the rows of all instances, given those of each chunk."""
+        begin, count = np.array(starts)[self.chunk], counts[self.chunk]
+        return np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
+
+    def _resolved(self, things: Ints, instance: Ints, made: Made, first: Ints) -> Ints:
+        """Return the numbers in the whole step of things that instances name by their numbers in the trace."""
+        is_named = things != NONE
+        owner = np.where(is_named, made.chunk[things], BEFORE)
+        pairs, where = np.unique(instance * len(self.traced.chunks) + owner, return_inverse=True)
+        makers = np.array([self._maker(*divmod(int(pair), len(self.traced.chunks))) for pair in pairs], np.int64)
+        return np.where(is_named, first[makers][where] + made.ordinal[things], NONE)
+
+    def _maker(self, instance: int, owner: int) -> int:
+        """Return the instance that made what a traced chunk `owner` made for the one that `instance` repeats."""
+        one, made = self.instances[instance], self.traced.chunks[owner]
+        if owner == one.chunk:
+            return instance
+        if made.microbatch is None:
+            return self._in_step[made.key][0]
+        if made.microbatch == self.traced.chunks[one.chunk].microbatch:
+            return self._by_name[made.key, one.microbatch]
+        if made.microbatch not in self.chosen.steady:
+            return self._by_name[made.key, self.chosen.microbatches[made.microbatch]]
+        return self._as_many_before(instance, owner)
+
+    def _as_many_before(self, instance: int, owner: int) -> int:
+        key = self.traced.chunks[owner].key
+        in_trace, in_step = self._in_trace[key], self._in_step[key]
+        ago = sum(at < self.instances[instance].chunk for at in in_trace) - in_trace.index(owner)
+        before = int(np.searchsorted(in_step, instance))
+        if not 0 < ago <= before:
+            raise NotAlike(f"something of a later {key.kind} of stage {key.stage} is needed")
+        return in_step[before - ago]
+
+    def _storages(self, shift: Ints) -> Storages:
+        source = self.traced.trace.storages
+        counts = self.traced.storages.count
+        by_chunk = np.argsort(self.traced.storages.chunk, kind="stable")
+        rows = by_chunk[self._concatenated((np.cumsum(counts) - counts).tolist(), counts)]
+        of_row = np.repeat(np.arange(len(self.instances)), counts[self.chunk])
+        allocated = np.where(of_row == 0, NONE, source.allocated_at[rows] + shift[of_row])
+        freed = self._freed(rows, shift)
+        return Storages(source.num_bytes[rows], allocated, freed, source.stream[rows])
+
+    def _freed(self, rows: Ints, shift: Ints) -> Ints:
+        """Return before which record each storage is given back, where `rows` are the traced storages they repeat.
+
+        It follows the record before that one: a function's last storages go when it returns.
+        """
+        freed_at = self.traced.trace.storages.freed_at
+        freeing = np.where(freed_at == NONE, NONE, self.traced.chunk_of_record[np.maximum(freed_at - 1, 0)])
+        result = np.full(len(rows), NONE, np.int64)
+        together = self._freed_together(freeing)
+        for instance, (chunk, *_) in enumerate(self.instances):
+            things = np.flatnonzero((freeing == chunk) & ~together)
+            targets = self._resolved(things, np.full(len(things), instance), self.traced.storages, self.first.storages)
+            if (result[targets] != NONE).any() or len(np.unique(targets)) != len(targets):
+                raise NotAlike(f"{self.traced.chunks[chunk].key.kind} gives back what is gone")
+            result[targets] = freed_at[things] + shift[instance]
+        for target in np.flatnonzero((result == NONE) & (freed_at[rows] != NONE)).tolist():
+            thing = rows[target]
+            chunk = self.traced.chunks[freeing[thing]]
+            if not together[thing]:
+                raise NotAlike(f"a storage is never given back, as in {chunk.key.kind} of stage {chunk.key.stage}")
+            number = None if chunk.microbatch is None else self.chosen.microbatches[chunk.microbatch]
+            result[target] = freed_at[thing] + shift[self._by_name[chunk.key, number]]
+        return result
+
+    def _freed_together(self, freeing: Ints) -> NDArray[np.bool_]:
+        """Return which storages a chunk frees for all microbatches at once, such as their inputs after the last."""
+        made, positions = self.traced.storages, self.traced.positions()
+        result = np.zeros(len(freeing), np.bool_)
+        for (key, microbatch), chunk in positions.items():
+            if microbatch != self.chosen.steady[0]:
+                continue
+            first, second = (
+                np.flatnonzero(made.chunk == one) for one in (chunk, positions[key, self.chosen.steady[1]])
+            )
+            same = (freeing[first] == freeing[second]) & (freeing[first] != NONE)
+            result[first[same]] = result[second[same]] = True
+        return result
