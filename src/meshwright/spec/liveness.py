@@ -1,0 +1,66 @@
+"""Liveness: what one rank's memory is full of at the peak of a step, and what would take some of it away."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
+
+from meshwright.spec.noun import Noun
+
+
+class LiveStorage(Noun):
+    """Memory that is there at the peak."""
+
+    storage: NonNegativeInt
+    """Position in Trace.storages."""
+    num_bytes: NonNegativeInt
+    role: str
+    """What it is for, as TensorRole names it, lower case."""
+    op: str
+    """The operation that wrote to it first; "" of what was there before the step."""
+    scope: str
+    """The module in whose code that was; "" outside of modules."""
+    phase: str
+
+
+class Saving(Noun):
+    """What one activation that is there at the peak would give, were it alone made again or moved away."""
+
+    tensor: LiveStorage
+    recompute_flops: NonNegativeInt | None = None
+    """Of the operations that make it again from what is kept; None where ranks would have to talk again."""
+    recompute_s: NonNegativeFloat | None = None
+    """The same in seconds of the device."""
+    offload_s: NonNegativeFloat
+    """To the host's memory and back, if nothing hides it."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the cheaper of the two."""
+        return self.offload_s if self.recompute_s is None else min(self.offload_s, self.recompute_s)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Return the bytes that a second buys; infinite where a second look at other memory is all."""
+        return self.tensor.num_bytes / self.seconds if self.seconds else float("inf")
+
+
+class Liveness(Noun):
+    """The peak of one rank's step by what is alive, before any allocator rounds it up."""
+
+    rank: NonNegativeInt
+    peak_bytes: NonNegativeInt
+    record: NonNegativeInt
+    """Position in the trace of what runs then."""
+    op: str
+    """Its operation."""
+    scope: str
+    """The module in whose code it is; "" outside of modules."""
+    phase: str
+    by_role: dict[str, NonNegativeInt]
+    """Bytes by TensorRole, lower case."""
+    largest: Annotated[tuple[LiveStorage, ...], Field(strict=False)] = ()
+    """What takes most of it, most first."""
+    savings: Annotated[tuple[Saving, ...], Field(strict=False)] = ()
+    """Of every activation there, the most bytes a second first."""
