@@ -36,7 +36,8 @@ class TokenExchange(nn.Module):
         counts_PL = exchange_counts(counts_E, self._group)
         # One wait for the device tells both how many rows leave for each rank and how many come from it.
         sizes_2P = torch.cat([counts_E.view_as(counts_PL).sum(1), counts_PL.sum(1)])
-        sizes = host_values(sizes_2P, "rows sent to and received from each rank", len(rows_RD))
+        kind = "rows sent to and received from each rank"
+        sizes = host_values(sizes_2P, kind, len(rows_RD), self._group.rank())
         sent, received = sizes[: len(counts_PL)], sizes[len(counts_PL) :]
         arrived_QD = exchange_rows(rows_RD, sent, received, self._group)
         by_expert_Q = expert_order(counts_PL, sum(received))

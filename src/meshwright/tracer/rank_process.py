@@ -20,14 +20,16 @@ from torch._C._distributed_c10d import FakeWork, Work
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from meshwright.errors import MeshwrightError
 from meshwright.models import initial
 from meshwright.parallelism import host_values
 from meshwright.spec.trace import Trace, Traced
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
-from meshwright.tracer.routing import balanced
+from meshwright.tracer.routing import parse_routing
 from meshwright.tracer.simulated_device import NAME, install
 from meshwright.tracer.torch_patches import apply_patches
+from meshwright.tracer.untraceable import explained
 from meshwright.units import format_bytes
 
 _NUM_STEPS_BEFORE = 1
@@ -37,9 +39,10 @@ _NUM_STEPS_BEFORE = 1
 def main() -> None:
     """Write the traces that the order in argv[1], a JSON object, asks for; ends at the first that fails."""
     order: dict[str, Any] = json.loads(sys.argv[1])
-    mode = prepare(order["device"])
+    mode = prepare(order["device"], order["routing"])
     # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
-    _builder(order["build"])
+    with _failure_said(mode, order):
+        _builder(order["build"])
     wanted = list(order["out"].items())
     running: dict[int, str] = {}
     while wanted or running:
@@ -62,13 +65,25 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int, out: Path) ->
         return pid
     code = 1
     try:
-        trace_here(mode, order["build"], order["arguments"], rank, order["world_size"]).save(out)
+        with _failure_said(mode, order):
+            trace_here(mode, order["build"], order["arguments"], rank, order["world_size"]).save(out)
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+@contextmanager
+def _failure_said(mode: RecordingMode, order: dict[str, Any]) -> Iterator[None]:
+    """Leave one message in order["said"] for whatever the program fails of."""
+    try:
+        with explained(mode.recorder.scopes):
+            yield
+    except MeshwrightError as error:
+        Path(order["said"]).write_text(str(error), encoding="utf-8")
+        raise
 
 
 def _failure(rank: str, code: int) -> str:
@@ -81,7 +96,7 @@ def _failure(rank: str, code: int) -> str:
     )
 
 
-def prepare(device_type: str) -> RecordingMode:
+def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
     """Return what records in this process, which is of no other use afterwards."""
     recorder = Recorder()
     if device_type == NAME:
@@ -90,14 +105,14 @@ def prepare(device_type: str) -> RecordingMode:
     apply_patches(recorder, mode)
     # Both are ours, and modules that use them are imported later, with the builder.
     initial.fill_normal = _leave_as_it_is
-    host_values.host_values = balanced
+    host_values.host_values = parse_routing(routing)
     return mode
 
 
 def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int, world_size: int) -> Trace:
     """Return the trace of one step on fake tensors."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True):
         return record_step(mode, build, arguments)
 
 

@@ -7,6 +7,7 @@ results come. DTensor's operators are not recorded themselves: they come again, 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from torch.utils.flop_counter import flop_registry
 from meshwright.spec.trace import NONE, RecordKind, Signature, TensorShape
 from meshwright.tracer.collectives import FoundCollective, collective_of
 from meshwright.tracer.recorder import Recorder
+from meshwright.tracer.untraceable import refuse, refuse_number
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
+_WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 
@@ -57,12 +60,17 @@ class RecordingMode(TorchDispatchMode):
         if func is _READ_NUMBER:
             if args[0].device.type == self.device_type:
                 self.recorder.record(RecordKind.HOST_SYNC)
-            return self._number(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+            return self._number(func, args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if func is _WRAP:
+            return AsyncCollectiveTensor(args[0])
         if func is _WAIT:
             self._wait(args[0])
             # Fake mode would make a new tensor of it.
             return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            refuse(func, error, self.recorder.scopes)
         if not self._views(func):
             self._record(func, args, kwargs, result)
         return result
@@ -87,6 +95,9 @@ class RecordingMode(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        written = self._written_tensors(func, args, kwargs)
+        if self._numbers:
+            self._forget([*(tensor for tensor in inputs if id(tensor) in written), *outputs])
         if not any(tensor.device.type == self.device_type for tensor in (*inputs, *outputs)):
             return
         # Making a noun of each operator would take longer than all the rest.
@@ -99,11 +110,8 @@ class RecordingMode(TorchDispatchMode):
         found = collective_of(func, args)
         if found is None:
             self.recorder.record(RecordKind.OP, signature=position)
-            for tensor in outputs:
-                self._numbers.pop(tensor.untyped_storage()._cdata, None)
         else:
             self._record_collective(found, position, inputs, outputs, result)
-        written = self._written_tensors(func, args, kwargs)
         for tensor, writes in (*((one, id(one) in written) for one in inputs), *((one, True) for one in outputs)):
             if tensor.device.type == self.device_type:
                 self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
@@ -169,15 +177,25 @@ class RecordingMode(TorchDispatchMode):
         """Keep the numbers that the program itself put into a tensor, until an operator writes to it."""
         self._numbers[tensor.untyped_storage()._cdata] = numbers
 
-    def _number(self, tensor: Tensor) -> float | int | bool:
-        """Return a number that the program put there, else one in place of what no fake tensor holds."""
+    def _forget(self, tensors: Iterable[Tensor]) -> None:
+        """Know no longer what was in tensors that an operator wrote to."""
+        for tensor in tensors:
+            self._numbers.pop(tensor.untyped_storage()._cdata, None)
+
+    def _number(self, func: Any, tensor: Tensor) -> float | int | bool:
+        """Return a number that the program put there, else one in place of what no fake tensor holds.
+
+        Programs report fractions and ask whether they are finite; whole numbers become sizes, which nobody can guess.
+        """
         known = self._numbers.get(tensor.untyped_storage()._cdata)
         if known is not None:
             number: float | int | bool = known[tensor.storage_offset()]
             return number
         if tensor.dtype == torch.bool:
             return False
-        return 1.0 if tensor.dtype.is_floating_point else 1
+        if not tensor.dtype.is_floating_point:
+            refuse_number(func, self.recorder.scopes)
+        return 1.0
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Notice that a storage was given another size, as FSDP does to what it gathered."""

@@ -1,15 +1,69 @@
-"""Routing: how many tokens go where, while no tensor holds a number."""
+"""Routing: how many tokens go where, while no tensor holds a number.
+
+The share of all tokens that the experts of each rank get: all the same (balanced), that of the i-th rank as
+1 / (i + 1)^exponent (zipf; Zipf's law), or all to the first one (worst). A group of ranks has the same shares in every
+layer and every microbatch, so that the first rank has the most to do and to hold. Every rank has the same number of
+tokens to send.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
 from torch import Tensor
 
+from meshwright.errors import ConfigError
 
-def balanced(tensor: Tensor, kind: str, total: int) -> list[int]:
-    """Return the rows sent to each rank and received from each, `total` of both, as evenly as whole numbers can be.
+Routing = Callable[[Tensor, str, int, int], list[int]]
+"""Stands in for parallelism.host_values, whose tensor has an element for each rank, twice: sent, and received."""
 
-    Stands in for parallelism.host_values; `tensor` has an element for each rank, twice.
+
+def parse_routing(text: str) -> Routing:
+    """Return the routing that `text` names: balanced, zipf:EXPONENT, worst, or a file (.json) with those of a real run.
+
+    Raises ConfigError for any other.
     """
-    num_ranks = len(tensor) // 2
-    share, more = divmod(total, num_ranks)
-    return 2 * [share + (rank < more) for rank in range(num_ranks)]
+    name, _, parameter = text.partition(":")
+    if text.endswith(".json"):
+        return _given(Path(text))
+    try:
+        exponent = {"balanced": 0.0, "worst": np.inf}[name] if not parameter else float(parameter)
+    except (KeyError, ValueError):
+        exponent = -1.0
+    if exponent < 0 or (parameter and name != "zipf"):
+        raise ConfigError(
+            f"routing = {text!r} is no routing of tokens: balanced, worst, zipf:1.2 (or another exponent of 0 or "
+            "more), or a .json file with the rows that a real run sent and received"
+        )
+    return _by_law(exponent)
+
+
+def shared_out(total: int, num_ranks: int, exponent: float) -> list[int]:
+    """Return how many of `total` each rank gets, in whole numbers that sum to it; an exponent of 0 is an even share."""
+    weights = np.arange(1, num_ranks + 1, dtype=np.float64) ** -exponent
+    ends = np.cumsum(weights) / weights.sum() * total
+    # What is left of fractions goes to the first ranks.
+    return np.diff(np.ceil(ends.round(6)).astype(np.int64), prepend=0).tolist()
+
+
+def _by_law(exponent: float) -> Routing:
+    def routed(tensor: Tensor, kind: str, total: int, rank: int) -> list[int]:
+        num_ranks = len(tensor) // 2
+        sent = shared_out(total, num_ranks, exponent)
+        return sent + num_ranks * [sent[rank]]
+
+    return routed
+
+
+def _given(file: Path) -> Routing:
+    """What a program read, in order: a list of lists."""
+    rows = iter(json.loads(file.read_text(encoding="utf-8")))
+
+    def routed(tensor: Tensor, kind: str, total: int, rank: int) -> list[int]:
+        found: list[int] = next(rows)
+        return found
+
+    return routed

@@ -7,6 +7,7 @@ number tells which module was running then, and that is the module whose backwar
 
 from __future__ import annotations
 
+import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ class Scopes:
         """From which node on, and which scope made them."""
         self._of_last_node = ""
         self._is_after_backward = False
+        self.left_by_error = ""
+        """The innermost of the modules that the newest error left."""
 
     @property
     def scope(self) -> str:
@@ -80,6 +83,7 @@ class Scopes:
         """Follow the program into a module, or into what one of torch's marks names."""
         if name.startswith(ACTION_MARK):
             self.action = name.removeprefix(ACTION_MARK)
+        self.left_by_error = ""
         task = torch._C._current_graph_task_id()
         self._is_after_backward &= not (is_module and task == _NO_TASK)
         is_again = self._open[-1].is_again or (is_module and task != _NO_TASK)
@@ -105,12 +109,22 @@ class Scopes:
             for hook in hooks:
                 hook.remove()
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def enter(self, module: nn.Module) -> None:
+        """Follow the program into the forward of a module."""
         if module not in self._names:
             self._name_all_of(module)
         self.open(self._names[module], is_module=True)
 
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        # What the compiler runs to see what it does is no step.
+        if not torch.compiler.is_dynamo_compiling():
+            self.enter(module)
+
     def _leave(self, *_: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        if sys.exception() is not None:
+            self.left_by_error = self.left_by_error or self._open[-1].scope
         self.close()
 
     def _name_all_of(self, root: nn.Module) -> None:

@@ -14,15 +14,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.distributed import device_mesh
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.simulated_device import NAME
+from meshwright.tracer.torch_data_parallel import reduce_by_hook
+from meshwright.tracer.untraceable import refuse_object_collectives
 
 _ATTENTION_ARGUMENTS = ("attn_mask", "dropout_p", "is_causal")
 """Those of scaled_dot_product_attention that may stand without their names, after the three tensors."""
@@ -35,8 +40,14 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     _real_mesh_algebra()
     _fsdp_param._chunk_with_empty = _LazyChunks  # type: ignore[assignment]
     ShardingPropagator._fake_mode_lock = _Paused(recorder)  # type: ignore[assignment]
+    reduce_by_hook()
+    refuse_object_collectives(recorder.scopes)
+    # By default an optimizer works on lists of tensors, if it knows their type.
+    for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        types.append(FakeTensor)
     _silent_kernels()
     F.scaled_dot_product_attention = _one_attention_kernel(F.scaled_dot_product_attention)
+    _functional_collectives._are_we_tracing = _is_compiling
     torch.tensor = _tensor_by_way_of_cpu(torch.tensor, mode)
 
 
@@ -109,6 +120,11 @@ class _Paused:
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
         self.recorder.is_paused = self.depth > 0
+
+
+def _is_compiling() -> bool:
+    """Under fake tensors torch thinks that it compiles, and waits for a collective at once, not when it is used."""
+    return torch.compiler.is_compiling() or get_proxy_mode() is not None
 
 
 def _one_attention_kernel(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -31,25 +31,33 @@ class Program(NamedTuple):
     world_size: int
     arguments: tuple[str, ...] = ()
     device: DeviceType = "simgpu"
+    routing: str = "balanced"
+    """How a mixture's tokens are shared out among the ranks of its experts, as tracer/routing.py reads it."""
 
 
 def trace(
-    build: str, rank: int, world_size: int, arguments: Sequence[str] = (), device: DeviceType = "simgpu"
+    build: str,
+    rank: int,
+    world_size: int,
+    arguments: Sequence[str] = (),
+    device: DeviceType = "simgpu",
+    routing: str = "balanced",
 ) -> Trace:
-    """Return the second step of rank `rank` of `world_size`; `build` is Program's.
+    """Return the second step of rank `rank` of `world_size`; `build` and `routing` are Program's.
 
-    Raises UnsupportedError with what the program said where it cannot be traced.
+    Raises UnsupportedError where it cannot be traced, with the operator, the module and the line.
     """
-    return trace_ranks(Program(build, world_size, tuple(arguments), device), [rank])[rank]
+    return trace_ranks(Program(build, world_size, tuple(arguments), device, routing), [rank])[rank]
 
 
 def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NUM_PROCESSES) -> dict[int, Trace]:
     """Return the second step of each of `ranks`, `num_processes` of them traced at a time; raises as `trace` does."""
     with tempfile.TemporaryDirectory() as folder:
         out = {rank: f"{folder}/{rank}.npz" for rank in ranks}
-        order = json.dumps({**program._asdict(), "out": out, "num_processes": num_processes})
+        said = Path(folder) / "said.txt"
+        order = json.dumps({**program._asdict(), "out": out, "said": str(said), "num_processes": num_processes})
         # Fake tensors compute nothing, so threads would only wait; and a process that has some cannot be forked.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "meshwright.tracer.rank_process", order]
         try:
             done = subprocess.run(
@@ -58,7 +66,8 @@ def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NU
         except subprocess.TimeoutExpired as error:
             raise UnsupportedError(f"{_named(program, ranks)} took longer than {_TIMEOUT_S:.0f} s to trace") from error
         if done.returncode != 0:
-            raise UnsupportedError(f"{_named(program, ranks)} cannot be traced:\n{done.stderr[-3000:]}")
+            why = said.read_text(encoding="utf-8") if said.exists() else done.stderr[-3000:]
+            raise UnsupportedError(f"{_named(program, ranks)} cannot be traced: {why}")
         return {rank: Trace.load(Path(file)) for rank, file in out.items()}
 
 
