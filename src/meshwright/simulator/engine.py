@@ -81,8 +81,8 @@ class Stream:
         self.records = np.flatnonzero(program.stream == number)
         self.host_s = np.cumsum(program.times.host_s)[self.records]
         """On the host's clock, less the time for which it stopped."""
-        self._instruction = program.instruction[self.records].tolist()
-        self._signal = program.signal[self.records].tolist()
+        self.instructions = program.instruction[self.records].tolist()
+        self.signals = program.signal[self.records].tolist()
         self.seconds = program.times.device_s[self.records].tolist()
         self.handed_at: list[float] = []
         """When the host handed over each record so far."""
@@ -98,7 +98,7 @@ class Stream:
 
     def run(self, table: Table) -> None:
         """Play on until a signal is missing or the host has handed over no more."""
-        instructions, signals, seconds, signal_at = self._instruction, self._signal, self.seconds, table.signal_at
+        instructions, signals, seconds, signal_at = self.instructions, self.signals, self.seconds, table.signal_at
         handed_at, played_at, now_s = self.handed_at, self.played_at, self.now_s
         for place in range(len(played_at), len(handed_at)):
             at_s = handed_at[place]
@@ -137,6 +137,7 @@ class Host:
     def __init__(self, program: Program, streams: Sequence[Stream]) -> None:
         self.rank, self.streams, self.host_s = program.rank, streams, program.times.host_s
         self._host_s = np.cumsum(program.times.host_s)
+        self.instruction, self.num_handed = program.instruction, program.num_handed
         self.syncs = [*program.syncs, (len(program.stream) - 1, -1)]
         self.stops: list[tuple[float, float]] = []
         """From when to when it waited for the device at each sync so far."""
@@ -151,6 +152,8 @@ class Host:
         """Go on after a sync, if its signal is there."""
         while not self.is_done:
             record, signal = self.syncs[self._next]
+            if record >= self.num_handed:
+                return
             ready_s = table.signal_at[signal]
             if ready_s == PENDING:
                 table.waiting.setdefault(signal, []).append(self)
@@ -163,12 +166,16 @@ class Host:
             self._hand_over(table)
 
     def _hand_over(self, table: Table) -> None:
-        until = self.syncs[self._next][0] + 1
+        until = min(self.syncs[self._next][0] + 1, self.num_handed)
         for stream in self.streams:
             stream.hand_over(until, self._stopped_s)
         table.runnable.extend(self.streams)
         if not self.is_done:
             table.runnable.append(self)
+
+    def has_passed(self, record: int) -> bool:
+        """Return whether the record's stream has played it."""
+        return any(record in one.records[: len(one.played_at)] for one in self.streams)
 
     @property
     def is_done(self) -> bool:

@@ -8,7 +8,7 @@ the host itself computes (Device.is_host) there is one stream, which the host's 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -64,6 +64,15 @@ class Program:
     times: RecordTimes
     syncs: tuple[tuple[int, int], ...]
     """Records after which the host stops, and the signals that it then waits for."""
+    num_handed: int
+    """Records that the host hands over before it is gone: all, unless a fault stops it."""
+
+    def failing(self, stops_at: int | None, dropped: Ints) -> Program:
+        """Return what is left of it where the host stops before a record, and some messages are never sent."""
+        instruction = self.instruction.copy()
+        instruction[dropped] = Instruction.RUN
+        num_handed = self.num_handed if stops_at is None else stops_at
+        return replace(self, instruction=instruction, num_handed=num_handed)
 
 
 class Signals:
@@ -98,6 +107,7 @@ def program_of(trace: Trace, meeting: Ints, times: RecordTimes, signals: Signals
         signal=signal,
         times=RecordTimes(times.device_s + times.host_s, np.zeros(len(records))) if is_host else times,
         syncs=() if is_host else tuple(_syncs(records, signal)),
+        num_handed=len(records),
     )
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.op_time import op_seconds
-from meshwright.simulator.collective_times import MeetingTimes, meeting_times
-from meshwright.simulator.engine import PENDING, Played, Table, play
-from meshwright.simulator.links import Links
+from meshwright.errors import ConfigError
+from meshwright.simulator.check import check
+from meshwright.simulator.collective_times import meeting_times
+from meshwright.simulator.conditions import USUAL, Conditions, meetings_under, records_under
+from meshwright.simulator.engine import Played
 from meshwright.simulator.matching import Meetings, match
-from meshwright.simulator.program import Program, RecordTimes, Signals, program_of
+from meshwright.simulator.play_traces import Costs, play_traces
+from meshwright.simulator.program import RecordTimes
 from meshwright.simulator.spans import Names, Texts, spans_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.timeline import Timeline, TimelineSource
@@ -20,28 +21,23 @@ from meshwright.spec.trace import RecordKind, Trace
 from meshwright.spec.traces import Traces
 
 
-def simulate(traces: Traces, cluster: Cluster, name: str = "") -> Timeline:
+def simulate(traces: Traces, cluster: Cluster, name: str = "", conditions: Conditions = USUAL) -> Timeline:
     """Return one step of `traces` on `cluster`; `name` is the job's.
 
-    Raises UnsupportedError where the catalogue lacks a rate that the step needs.
+    Raises ConfigError with what check() finds where the step never ends, and UnsupportedError where the catalogue lacks
+    a rate that the step needs.
     """
     meetings = match(traces)
-    times = meeting_times(traces, meetings, cluster)
     record_times = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
-    played = play_traces(traces, meetings, record_times, times)
+    costs = Costs(
+        records_under(conditions, traces, record_times),
+        meetings_under(conditions, traces, meetings, meeting_times(traces, meetings, cluster)),
+    )
+    played = play_traces(traces, meetings, costs, conditions)
+    if not played.is_done:
+        problems = "\n".join(str(problem) for problem in check(traces, conditions))
+        raise ConfigError(f"the step of {name or 'these traces'} never ends:\n{problems}")
     return _timeline(traces, cluster, name, meetings, played)
-
-
-def play_traces(
-    traces: Traces, meetings: Meetings, record_times: Mapping[int, RecordTimes], times: MeetingTimes
-) -> Played:
-    """Return when everything was, given what each representative's records take device and host, and each meeting."""
-    signals = Signals(len(meetings))
-    programs = [
-        program_of(trace, meetings.of_record[rank], record_times[rank], signals)
-        for rank, trace in sorted(traces.traces.items())
-    ]
-    return play(programs, _table(programs, meetings, times, signals))
 
 
 def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
@@ -58,34 +54,6 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
     is_meeting = np.isin(records.kind, (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE))
     num_launches = np.where(is_meeting, constants["collective_launches"], device_s > 0)
     return RecordTimes(device_s, launch_s * num_launches)
-
-
-def _table(programs: list[Program], meetings: Meetings, times: MeetingTimes, signals: Signals) -> Table:
-    place = {program.rank: number for number, program in enumerate(programs)}
-    uses: list[list[tuple[int, float]]] = []
-    missing: list[int] = []
-    is_first = np.zeros(len(meetings), bool)
-    is_last = np.zeros(len(meetings), bool)
-    inside, network = times.inside.tolist(), times.network.tolist()
-    for channel in meetings.channels:
-        numbers = range(channel.first, channel.first + channel.num_meetings)
-        is_first[channel.first] = is_last[numbers[-1]] = True
-        links = [2 * place[rank] for rank in dict.fromkeys(channel.members)]
-        missing += [len(channel.members)] * len(numbers)
-        for at in numbers:
-            shares = ((0, inside[at]), (1, network[at]))
-            uses.append([(link + which, share) for link in links for which, share in shares if share > 0])
-    signal_at = [PENDING] * signals.count
-    signal_at[signals.always] = 0.0
-    return Table(
-        links=Links(times.latency_s.tolist(), times.wire_s.tolist(), uses),
-        signal_at=signal_at,
-        missing=missing,
-        is_last=is_last.tolist(),
-        is_first=is_first.tolist(),
-        came_at=[0.0] * len(meetings),
-        began_at=[PENDING] * len(meetings),
-    )
 
 
 def _timeline(traces: Traces, cluster: Cluster, name: str, meetings: Meetings, played: Played) -> Timeline:

@@ -1,0 +1,72 @@
+"""play_traces(): traces, made programs and matched, on the engine's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.simulator.collective_times import MeetingTimes
+from meshwright.simulator.conditions import USUAL, Conditions, dropped_by, stops_of
+from meshwright.simulator.engine import PENDING, Played, Table, play
+from meshwright.simulator.links import Links
+from meshwright.simulator.matching import Channel, Meetings
+from meshwright.simulator.program import Program, RecordTimes, Signals, program_of
+from meshwright.spec.traces import Traces
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What everything takes."""
+
+    records: Mapping[int, RecordTimes]
+    """By representative."""
+    meetings: MeetingTimes
+
+
+def play_traces(traces: Traces, meetings: Meetings, costs: Costs, conditions: Conditions = USUAL) -> Played:
+    """Return when everything was; of `conditions` only what stops ranks or drops messages, costs know the rest."""
+    signals = Signals(len(meetings))
+    stops = stops_of(conditions, traces)
+    programs = []
+    for rank, trace in sorted(traces.traces.items()):
+        program = program_of(trace, meetings.of_record[rank], costs.records[rank], signals)
+        programs.append(program.failing(stops.get(rank), dropped_by(conditions, traces, rank)))
+    return play(programs, _table(programs, meetings, costs.meetings, signals))
+
+
+def _table(programs: list[Program], meetings: Meetings, times: MeetingTimes, signals: Signals) -> Table:
+    place = {program.rank: 2 * number for number, program in enumerate(programs)}
+    uses: list[list[tuple[int, float]]] = []
+    missing: list[int] = []
+    is_first = np.zeros(len(meetings), bool)
+    is_last = np.zeros(len(meetings), bool)
+    inside, network = times.inside.tolist(), times.network.tolist()
+    for channel in meetings.channels:
+        numbers = range(channel.first, channel.first + channel.num_meetings)
+        is_first[channel.first] = is_last[numbers[-1]] = True
+        ways = _ways(channel, place)
+        missing += [len(channel.members)] * len(numbers)
+        for at in numbers:
+            shares = ((0, inside[at]), (1, network[at]))
+            uses.append([(2 * way + which, share) for way in ways for which, share in shares if share > 0])
+    signal_at = [PENDING] * signals.count
+    signal_at[signals.always] = 0.0
+    return Table(
+        links=Links(times.latency_s.tolist(), times.wire_s.tolist(), uses),
+        signal_at=signal_at,
+        missing=missing,
+        is_last=is_last.tolist(),
+        is_first=is_first.tolist(),
+        came_at=[0.0] * len(meetings),
+        began_at=[PENDING] * len(meetings),
+    )
+
+
+def _ways(channel: Channel, place: Mapping[int, int]) -> list[int]:
+    """Return whose ways out and in a channel's meetings take: links carry both directions in full."""
+    if channel.is_message:
+        sender, receiver = channel.members
+        return [place[sender], place[receiver] + 1]
+    return [place[rank] + way for rank in channel.members for way in (0, 1)]
