@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +38,17 @@ class StageInput:
     """Called before each forward: seeds the random numbers of this microbatch."""
 
 
+class Observe(Protocol):
+    """Hears where a step is: the phase that begins, and the rank that it has to wait for first."""
+
+    def __call__(self, phase: str, waits_for_rank: int | None = None) -> None:
+        """Take note; called many times in a step."""
+
+
+def ignore(phase: str, waits_for_rank: int | None = None) -> None:
+    """Take no note."""
+
+
 @dataclass
 class _Passed:
     """What a stage keeps of a microbatch between its forward and its backward."""
@@ -56,14 +67,16 @@ class Pipeline:
         self._last_backward = {
             action.stage: index for index, action in enumerate(self._actions) if action.kind in ("B", "W")
         }
-        recomputes = meshes.layout.activation_checkpoint != "none"
+        recomputes = meshes.layout.recomputes
         self._statistics = {n: statistics_of(stages[n]) if recomputes else [] for n in stages.numbers}
         self._splits_backward = {action.stage for action in self._actions if action.kind == "W"}
         self._passed: dict[tuple[int, int], _Passed] = {}
         self._arriving: dict[tuple[str, int, int], tuple[dist.Work | None, Tensor]] = {}
         self._outgoing: dict[tuple[str, int, int], Tensor] = {}
-        self._sends: list[tuple[dist.Work, Tensor]] = []
+        self._sends: list[tuple[dist.Work, Tensor, int]] = []
         self._total = torch.zeros(())
+        self.observe: Observe = ignore
+        """Called where the step is: with each action before it runs, and with the rank that it is about to wait for."""
 
     def step(self, microbatches: Sequence[StageInput]) -> Tensor:
         """Return the sum of the losses (0 on ranks without the last stage); gradients are summed into the parameters.
@@ -78,6 +91,7 @@ class Pipeline:
             if is_last and action.stage not in self._splits_backward:
                 # The reduction of each block then hides behind the backward of the one before it.
                 set_gradient_sync(self.stages[action.stage], self._meshes.layout, is_on=True)
+            self.observe(f"{ACTION_MARK}{action}")
             with record_function(f"{ACTION_MARK}{action}"):
                 self._run(action, microbatches[action.microbatch])
             if is_last and action.stage in self._splits_backward:
@@ -106,7 +120,8 @@ class Pipeline:
         self._total = torch.zeros((), dtype=torch.float64, device=microbatches[0].inputs.device)
 
     def _finish(self) -> None:
-        for work, _ in self._sends:
+        for work, _, peer in self._sends:
+            self.observe("sends", self._global_rank(peer))
             work.wait()
         self._sends.clear()
         assert not self._passed, f"forwards without a backward: {sorted(self._passed)}"
@@ -162,6 +177,9 @@ class Pipeline:
     def _is_elsewhere(self, stage: int) -> bool:
         return self.stages.rank_of_stage[stage] != self._meshes.rank("pp")
 
+    def _global_rank(self, peer: int) -> int:
+        return dist.get_global_rank(self._meshes.group("pp"), peer)
+
     def _hand_over(self, kind: str, stage: int, target: int, number: int, tensor: Tensor) -> None:
         """Keep `tensor` for the send that follows, or for the target itself where it is on this rank."""
         if self._is_elsewhere(target):
@@ -172,7 +190,11 @@ class Pipeline:
     def _take(self, kind: str, stage: int, number: int) -> Tensor:
         work, tensor = self._arriving.pop((kind, stage, number))
         if work is not None:
+            action = f"{ACTION_MARK}{stage}{kind}{number}"
+            neighbour = stage + (-1 if kind == "F" else 1)
+            self.observe(action, self._global_rank(self.stages.rank_of_stage[neighbour]))
             work.wait()
+            self.observe(action)
         return tensor
 
     def _send(self, action: Action) -> None:
@@ -182,7 +204,7 @@ class Pipeline:
         # The peer is a rank of the group: a plain dst would be a rank of the whole job.
         work = dist.isend(tensor, group=self._meshes.group("pp"), group_dst=peer)
         assert work is not None
-        self._sends.append((work, tensor))
+        self._sends.append((work, tensor, peer))
 
     def _receive(self, action: Action, microbatch: StageInput) -> None:
         kind = action.kind.removeprefix("RECV_")

@@ -5,12 +5,13 @@ torch's own pipelines do the same (torch/distributed/pipelining/stage.py). Check
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
@@ -32,6 +33,11 @@ def hide_from_selective_checkpoint(unit: nn.Module) -> None:
     for hooks in (unit._forward_pre_hooks, unit._forward_hooks):
         for key, hook in hooks.items():
             hooks[key] = partial(_outside_of_checkpoint, hook)
+
+
+def modules_of_unit(owner: object) -> Sequence[nn.Module]:
+    """Return the modules whose parameters `owner`, an object of FSDP2's own, gathers; empty for any other object."""
+    return owner.modules if isinstance(owner, FSDPParamGroup) else ()
 
 
 def _outside_of_checkpoint(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,8 @@ class Run:
         self.checkpoints = self.folder / "checkpoints"
         self.timelines = self.folder / "timelines"
         self.logs = self.folder / "logs"
+        self.heartbeats = self.folder / "heartbeats"
+        self.hangs = self.folder / "hangs"
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after `step` optimizer steps."""
@@ -32,6 +34,23 @@ class Run:
     def rank_log(self, rank: int) -> Path:
         """Return the log file of one rank."""
         return self.logs / f"rank-{rank}.log"
+
+    def heartbeat(self, rank: int) -> Path:
+        """Return the file in which one rank says where it is."""
+        return self.heartbeats / f"rank-{rank}.json"
+
+    def flight_record(self, rank: int) -> Path:
+        """Return the file in which one rank says what it had asked of its process groups when it hung."""
+        return self.hangs / f"rank-{rank}.json"
+
+    def stack(self, rank: int) -> Path:
+        """Return the file of one rank's stacks, written from a signal even where Python cannot run."""
+        return self.hangs / f"rank-{rank}.stack"
+
+    @property
+    def hang_request(self) -> Path:
+        """Return the file whose change asks every rank for its flight record."""
+        return self.hangs / "request"
 
     def checkpoint_steps(self) -> list[int]:
         """Return the steps that have a committed checkpoint, oldest first."""

@@ -170,6 +170,8 @@ class RunSection(Noun):
     """Times that the launcher restarts all ranks from the newest checkpoint after one of them died."""
     timeout_s: PositiveFloat = 600.0
     """Seconds that a collective waits for a lost peer before the run ends with exit code 75."""
+    hang_after_s: NonNegativeFloat = 120.0
+    """Seconds without progress after which a rank writes where it hangs for `meshwright diagnose`; 0: only if asked."""
     parameter_hash: bool = True
     """Whether the final parameters are hashed into the manifest (gathers them one by one, about 1 s per 5 GB)."""
     tensorboard: bool = False

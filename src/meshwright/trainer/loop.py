@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from torch.profiler import record_function
 
 from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.log import logger
 from meshwright.parallelism.parameter_hash import parameter_hash
@@ -33,28 +34,39 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
     `estimate` is what the planner expects of the layout, for the manifest.
     What was committed to `run` stays valid whenever this ends, however it ends.
     """
-    with StopRequest() as stop:
+    with StopRequest() as stop, HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch:
         training = Training.build(job, ranks)
+        watch.follow(training.model)
+        training.step.report_to(watch.mark)
+        watch.mark("restore")
         step = restore(training, run) if resume else 0
         speed = SpeedLimit.of(job, ranks)
         recorder = open_recorder(training, run, step, speed, estimate)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with recorder or nullcontext(), profiler:
             announce(training, step)
+            # The hooks that learn it would be compiled with the model.
+            learned_step = None if training.layout.compile else step + 1
             asked = None
             last_step = min(job.train.steps, job.train.stop_after or job.train.steps)
             while step < last_step and asked is None:
                 step += 1
                 profiler.before_step(step)
-                take_step(training, step, speed, recorder)
+                watch.begin_step(step)
+                with watch.learning(training.model) if step == learned_step else nullcontext():
+                    take_step(training, step, speed, recorder)
                 profiler.after_step(step)
                 if is_due(step, job.train.validation_interval):
+                    watch.mark("validation")
                     validate(training, step, recorder)
+                watch.mark("agree")
                 asked = ranks.agree_on(stop.signal)
                 if asked is not None:
                     logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
                 if asked is not None or step == last_step or is_due(step, job.checkpoint.interval):
+                    watch.mark("checkpoint")
                     save(training, run, step)
+            watch.mark("finish")
             code = exit_code(job, step, asked)
             # Asked to stop by a signal, there may be little time left.
             digest = parameter_hash(training.model) if job.run.parameter_hash and asked is None else None

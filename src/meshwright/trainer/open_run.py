@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 
 from meshwright.checkpoint.hf.side_files import keep_side_files
@@ -49,6 +50,10 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
                 f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write"
             ) from error
     hold(run)
+    # What an earlier attempt said of itself would be taken for this one's.
+    for folder in (run.heartbeats, run.hangs):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
 
 
 def open_recorder(

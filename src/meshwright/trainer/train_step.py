@@ -20,7 +20,7 @@ from meshwright.parallelism.buffers import share_buffers
 from meshwright.parallelism.fully_sharded import reshard_model
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.pipeline import Pipeline, StageInput
+from meshwright.parallelism.pipeline import Observe, Pipeline, StageInput, ignore
 from meshwright.parallelism.sequence_split import sequence_indices
 from meshwright.parallelism.stages import Stages
 from meshwright.parallelism.torch_compat import canonical_parameters
@@ -51,6 +51,11 @@ class TrainStep:
         self.observe_gradients: Callable[[nn.Module], None] | None = None
         """Called with the model once in a step, when its gradients are those of the mean loss, and not clipped yet."""
         self._has_checked_gradients = False
+        self._observe: Observe = ignore
+
+    def report_to(self, observe: Observe) -> None:
+        """Have `observe` called with each action of the pipeline and each later phase of a step."""
+        self._observe = self.pipeline.observe = observe
 
     def __call__(self, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
         """Return the mean loss over the global batch of `step` after updating the parameters; a collective."""
@@ -58,6 +63,7 @@ class TrainStep:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         total_loss = self.pipeline.step([self._stage_input(step, microbatch) for microbatch in microbatches])
+        self._observe("gradients")
         if not self._has_checked_gradients:
             require_all_gradients(canonical_parameters(self.model))
             self._has_checked_gradients = True
@@ -67,6 +73,7 @@ class TrainStep:
         grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
         loss = self._mean_loss(total_loss, len(microbatches))
         require_finite(step, loss, grad_norm.item())
+        self._observe("optimizer")
         self.optimizer.step()
         self.optimizer.zero_grad()
         experts = self.expert_load.after_step()

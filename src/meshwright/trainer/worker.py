@@ -8,9 +8,11 @@ import os
 import torch
 
 from meshwright.errors import ExitCode, LostPeer, MeshwrightError
+from meshwright.fault_tolerance.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.stop_request import die_with_parent
 from meshwright.parallelism.torch_compat import silence_known_warnings
+from meshwright.parallelism.torch_flight_recorder import keep_more_collectives
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.job import Job
 from meshwright.spec.run import Run
@@ -35,11 +37,13 @@ def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate
     if job.run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    keep_more_collectives()
     with Ranks.join(job.run) as ranks:
         try:
             with Terminal(ranks, run) as terminal:
                 _claim_together(ranks, job, run, resume=resume, overwrite=overwrite)
                 terminal.leave_to_rank_0()
+                show_stacks_on_signal(run.stack(ranks.rank))
                 return train(job, run, ranks, resume=resume, estimate=estimate)
         except MeshwrightError:
             raise

@@ -1,0 +1,116 @@
+"""What a run's folder and its processes show of a hang: heartbeats, flight records, process states, the usual step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from meshwright.fault_tolerance.heartbeat import process_fields, read_heartbeats
+from meshwright.spec.diagnosis import ProcessState
+from meshwright.spec.flight_record import FlightRecord
+from meshwright.spec.heartbeat import LAST_PHASES, Heartbeat
+from meshwright.spec.run import Run
+
+_NUM_RECENT_STEPS = 20
+_LEAST_SLOW_S = 5.0
+_SLOW_STEPS = 3
+"""A loop that is silent for so many usual steps stands still."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of each rank, by rank."""
+
+    heartbeats: dict[int, Heartbeat]
+    processes: dict[int, ProcessState]
+    records: dict[int, FlightRecord]
+    now_s: float
+    """When it was gathered, in seconds since 1970."""
+    slow_s: float
+    """Seconds of silence up to which a rank may just be slow."""
+
+    def silent_s(self, rank: int) -> float:
+        """Return the seconds since the last mark of a rank."""
+        return max(0.0, self.now_s - self.heartbeats[rank].time_s)
+
+
+def gather(run: Run, wait_s: float) -> Evidence:
+    """Return what `run` shows, having asked the ranks that are alive for their flight records.
+
+    A rank's watch answers within a second or two; `wait_s` is how long those that do not are waited for. One that is
+    silent on this host is then asked by SIGUSR1 for its stacks, which it writes even where Python cannot run.
+    """
+    heartbeats = read_heartbeats(run)
+    processes = {rank: process_state(one) for rank, one in heartbeats.items()}
+    asked_s = time.time()
+    waiting = {rank for rank, one in heartbeats.items() if one.phase not in LAST_PHASES and processes[rank] != "gone"}
+    if waiting:
+        run.hang_request.write_text(f"{asked_s}\n", encoding="utf-8")
+    fast = {rank for rank in waiting if processes[rank] != "stopped"}
+    _wait_until(lambda: all(_answered(run, rank, asked_s) for rank in fast), wait_s)
+    for rank in sorted(fast):
+        if processes[rank] == "running" and not _answered(run, rank, asked_s):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(heartbeats[rank].pid, signal.SIGUSR1)
+    heartbeats = read_heartbeats(run)
+    return Evidence(
+        heartbeats,
+        {rank: process_state(one) for rank, one in heartbeats.items()},
+        {rank: record for rank, one in heartbeats.items() if (record := read_record(run, rank, one.pid)) is not None},
+        time.time(),
+        max(_LEAST_SLOW_S, _SLOW_STEPS * usual_step_s(run)),
+    )
+
+
+def read_record(run: Run, rank: int, pid: int) -> FlightRecord | None:
+    """Return a rank's flight record, None where this process of it has written none."""
+    try:
+        record = FlightRecord.from_json(run.flight_record(rank).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+    return record if record.pid == pid else None
+
+
+def process_state(heartbeat: Heartbeat) -> ProcessState:
+    """Return what has become of the process that wrote a heartbeat."""
+    if heartbeat.host != socket.gethostname() or heartbeat.started_ticks is None:
+        return "elsewhere"
+    fields = process_fields(heartbeat.pid)
+    # Z: dead, and not yet missed by its parent. Another start: another process has got its id.
+    if fields is None or fields[0] in "ZX" or int(fields[19]) != heartbeat.started_ticks:
+        return "gone"
+    return "stopped" if fields[0] in "Tt" else "running"
+
+
+def usual_step_s(run: Run) -> float:
+    """Return the median time of the newest steps, 0 before the first."""
+    try:
+        lines = run.metrics.read_text(encoding="utf-8").splitlines()[-_NUM_RECENT_STEPS:]
+        rows = [json.loads(line) for line in lines]
+    except (OSError, json.JSONDecodeError):
+        # Read in the middle of a write, or not written yet.
+        return 0.0
+    steps_s = [row["step_ms"] / 1e3 for row in rows if "step_ms" in row]
+    return statistics.median(steps_s) if steps_s else 0.0
+
+
+def _answered(run: Run, rank: int, asked_s: float) -> bool:
+    with suppress(OSError):
+        # The clock of a shared folder may lag behind this one by a tick.
+        return run.flight_record(rank).stat().st_mtime >= asked_s - 1
+    return False
+
+
+def _wait_until(is_so: Callable[[], bool], wait_s: float) -> None:
+    deadline_s = time.monotonic() + wait_s
+    while not is_so() and time.monotonic() < deadline_s:
+        time.sleep(0.05)

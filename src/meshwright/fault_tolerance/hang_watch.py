@@ -1,0 +1,144 @@
+"""HangWatch: a thread in each rank that writes the rank's flight record when its loop falls silent, or when asked.
+
+The loop's own thread cannot: it hangs. The thread touches nothing of the run; it reads, and writes one file.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from meshwright.fault_tolerance.heartbeat import HeartbeatFile
+from meshwright.fault_tolerance.step_record import StepRecord, groups
+from meshwright.log import logger
+from meshwright.parallelism.module_trail import module_names
+from meshwright.parallelism.stages import Stages
+from meshwright.parallelism.torch_fsdp import modules_of_unit
+from meshwright.spec.flight_record import FlightRecord, Frame
+from meshwright.spec.run import Run
+
+_LONGEST_LOOK_S = 1.0
+
+
+class HangWatch:
+    """The marks of one rank's loop, and who looks after them; the loop calls `mark` and `begin_step`."""
+
+    def __init__(self, run: Run, rank: int, num_ranks: int, hang_after_s: float) -> None:
+        self._run, self._rank, self._hang_after_s = run, rank, hang_after_s
+        run.hangs.mkdir(parents=True, exist_ok=True)
+        self._heartbeat = HeartbeatFile(run, rank, num_ranks)
+        self._record = StepRecord()
+        self._modules: dict[int, str] = {}
+        self._loop_thread = threading.get_ident()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="hang_watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.mark("start")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+        if error is not None:
+            self._write("the rank ended", traceback.walk_tb(trace), _one_line(error))
+        self.mark("ended" if error is None else "failed")
+        self._heartbeat.close()
+
+    def mark(self, phase: str, waits_for_rank: int | None = None) -> None:
+        """Say that the loop begins `phase`."""
+        self._record.note(phase)
+        self._heartbeat.mark(phase, waits_for_rank=waits_for_rank)
+
+    def begin_step(self, step: int) -> None:
+        """Say that the loop begins `step`, with its data."""
+        self._record.begin(step)
+        self._record.note("data")
+        self._heartbeat.mark("data", step)
+
+    def follow(self, stages: Stages) -> None:
+        """Name the modules of the model wherever a stack is shown."""
+        self._modules = module_names(stages)
+
+    def learning(self, stages: Stages) -> AbstractContextManager[None]:
+        """Learn from the step that runs meanwhile in which order the collectives come, and in which modules."""
+        return self._record.learning(stages)
+
+    def _look(self) -> None:
+        told_of_s = 0.0
+        asked = self._request()
+        look_s = min(_LONGEST_LOOK_S, self._hang_after_s / 4 or _LONGEST_LOOK_S)
+        while not self._over.wait(look_s):
+            beaten_s, request = self._heartbeat.beaten_s, self._request()
+            silent_s = time.monotonic() - beaten_s
+            if request != asked:
+                asked = request
+                self._tell("asked")
+            elif 0 < self._hang_after_s < silent_s and told_of_s != beaten_s:
+                told_of_s = beaten_s
+                self._tell(f"silent for {silent_s:.0f} s")
+
+    def _tell(self, reason: str) -> None:
+        frame = sys._current_frames().get(self._loop_thread)
+        self._write(reason, reversed(list(traceback.walk_stack(frame))), None)
+
+    def _write(self, reason: str, stack: Iterable[tuple[FrameType, int]], error: str | None) -> None:
+        try:
+            record = self._flight_record(reason, stack, error)
+            path = self._run.flight_record(self._rank)
+            # Renamed when whole: a reader may be waiting for it.
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(record.model_dump_json(), encoding="utf-8")
+            temporary.replace(path)
+        except Exception:
+            # Whatever is wrong with the record must not end a run that may go on, or hide why it ended.
+            logger.exception("rank %d could not write its flight record", self._rank)
+
+    def _flight_record(self, reason: str, stack: Iterable[tuple[FrameType, int]], error: str | None) -> FlightRecord:
+        collectives, expected, departure = self._record.collectives()
+        return FlightRecord(
+            rank=self._rank,
+            pid=os.getpid(),
+            reason=reason,
+            time_s=time.time(),
+            groups=groups(),
+            collectives=collectives,
+            expected=expected,
+            departure=departure,
+            stack=[self._frame(frame, line) for frame, line in stack],
+            error=error,
+        )
+
+    def _frame(self, frame: FrameType, line: int) -> Frame:
+        code = frame.f_code
+        owner = frame.f_locals.get("self")
+        named = [self._modules.get(id(one)) for one in (owner, *modules_of_unit(owner))]
+        module = next((name for name in named if name), None)
+        return Frame(file=code.co_filename, line=line, function=code.co_qualname, module=module)
+
+    def _request(self) -> float | None:
+        with suppress(OSError):
+            return self._run.hang_request.stat().st_mtime
+        return None
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def show_stacks_on_signal(path: Path) -> None:
+    """Have SIGUSR1 write the stacks of all threads to `path`, even where a thread that holds Python's lock hangs."""
+    # Never closed: the signal may come at any time.
+    faulthandler.register(signal.SIGUSR1, path.open("w"), all_threads=True)

@@ -1,0 +1,84 @@
+"""FlightRecord: what one rank had asked of its process groups when it hung or was asked, and where its code was."""
+
+from __future__ import annotations
+
+from meshwright.spec.noun import Noun
+
+
+class Group(Noun):
+    """A process group that this rank is part of."""
+
+    name: str
+    """Its name in torch, the same on each of its ranks."""
+    axis: str
+    """The mesh axis that it serves, such as tp; `world` for all ranks, else torch's own word."""
+    ranks: list[int]
+    """Its global ranks."""
+
+
+class Collective(Noun):
+    """One collective that a rank has entered, or that comes next in its order."""
+
+    group: str
+    """The name of the process group."""
+    sequence: int
+    """Its number among the collectives of the group, from 1; 0 for one that was not asked for yet."""
+    op: str
+    """What it does, such as all_reduce."""
+    sizes: list[list[int]]
+    """The shapes of its inputs on this rank."""
+    is_done: bool = False
+    """Whether it was complete on this rank."""
+    step: int | None = None
+    """The optimizer step that entered it; None for one of an earlier step or of the start."""
+    phase: str | None = None
+    """The heartbeat's phase in which it was entered."""
+    module: str | None = None
+    """The module that was the last to be entered before it, in forward or backward; None where that is unknown."""
+
+
+class Departure(Noun):
+    """Where a step asked for another collective than an earlier step did in the same place."""
+
+    found: Collective
+    """What it asked for."""
+    known: Collective | None
+    """What the earlier step had asked for; None where that had no more."""
+
+
+class Frame(Noun):
+    """One call in a Python stack."""
+
+    file: str
+    """The file's path."""
+    line: int
+    """The line in it."""
+    function: str
+    """The function's name."""
+    module: str | None = None
+    """The module of the model that the call belongs to."""
+
+
+class FlightRecord(Noun):
+    """One rank's answer to where it is."""
+
+    rank: int
+    """Its global rank."""
+    pid: int
+    """Its process id."""
+    reason: str
+    """Why it was written."""
+    time_s: float
+    """When, in seconds since 1970."""
+    groups: list[Group]
+    """The process groups that this rank is part of."""
+    collectives: list[Collective]
+    """The newest that it has entered, oldest first."""
+    expected: Collective | None = None
+    """What the order of an earlier step says that it asks for next; None where there is none to go by."""
+    departure: Departure | None = None
+    """Where this step left the order of an earlier one; None where it did not, or where no order is known."""
+    stack: list[Frame]
+    """The loop's thread, the outermost call first."""
+    error: str | None = None
+    """The error that ended this rank, in a line."""
