@@ -89,12 +89,7 @@ def _carried(action: str) -> Hashable:
 
 def _mismatch(traces: Traces, channel: Channel, number: int, at: list[Hashable]) -> Problem:
     """Return the problem of a channel's meeting in which members ask for different things."""
-    weights: Counter[Hashable] = Counter()
-    for rank, one in zip(channel.members, at, strict=True):
-        weights[one] += int((traces.class_of_rank[list(channel.ranks)] == rank).sum()) if not channel.is_message else 1
-    # Who asks for nothing at all is never right.
-    usual = max(weights, key=lambda one: (one is not None, weights[one]))
-    culprit = next(place for place, one in enumerate(at) if one != usual)
+    culprit = _culprit(traces, channel, at)
     places = [
         place_of(traces.traces[rank], int(rows[number]) if number < len(rows) else NONE, channel.axis)
         for rank, rows in _sides(channel)
@@ -103,9 +98,21 @@ def _mismatch(traces: Traces, channel: Channel, number: int, at: list[Hashable])
         kind="message" if channel.is_message else "collective",
         culprit=places[culprit],
         rule=_rule(channel, number, at),
-        others=tuple(place for place, one in zip(places, at, strict=True) if one == usual)[:3],
+        others=tuple(place for place, one in zip(places, at, strict=True) if one != at[culprit])[:3],
         group=channel.ranks,
     )
+
+
+def _culprit(traces: Traces, channel: Channel, at: list[Hashable]) -> int:
+    """Return the member that does otherwise than most ranks; of a message's two the one with fewer messages."""
+    if channel.is_message:
+        return int(len(channel.rows[0]) > len(channel.rows[1]))
+    weights: Counter[Hashable] = Counter()
+    for rank, one in zip(channel.members, at, strict=True):
+        weights[one] += int((traces.class_of_rank[list(channel.ranks)] == rank).sum())
+    # Who asks for nothing at all is never right.
+    usual = max(weights, key=lambda one: (one is not None, weights[one]))
+    return next(place for place, one in enumerate(at) if one != usual)
 
 
 def _rule(channel: Channel, number: int, at: list[Hashable]) -> str:
