@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("meshwright.cli.check", "Tell everything that is wrong with a job before any process starts."),
     "show": ("meshwright.cli.show", "Show a job's every value, where it came from and what it means."),
     "plan": ("meshwright.cli.plan", "Find the best layout for a job or a model on a cluster, and tell why."),
+    "simulate": ("meshwright.cli.simulate", "Run a job's step dry, for all of its ranks, and tell what it would do."),
     "backtest": ("meshwright.cli.backtest", "Predict measured runs and tell how far off that is."),
     "init": ("meshwright.cli.init", "Write a commented job file for a named model."),
     "list": ("meshwright.cli.list_", "List the models, devices or clusters that are known by name."),

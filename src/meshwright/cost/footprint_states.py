@@ -84,7 +84,7 @@ def _elements(op: Op, layouts: LayoutTable, stack: Stack) -> Elements:
             return Elements(whole, whole / np.maximum(layouts.efsdp, 1))
         ranks = layouts.fsdp * layouts.dp_replicate * layouts.tp / (layouts.ep * layouts.etp)
         return Elements(whole, whole / np.maximum(ranks, 1))
-    rows, width, is_split = _shape(op)
+    rows, width, is_split = weight_shape(op)
     split = layouts.tp if is_split else np.ones_like(layouts.tp)
     # tp cuts dim 1 of a matmul whose input it divides, and dim 0 of the others.
     is_cut_across = isinstance(op, Matmul) and op.tensor_split == "rows"
@@ -98,7 +98,7 @@ def _elements(op: Op, layouts: LayoutTable, stack: Stack) -> Elements:
     return Elements(whole, whole / (layouts.fsdp * layouts.dp_replicate))
 
 
-def _shape(op: Op) -> tuple[int, int, bool]:
+def weight_shape(op: Op) -> tuple[int, int, bool]:
     """Return (dim 0, dim 1, whether tp divides it) of an op's weight."""
     if isinstance(op, Matmul):
         return op.out_features, op.in_features, op.tensor_split != "none"

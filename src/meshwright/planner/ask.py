@@ -105,7 +105,7 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
     if architecture is None:
         raise _unsupported(job.model.source)
     fixed = set_layout_keys(resolved)
-    cluster = _cluster(job, options, fixed)
+    cluster = cluster_of(job, options, fixed)
     cluster = with_example_rates(cluster) if options.takes_example else cluster
     layout, workload = _given_layout(job, fixed, cluster.num_devices), _workload(job, options)
     question = Question(
@@ -129,7 +129,7 @@ def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:
     }
 
 
-def _cluster(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
+def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
     """Return the cluster with as many devices as are said, or as a layout that is set needs, or as it has."""
     if options.cluster is not None:
         return choose_cluster(options.cluster)

@@ -115,9 +115,9 @@ def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, question: Que
         # To take the change back is no news.
         if broken.isdisjoint(change):
             step = candidate_at(nearby, int(row), question, _SHORT_PIPELINE).estimate.step
-            fixes.append(Fix(change=_listed(change), step_s=step.total_s))
+            fixes.append(Fix(change=listed(change), step_s=step.total_s))
     return Rejection(
-        change=_listed(changes(pick.layout, candidate.layout)) or "as it is",
+        change=listed(changes(pick.layout, candidate.layout)) or "as it is",
         reason=_excess(candidate, pick.estimate.memory, question.cluster.device.usable_memory_bytes),
         step_s=candidate.estimate.step.total_s,
         fixes=tuple(fixes),
@@ -192,11 +192,12 @@ def is_resharded(layout: Layout) -> bool:
 def change_of(layout: Layout, key: str) -> str:
     """Return a layout's value of a table's column as a job would write it."""
     if key == "is_resharded":
-        return _listed({"reshard_after_forward": "always" if is_resharded(layout) else "never"})
-    return _listed({key: getattr(layout, key)})
+        return listed({"reshard_after_forward": "always" if is_resharded(layout) else "never"})
+    return listed({key: getattr(layout, key)})
 
 
-def _listed(changed: Mapping[str, object]) -> str:
+def listed(changed: Mapping[str, object]) -> str:
+    """Return changed keys as a job would write them."""
     return ", ".join(f"{name}={_text(value)}" for name, value in changed.items())
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from meshwright.extras import import_extra
 from meshwright.report.dry_run_figures import exposed_figure, waterfall_figure
-from meshwright.report.dry_run_table import misfit_words, rank_seconds, rank_words, short_op, signed_change
+from meshwright.report.dry_run_table import job_words, misfit_words, rank_seconds, rank_words, short_op, signed_change
 from meshwright.report.timeline_figures import PURPOSE, memory_figure, pipeline_figure, streams_figure
 from meshwright.report.waterfall import MFU_MEANS, percent
 from meshwright.spec.dry_run import CollectiveUse, DryRun, Outcome, Padding, RankMemory
-from meshwright.spec.layout_text import layout_text
 from meshwright.spec.timeline import Timeline
 from meshwright.units import format_bytes, format_count, format_duration
 
@@ -37,30 +36,24 @@ def write_html(run: DryRun, timeline: Timeline | None, file: Path) -> None:
 
 
 def _head(run: DryRun) -> Iterator[str]:
-    workload = run.workload
     yield f"<h1>{escape(run.model)} on {run.num_devices:,} x {escape(run.device)}</h1>"
-    yield (
-        f"<p>A dry run of {escape(run.job)} on {escape(run.cluster)}: {format_count(workload.global_batch_tokens)} "
-        f"tokens a step, {workload.precision}.<br>"
-        f"<code>{escape(layout_text(run.layout).replace(',', ', ')) or 'one rank'}</code></p>"
-    )
+    yield f"<p>A dry run on {escape(run.cluster)}: {escape(job_words(run))}.</p>"
 
 
 def _problems(run: DryRun) -> Iterator[str]:
     if run.problems:
-        listed = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)
-        yield f'<section class="bad"><h2>The step would hang or go wrong</h2><ul>{listed}</ul></section>'
+        listed = "".join(f"<li>{escape(str(problem))}</li>" for problem in run.problems)
+        yield f'<section class="bad"><h2>The step would hang or go wrong</h2><ul class="pre">{listed}</ul></section>'
 
 
 def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
-    rate = run.workload.global_batch_tokens / outcome.step_s
-    cards = {
-        "step": format_duration(outcome.step_s),
-        "tokens/s": format_count(rate),
-        "tokens/s a device": f"{rate / run.num_devices:,.0f}",
-        "MFU": "-" if outcome.mfu is None else percent(outcome.mfu),
-        f"memory of {format_bytes(run.usable_memory_bytes)}": format_bytes(outcome.fullest.reserved_bytes),
-    }
+    cards = {"step": format_duration(outcome.step_s)}
+    if run.tokens_per_s is not None:
+        cards["tokens/s"] = format_count(run.tokens_per_s)
+        cards["tokens/s a device"] = f"{run.tokens_per_s / run.num_devices:,.0f}"
+    if outcome.mfu is not None:
+        cards["MFU"] = percent(outcome.mfu)
+    cards[f"memory of {format_bytes(run.usable_memory_bytes)}"] = format_bytes(outcome.fullest.reserved_bytes)
     yield '<div class="cards">'
     for name, value in cards.items():
         mark = " bad" if name.startswith("memory") and run.misfits else ""
@@ -146,21 +139,26 @@ def _ranks(outcome: Outcome) -> str:
     return _section("What each rank does", "Shares of the step.", _table(headers, rows))
 
 
-def _padding(padding: Sequence[Padding]) -> Iterator[str]:
+def _padding(padding: Padding | None) -> Iterator[str]:
+    if padding is None or not padding.parameters:
+        return
     rows = [
         (
-            one.parameter,
+            one.name,
             f"{one.rows:,}",
-            f"{one.num_shards:,}",
+            f"{padding.num_shards:,}",
             f"{one.wire_factor:.3g} x",
             format_bytes(one.wasted_bytes),
         )
-        for one in padding
+        for one in padding.parameters
     ]
-    if rows:
-        note = "FSDP2 splits dim 0 and gives each rank as many rows as the first, which are gathered, too."
-        headers = ("parameter", "rows#", "shards#", "gathers#", "for nothing#")
-        yield _section("Padding", note, _table(headers, rows))
+    note = (
+        "FSDP2 splits dim 0 and gives each rank as many rows as the first, which are gathered, too: of the whole model "
+        f"{padding.wire_factor:.3g} times what there is. {format_bytes(padding.wasted_state_bytes)} of each rank's "
+        "state is padding."
+    )
+    headers = ("parameter", "rows#", "shards#", "gathers#", "for nothing#")
+    yield _section("Padding", note, _table(headers, rows))
 
 
 def _section(title: str, note: str, inner: str) -> str:

@@ -28,8 +28,8 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
     yield from _question(run)
     if run.problems:
         yield ""
-        yield f"[bold red]{len(run.problems)} problems: the step would hang or go wrong[/]"
-        yield from (f"[red]-[/] {escape(problem)}" for problem in run.problems)
+        yield "[bold red]the step would hang or go wrong[/]"
+        yield from (f"[red]-[/] {escape(str(problem))}" for problem in run.problems)
     tables = [_padding_table(run.padding)]
     if run.outcome is not None:
         yield from _misfit(run, run.outcome)
@@ -50,12 +50,18 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
 
 
 def _question(run: DryRun) -> Iterator[str]:
-    workload = run.workload
-    yield (
-        f"[bold]{escape(run.model)}[/] on [bold]{run.num_devices} x {run.device}[/] ({run.cluster}), every step "
-        f"{format_count(workload.global_batch_tokens)} tokens, {workload.precision}"
-    )
-    yield f"{escape(run.job)}, {layout_text(run.layout).replace(',', ', ') or 'one rank'}"
+    yield f"[bold]{escape(run.model)}[/] on [bold]{run.num_devices} x {run.device}[/] ({run.cluster})"
+    yield f"[dim]{escape(job_words(run))}[/]"
+
+
+def job_words(run: DryRun) -> str:
+    """Return what is run dry: the job, its step and its layout."""
+    words = [run.job]
+    if run.workload is not None:
+        words.append(f"{format_count(run.workload.global_batch_tokens)} tokens a step, {run.workload.precision}")
+    if run.layout is not None:
+        words.append(layout_text(run.layout).replace(",", ", ") or "one rank")
+    return "; ".join(words)
 
 
 def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
@@ -110,7 +116,7 @@ def _parts_table(outcome: Outcome) -> Table:
         table.add_row(label, format_duration(seconds), percent(seconds / outcome.step_s), *_beside(seconds, expected_s))
         if name == "compute_s":
             for kind, kind_s in outcome.compute.items():
-                cells = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
+                cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
                 table.add_row(*cells, style="dim")
     total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
     cells = ("step", format_duration(outcome.step_s), "100 %", *_beside(outcome.step_s, total_s))
@@ -125,9 +131,9 @@ def _beside(seconds: float, expected_s: float | None) -> tuple[str, ...]:
 
 
 def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
-    rate = run.workload.global_batch_tokens / outcome.step_s
-    words = f"{format_count(rate)} tokens/s, {rate / run.num_devices:,.0f} a device"
-    yield words if outcome.mfu is None else f"{words}, MFU {percent(outcome.mfu)}"
+    if run.tokens_per_s is not None:
+        words = f"{format_count(run.tokens_per_s)} tokens/s, {run.tokens_per_s / run.num_devices:,.0f} a device"
+        yield words if outcome.mfu is None else f"{words}, MFU {percent(outcome.mfu)}"
     if outcome.mfu is not None:
         yield f"[dim]{MFU_MEANS}.[/]"
 
@@ -142,7 +148,9 @@ def _memory_table(run: DryRun, outcome: Outcome) -> Table:
         free = format_bytes(left) if left >= 0 else f"[red]-{format_bytes(-left)}"
         most = sorted(rank.by_role, key=lambda role: -rank.by_role[role])[:2]
         table.add_row(
-            f"rank {rank.rank}, pp {rank.pipeline_rank}" if run.layout.pp > 1 else f"rank {rank.rank}",
+            f"rank {rank.rank}, pp {rank.pipeline_rank}"
+            if run.layout is not None and run.layout.pp > 1
+            else f"rank {rank.rank}",
             f"{rank.num_ranks:,}",
             format_bytes(rank.allocated_bytes),
             format_bytes(rank.reserved_bytes),
@@ -223,13 +231,20 @@ def rank_seconds(parts: StepParts) -> tuple[float, ...]:
     return parts.compute_s + parts.recompute_s, parts.exposed_s, parts.bubble_s, parts.optimizer_s, host_s
 
 
-def _padding_table(padding: Sequence[Padding]) -> Table:
+def _padding_table(padding: Padding | None) -> Table:
+    """Return which parameters are padded, and what that costs in all; empty where nothing is to be said."""
     table = plain_table()
     for header in ("padded by FSDP2", "rows", "shards", "gathers", "for nothing"):
         table.add_column(header, justify="left" if header.startswith("padded") else "right")
-    for one in padding[:_MOST_ROWS]:
-        cells = (f"{one.rows:,}", f"{one.num_shards:,}", f"{one.wire_factor:.3g} x", format_bytes(one.wasted_bytes))
-        table.add_row(escape(one.parameter), *cells)
+    if padding is None or not padding.parameters:
+        return table
+    for one in padding.parameters[:_MOST_ROWS]:
+        cells = (f"{one.rows:,}", f"{padding.num_shards:,}", f"{one.wire_factor:.3g} x", format_bytes(one.wasted_bytes))
+        table.add_row(escape(one.name), *cells)
+    state = f"{format_bytes(padding.wasted_state_bytes)} of each rank's state is padding"
+    table.add_row("[bold]whole model", "", "", f"[bold]{padding.wire_factor:.3g} x", "", style=None)
+    table.caption = state
+    table.caption_justify = "left"
     return table
 
 

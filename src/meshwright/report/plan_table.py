@@ -12,7 +12,7 @@ from meshwright.report.memory_table import headroom_words, memory_table
 from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, TERMS, percent, plain_table, waterfall
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import AXES, Layout
-from meshwright.spec.layout_text import layout_text
+from meshwright.spec.layout_text import checkpoint_words, layout_text
 from meshwright.spec.plan import Candidate, Contrast, Plan
 from meshwright.units import format_bytes, format_count, format_duration
 
@@ -138,6 +138,8 @@ def schedule_words(layout: Layout) -> str:
 
 def recompute_words(layout: Layout) -> str:
     """Return what is computed again, and of which blocks."""
+    if layout.activation_checkpoint_blocks is not None:
+        return checkpoint_words(layout.activation_checkpoint_blocks)
     every = f" 1/{layout.activation_checkpoint_every}" if layout.activation_checkpoint_every > 1 else ""
     return layout.activation_checkpoint + every
 

@@ -10,6 +10,7 @@ from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import Layout
 from meshwright.spec.noun import Noun
 from meshwright.spec.plan import Fix
+from meshwright.spec.problem import Problem
 from meshwright.spec.step_parts import StepParts
 from meshwright.spec.workload import Workload
 
@@ -94,19 +95,30 @@ class RankTime(Noun):
     parts: StepParts
 
 
-class Padding(Noun):
-    """Parameters whose shards are padded: FSDP2 splits dim 0, and gives every rank as many rows as the first."""
+class PaddedParameter(Noun):
+    """A parameter whose shards are padded: FSDP2 splits dim 0, and gives every rank as many rows as the first."""
 
-    parameter: str
-    """As a block calls it."""
+    name: str
+    """As its block calls it."""
     rows: PositiveInt
     """Dim 0 of what tensor parallelism leaves of it."""
-    num_shards: PositiveInt
-    """Ranks that share it."""
     wire_factor: PositiveFloat
     """Bytes that are gathered over bytes that there are."""
     wasted_bytes: NonNegativeInt
-    """That a gather of the whole model carries for nothing."""
+    """That gathering it once in all blocks carries for nothing."""
+
+
+class Padding(Noun):
+    """What padding of shards costs."""
+
+    num_shards: PositiveInt
+    """Ranks that share the parameters."""
+    wire_factor: PositiveFloat
+    """Bytes that gathering the whole model carries over those that there are."""
+    wasted_state_bytes: NonNegativeInt
+    """Of a rank's parameters, gradients and optimizer state, with which no padded row is worth anything."""
+    parameters: Annotated[tuple[PaddedParameter, ...], Field(strict=False)] = ()
+    """Most wasteful first."""
 
 
 class Outcome(Noun):
@@ -151,21 +163,24 @@ class DryRun(Noun):
     cluster: str
     device: str
     num_devices: PositiveInt
-    layout: Layout
-    workload: Workload
+    layout: Layout | None = None
+    workload: Workload | None = None
+    """What a step processes; None, as is the layout, for a program that is no job."""
     usable_memory_bytes: PositiveInt
     """What tensors can take of one device's memory."""
-    problems: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Why the step would hang or compute something wrong, one message each."""
-    padding: Annotated[tuple[Padding, ...], Field(strict=False)] = ()
-    """What is padded by more than a tenth, most wasteful first."""
+    problems: Annotated[tuple[Problem, ...], Field(strict=False)] = ()
+    """Why the step would hang or compute something wrong."""
+    padding: Padding | None = None
+    """What padded shards cost; None where nothing is padded, or for a model that the formulas do not know."""
     outcome: Outcome | None = None
     """None where there are problems."""
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return the tokens that all devices train on in a second."""
-        return None if self.outcome is None else self.workload.global_batch_tokens / self.outcome.step_s
+        """Return the tokens that all devices train on in a second; None where either is unknown."""
+        if self.outcome is None or self.workload is None:
+            return None
+        return self.workload.global_batch_tokens / self.outcome.step_s
 
     @property
     def misfits(self) -> tuple[RankMemory, ...]:

@@ -1,0 +1,98 @@
+"""From the traces of a job's ranks to all that a dry run says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.cost.padding import padding_of
+from meshwright.planner.answer import judge
+from meshwright.planner.memory_fixes import memory_fixes
+from meshwright.planner.question import Question
+from meshwright.simulator.check import check
+from meshwright.simulator.conditions import Conditions
+from meshwright.simulator.exposure import collective_uses, exposed_places
+from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_times
+from meshwright.simulator.simulate import simulate
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory
+from meshwright.spec.expected_parts import expected_parts
+from meshwright.spec.layout import Layout
+from meshwright.spec.step_parts import step_parts
+from meshwright.spec.timeline import Timeline
+from meshwright.spec.traces import Traces
+from meshwright.spec.workload import Workload
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run dry."""
+
+    name: str
+    """The job file, or the program."""
+    model: str
+    cluster: Cluster
+    layout: Layout | None
+    """None for a program that is no job, as are the next two."""
+    workload: Workload | None
+    question: Question | None
+    """What the planner would be asked; None, too, for a model that its formulas do not know."""
+
+
+def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[DryRun, Timeline | None]:
+    """Return what the traces come to on the subject's cluster, and the played step; None where it would not end."""
+    problems = check(traces, conditions)
+    timeline = None if problems else simulate(traces, subject.cluster, subject.name, conditions)
+    device = subject.cluster.device
+    run = DryRun(
+        job=subject.name,
+        model=subject.model,
+        cluster=subject.cluster.name,
+        device=device.name,
+        num_devices=traces.world_size,
+        layout=subject.layout,
+        workload=subject.workload,
+        usable_memory_bytes=round(device.usable_memory_bytes),
+        problems=problems,
+        padding=_padding(subject),
+        outcome=None if timeline is None else _outcome(subject, traces, timeline),
+    )
+    return run, timeline
+
+
+def _padding(subject: Subject) -> Padding | None:
+    if subject.layout is None or subject.question is None:
+        return None
+    setting = subject.question.setting
+    return padding_of(setting.model, subject.layout, setting.workload.activation_element_bytes)
+
+
+def _outcome(subject: Subject, traces: Traces, timeline: Timeline) -> Outcome:
+    memory = rank_memory(timeline, traces, subject.layout)
+    return Outcome(
+        step_s=timeline.step_s,
+        parts=step_parts(timeline),
+        compute=compute_seconds(timeline),
+        memory=memory,
+        ranks=rank_times(timeline, subject.layout),
+        collectives=collective_uses(timeline, traces),
+        exposed=exposed_places(timeline),
+        **_formulas(subject, timeline, memory),
+    )
+
+
+def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]) -> dict[str, Any]:
+    """Return what the planner's formulas add to an outcome: nothing for a model that they do not know."""
+    layout, question = subject.layout, subject.question
+    if layout is None or question is None:
+        return {}
+    expected = judge(layout, question).estimate
+    missing = max((rank.reserved_bytes for rank in memory), default=0) - question.cluster.device.usable_memory_bytes
+    return {
+        "expected": expected,
+        "expected_parts": expected_parts(expected.step),
+        # The floor is the model's FLOPs at the peak, where one is stated.
+        "mfu": None if expected.mfu is None else expected.step.floor_s / timeline.step_s,
+        "fixes": memory_fixes(layout, question, missing) if missing > 0 else (),
+    }

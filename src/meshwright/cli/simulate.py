@@ -1,0 +1,173 @@
+"""`meshwright simulate`: the job's own step, run dry for all of its ranks and played on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from meshwright.cli.dry_run import Subject
+    from meshwright.config.load import ResolvedJob
+    from meshwright.simulator.conditions import Conditions
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.dry_run import DryRun
+    from meshwright.spec.timeline import Timeline
+    from meshwright.spec.traces import Traces
+
+_LEAST_WIDTH = 120
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...")
+@click.option("--cluster", help="NAME:COUNT of devices, such as h100-ib400:16384; default: the job's.")
+@click.option("--build", help="A program in place of a job: FILE.py:FUNCTION or MODULE:FUNCTION that builds a step.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the program; a job's are its cluster's devices.")
+@click.option("--routing", default="balanced", show_default=True, help="Tokens to experts: balanced, zipf:1.2, worst.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is drawn by chance.")
+@click.option("--jitter", type=click.FloatRange(min=0), default=0.0, help="Spread of every operation's time: 0.05.")
+@click.option("--slow-rank", multiple=True, help="RANK:FACTOR, such as 3:1.5: a rank that computes slower.")
+@click.option("--html", type=_FILE, help="Write the report as one page that needs no network.")
+@click.option("--perfetto", type=_FILE, help="Write the timeline for ui.perfetto.dev; packed if it ends in .gz.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write everything into this folder.")
+@click.option("--no-cache", is_flag=True, help="Trace again what was traced before.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(words: tuple[str, ...], **given: Any) -> None:
+    """Run the step of JOB_FILE on fake ranks, without a device, and tell what it would do on the cluster.
+
+    Every rank's own program is traced (one rank of each kind), checked for deadlocks, and played.
+
+    Exit code 0: the step ends and fits; 2: it would hang, or does not fit, or bad input.
+    """
+    from meshwright.cli.dry_run import dry_run
+    from meshwright.errors import ExitCode
+
+    subject, traces = _program(words, given) if given["build"] else _job(words, given)
+    run, timeline = dry_run(subject, traces, _conditions(given))
+    _write(run, timeline, traces, given)
+    if given["as_json"]:
+        click.echo(run.to_json())
+    else:
+        _show(run)
+    sys.exit(ExitCode.BAD_INPUT if run.problems or run.misfits else ExitCode.DONE)
+
+
+def _job(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Traces]:
+    from meshwright.cli.dry_run import Subject
+    from meshwright.config.load import load_job
+    from meshwright.errors import ConfigError
+    from meshwright.tracer.dry_run import How, trace_job
+    from meshwright.tracer.job_steps import layout_of
+
+    files, overrides = _split(words)
+    if len(files) != 1 or given["ranks"]:
+        told = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
+        raise ConfigError(
+            "--ranks is for --build; a job's ranks are its cluster's devices: give --cluster NAME:COUNT"
+            if given["ranks"]
+            else f"{told}: name one, or give --build and --ranks for a program of your own"
+        )
+    resolved = load_job(files[0], overrides)
+    cluster, question = _asked(resolved, given["cluster"])
+    layout = layout_of(resolved.job, cluster.num_devices)
+    subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, question)
+    traces = trace_job(
+        files[0],
+        overrides,
+        cluster.num_devices,
+        device="cpu" if cluster.device.is_host else "simgpu",
+        how=How(routing=given["routing"], use_cache=not given["no_cache"]),
+    )
+    return subject, traces
+
+
+def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
+    """Return the cluster, and what the planner would be asked, None for a model that its formulas do not know."""
+    from meshwright.hardware.catalogue import with_example_rates
+    from meshwright.planner.ask import Options, cluster_of, question_of, set_layout_keys
+    from meshwright.spec.model_source import resolve_architecture
+
+    options = Options(text, takes_example=True)
+    if resolve_architecture(resolved.job.model) is None:
+        return with_example_rates(cluster_of(resolved.job, options, set_layout_keys(resolved))), None
+    question = question_of(resolved, options)
+    return question.cluster, question
+
+
+def _program(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Traces]:
+    from meshwright.cli.dry_run import Subject
+    from meshwright.errors import ConfigError
+    from meshwright.hardware.choice import choose_cluster
+    from meshwright.spec.traces import Traces
+    from meshwright.tracer.trace import Program, trace_ranks
+
+    files, _ = _split(words)
+    if files:
+        raise ConfigError(f"{files[0]} and --build {given['build']} both say what to run: leave out one of them")
+    if not given["ranks"]:
+        raise ConfigError("--build needs --ranks, how many ranks the program has, such as --ranks 4")
+    cluster = choose_cluster(given["cluster"] or f"h100:{given['ranks']}")
+    if cluster.num_devices != given["ranks"]:
+        raise ConfigError(
+            f"--ranks {given['ranks']} and --cluster {given['cluster']} differ: make COUNT {given['ranks']}"
+        )
+    program = Program(given["build"], given["ranks"], tuple(words), routing=given["routing"])
+    traces = Traces.all_of(trace_ranks(program, range(given["ranks"])))
+    return Subject(given["build"], given["build"], cluster, None, None, None), traces
+
+
+def _split(words: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+    """Return what names files and what sets keys."""
+    return [word for word in words if "=" not in word], tuple(word for word in words if "=" in word)
+
+
+def _conditions(given: dict[str, Any]) -> Conditions:
+    from meshwright.simulator.conditions import Conditions
+
+    faults = tuple(_slow_rank(text) for text in given["slow_rank"])
+    return Conditions(seed=given["seed"], jitter=given["jitter"], faults=faults)
+
+
+def _slow_rank(text: str) -> Any:
+    from meshwright.errors import ConfigError
+    from meshwright.spec.fault import Fault
+
+    rank, _, factor = text.partition(":")
+    try:
+        return Fault(kind="slow-rank", rank=int(rank), argument=float(factor))
+    except ValueError:
+        raise ConfigError(f"--slow-rank {text} is no rank and how many times slower it is: write 3:1.5") from None
+
+
+def _write(run: DryRun, timeline: Timeline | None, traces: Traces, given: dict[str, Any]) -> None:
+    """Write the files that are asked for, all of them with --out."""
+    from meshwright.report.dry_run_html import write_html
+    from meshwright.report.messages import messages_of
+    from meshwright.report.perfetto import write_perfetto
+
+    html, perfetto, out = given["html"], given["perfetto"], given["out"]
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        html, perfetto = html or out / "report.html", perfetto or out / "timeline.perfetto.json.gz"
+        (out / "dry_run.json").write_text(run.to_json() + "\n", encoding="utf-8")
+        if timeline is not None:
+            timeline.save(out / "timeline.npz")
+    if html is not None:
+        write_html(run, timeline, html)
+    if perfetto is not None and timeline is not None:
+        write_perfetto(timeline, perfetto, messages_of(timeline, traces))
+
+
+def _show(run: DryRun) -> None:
+    from rich.console import Console
+
+    from meshwright.report.dry_run_table import dry_run_page
+
+    console = Console(highlight=False)
+    # Numbers side by side: on a narrow terminal, or in a file, the page is as wide as they take.
+    console.width = max(console.width, _LEAST_WIDTH)
+    for part in dry_run_page(run):
+        console.print(part)

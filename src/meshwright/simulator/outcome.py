@@ -1,0 +1,118 @@
+"""What a played step comes to, as the tables of a dry run: seconds by kind and rank, and the fullest moments."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import numpy as np
+
+from meshwright.simulator.roles import roles_of
+from meshwright.spec.dry_run import LiveTensors, RankMemory, RankTime
+from meshwright.spec.layout import Layout
+from meshwright.spec.op_kind import OP_KINDS, op_kind
+from meshwright.spec.step_parts import step_parts
+from meshwright.spec.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
+from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.traces import Traces
+
+_NUM_LARGEST = 8
+_NUMBER = re.compile(r"\d+")
+_COMPUTE_PHASES = ("forward", "backward")
+"""Phases whose operations StepParts counts as compute, as it does what is in no phase."""
+
+
+def compute_seconds(timeline: Timeline) -> dict[str, float]:
+    """Return the seconds of forward and backward on the default stream by kind of operation, the mean over all ranks.
+
+    They add up to StepParts.compute_s, which takes them before anything else.
+    """
+    spans = timeline.spans
+    is_counted = np.array([phase in _COMPUTE_PHASES for phase in timeline.phases] + [True])[spans.phase]
+    rows = np.flatnonzero((spans.kind == SpanKind.COMPUTE) & (spans.stream == 0) & is_counted)
+    kinds = np.array([OP_KINDS.index(op_kind(name)) for name in timeline.names] + [OP_KINDS.index("other")])
+    weights = np.array(timeline.stands_for, float)
+    share = (weights / weights.sum())[np.searchsorted(timeline.ranks, spans.rank[rows])]
+    took_s = share * (spans.end_s[rows] - spans.start_s[rows])
+    seconds = np.bincount(kinds[spans.name[rows]], took_s, minlength=len(OP_KINDS))
+    return dict(zip(OP_KINDS, seconds.tolist(), strict=True))
+
+
+def rank_times(timeline: Timeline, layout: Layout | None) -> tuple[RankTime, ...]:
+    """Return how each of the ranks spends the step."""
+    return tuple(
+        RankTime(
+            rank=rank,
+            num_ranks=count,
+            pipeline_rank=_pipeline_rank(rank, layout),
+            parts=step_parts(timeline, rank),
+        )
+        for rank, count in zip(timeline.ranks, timeline.stands_for, strict=True)
+    )
+
+
+def rank_memory(timeline: Timeline, traces: Traces, layout: Layout | None) -> tuple[RankMemory, ...]:
+    """Return the fullest moment of each of the ranks."""
+    counts = dict(zip(timeline.ranks, timeline.stands_for, strict=True))
+    return tuple(
+        _fullest(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout))
+        for curve in timeline.memory
+    )
+
+
+def _pipeline_rank(rank: int, layout: Layout | None) -> int:
+    return 0 if layout is None else rank // (layout.num_ranks // layout.pp)
+
+
+def _fullest(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) -> RankMemory:
+    moment = int(curve.allocated_bytes.argmax())
+    record = min(int(curve.record[moment]), len(trace.records) - 1)
+    by_role = zip(TensorRole, curve.by_role[moment].tolist(), strict=True)
+    return RankMemory(
+        rank=curve.rank,
+        num_ranks=num_ranks,
+        pipeline_rank=pipeline_rank,
+        allocated_bytes=int(curve.allocated_bytes.max()),
+        reserved_bytes=int(curve.reserved_bytes.max()),
+        by_role={role.name.lower(): num_bytes for role, num_bytes in by_role if num_bytes},
+        at_s=float(curve.at_s[moment]),
+        phase=_text(trace.phases, trace.records.phase[record]),
+        scope=_text(trace.scopes, trace.records.scope[record]),
+        op=_op(trace, record),
+        largest=_largest(trace, record),
+    )
+
+
+def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
+    """Return what takes most of the memory when `record` runs, tensors of one line of the program together."""
+    storages, roles = trace.storages, roles_of(trace)
+    is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
+    rows = np.flatnonzero(is_live & (storages.num_bytes > 0))
+    makers = _makers(trace)[rows].tolist()
+    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for row, maker in zip(rows.tolist(), makers, strict=True):
+        scope = "" if maker == NONE else _text(trace.scopes, trace.records.scope[maker])
+        op = "before the step" if maker == NONE else _op(trace, maker)
+        groups[TensorRole(int(roles[row])).name.lower(), op, _NUMBER.sub("*", scope)].append(row)
+    found = [
+        LiveTensors(num_bytes=int(storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope)
+        for (role, op, scope), own in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda live: -live.num_bytes)[:_NUM_LARGEST])
+
+
+def _makers(trace: Trace) -> Ints:
+    """Return the record that first wrote to each storage in the step; -1 for what was there before [storages]."""
+    makers, uses = np.full(len(trace.storages), NONE, np.int64), trace.uses
+    writes = np.flatnonzero(uses.writes == 1)[::-1]
+    makers[uses.storage[writes]] = uses.record[writes]
+    return np.where(trace.storages.allocated_at == NONE, NONE, makers)
+
+
+def _op(trace: Trace, record: int) -> str:
+    signature = trace.records.signature[record]
+    return trace.signatures[signature].op if signature != NONE else RecordKind(trace.records.kind[record]).name.lower()
+
+
+def _text(texts: tuple[str, ...], position: int) -> str:
+    return texts[position] if position >= 0 else ""
