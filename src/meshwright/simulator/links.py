@@ -30,7 +30,7 @@ class Links:
         """0 before its bytes begin to travel."""
         self._version = [0] * len(wire_s)
         """How often its end was foretold: only the newest counts."""
-        self._on: dict[int, dict[int, float]] = {}
+        self._on: dict[int, dict[int, float]] = {link: {} for used in uses for link, _ in used}
         """Transfers on each link, and the share of each."""
         self._agenda: list[tuple[float, int, int]] = []
 
@@ -56,21 +56,22 @@ class Links:
 
     def _enter(self, transfer: int, at_s: float) -> None:
         self._since[transfer] = at_s
-        others: set[int] = set()
+        met: set[int] = set()
         for link, share in self._uses[transfer]:
-            on_link = self._on.setdefault(link, {})
-            others.update(on_link)
+            on_link = self._on[link]
             on_link[transfer] = share
-        self._foretell(transfer, at_s)
-        for other in sorted(others):
-            self._foretell(other, at_s)
+            if len(on_link) > 1:
+                met.update(on_link)
+        for one in sorted(met) or (transfer,):
+            self._foretell(one, at_s)
 
     def _leave(self, transfer: int, at_s: float) -> None:
         others: set[int] = set()
         for link, _ in self._uses[transfer]:
             on_link = self._on[link]
             del on_link[transfer]
-            others.update(on_link)
+            if on_link:
+                others.update(on_link)
         for other in sorted(others):
             self._foretell(other, at_s)
 

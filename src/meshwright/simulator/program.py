@@ -7,7 +7,6 @@ the host itself computes (Device.is_host) there is one stream, which the host's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -40,6 +39,11 @@ _INSTRUCTION_OF = {
     RecordKind.WAIT_EVENT: Instruction.WAIT,
     RecordKind.HOST_SYNC: Instruction.MARK,
 }
+
+# An enumeration's members are slow to look up.
+_WAIT, _RECORD_EVENT, _WAIT_EVENT, _HOST_SYNC = (
+    int(kind) for kind in (RecordKind.WAIT, RecordKind.RECORD_EVENT, RecordKind.WAIT_EVENT, RecordKind.HOST_SYNC)
+)
 
 
 @dataclass(frozen=True)
@@ -99,41 +103,37 @@ def program_of(trace: Trace, meeting: Ints, times: RecordTimes, signals: Signals
     signal[meets] = meeting[meets]
     marks = instruction == Instruction.MARK
     signal[marks] = signals.take(int(marks.sum()))
-    _set_waits(records, signal)
+    syncs = _set_waits(records, signal)
     return Program(
         rank=trace.traced.rank,
         stream=np.zeros_like(records.stream) if is_host else records.stream,
         instruction=instruction,
         signal=signal,
         times=RecordTimes(times.device_s + times.host_s, np.zeros(len(records))) if is_host else times,
-        syncs=() if is_host else tuple(_syncs(records, signal)),
+        syncs=() if is_host else tuple(syncs),
         num_handed=len(records),
     )
 
 
-def _set_waits(records: Records, signal: Ints) -> None:
-    """Give waits the signals that they are for; what was asked for before the step was always there."""
+def _set_waits(records: Records, signal: Ints) -> list[tuple[int, int]]:
+    """Give waits the signals that they are for; what was asked for before the step was always there.
+
+    Returns where the host stops, and for what: its stream's own place, or an event that it names.
+    """
     of_work: dict[int, int] = {}
     of_event: dict[int, int] = {}
+    syncs = []
     rows = np.flatnonzero(records.kind != RecordKind.OP)
-    columns = (records.kind[rows], records.work[rows], records.event[rows])
-    for row, kind, work, event in zip(rows.tolist(), *(column.tolist() for column in columns), strict=True):
-        if kind == RecordKind.RECORD_EVENT:
-            of_event[event] = int(signal[row])
-        elif kind == RecordKind.WAIT_EVENT:
-            signal[row] = of_event.get(event, signal[row])
-        elif kind == RecordKind.WAIT:
-            signal[row] = of_work.get(work, signal[row])
-        elif kind != RecordKind.HOST_SYNC:
-            of_work[work] = int(signal[row])
-
-
-def _syncs(records: Records, signal: Ints) -> Iterator[tuple[int, int]]:
-    """Yield where the host stops, and for what: the stream's own place, or an event that it names."""
-    of_event: dict[int, int] = {}
-    for row in np.flatnonzero((records.kind == RecordKind.HOST_SYNC) | (records.kind == RecordKind.RECORD_EVENT)):
-        event = int(records.event[row])
-        if records.kind[row] == RecordKind.RECORD_EVENT:
-            of_event[event] = int(signal[row])
+    columns = (rows, records.kind[rows], records.work[rows], records.event[rows], signal[rows])
+    for row, kind, work, event, own in zip(*(column.tolist() for column in columns), strict=True):
+        if kind == _RECORD_EVENT:
+            of_event[event] = own
+        elif kind == _WAIT_EVENT:
+            signal[row] = of_event.get(event, own)
+        elif kind == _WAIT:
+            signal[row] = of_work.get(work, own)
+        elif kind != _HOST_SYNC:
+            of_work[work] = own
         elif event == NONE or event in of_event:
-            yield int(row), int(signal[row]) if event == NONE else of_event[event]
+            syncs.append((row, of_event.get(event, own)))
+    return syncs

@@ -151,18 +151,19 @@ def _waited_records(trace: Trace) -> Ints:
     of_event: dict[int, int] = {}
     last_of_stream: dict[int, int] = {}
     is_quiet = (records.kind == RecordKind.OP) & (records.stream == 0)
-    rows = np.flatnonzero(~is_quiet)
-    columns = (records.kind, records.stream, records.work, records.event)
-    for row, kind, stream, work, event in zip(rows.tolist(), *(one[rows].tolist() for one in columns), strict=True):
-        if kind == RecordKind.WAIT:
+    rows, kinds = np.flatnonzero(~is_quiet), list(RecordKind)
+    columns = (rows, records.kind[rows], records.stream[rows], records.work[rows], records.event[rows])
+    for row, number, stream, work, event in zip(*(column.tolist() for column in columns), strict=True):
+        kind = kinds[number]
+        if kind is RecordKind.WAIT:
             last_of_stream[stream] = waited[row] = of_work.get(work, NONE)
-        elif kind == RecordKind.WAIT_EVENT:
+        elif kind is RecordKind.WAIT_EVENT:
             waited[row] = of_event.get(event, NONE)
-        elif kind == RecordKind.RECORD_EVENT:
+        elif kind is RecordKind.RECORD_EVENT:
             of_event[event] = last_of_stream.get(stream, NONE)
-        elif kind == RecordKind.OP:
+        elif kind is RecordKind.OP:
             last_of_stream[stream] = NONE
-        elif kind != RecordKind.HOST_SYNC:
+        elif kind is not RecordKind.HOST_SYNC:
             of_work[work] = row
     return waited
 
