@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeFloat
 
 from meshwright.spec.noun import Noun
-from meshwright.spec.timeline import Floats, Ints, SpanKind, Spans, Timeline
+from meshwright.spec.timeline import Floats, Ints, SpanKind, Timeline
 
 Mask = NDArray[np.bool_]
 
@@ -82,7 +82,8 @@ def step_parts(timeline: Timeline, rank: int | None = None) -> StepParts:
     1. The default stream (0) computes: recompute, optimizer or compute, by phase. Or it is busy with the host's work
        or with data, as the thread of a CPU is that prepares and computes by turns: host, data.
     2. The default stream or the host waits for communication: that of its axis. Along pp it is a bubble while no
-       message of this rank is under way, since then its neighbour has not sent yet.
+       message of this rank is under way, since then its neighbour has not sent yet. So is waiting for all ranks in a
+       pipeline, while that collective is not under way, since then other stages are still at work.
     3. Communication is under way on any stream: that of its axis.
     4. Another stream computes: by phase, as in 1.
     5. The host reads data.
@@ -105,50 +106,45 @@ def seconds_by_rank(timeline: Timeline) -> Floats:
     width = np.diff(edges)
     part = np.full(len(width), PARTS.index("host_s"))
     is_open = np.ones(len(width), bool)
-    is_sending = _is_covered(edges, start, end, _is_message(timeline))
-    for name, mask, is_wait in _claims(timeline):
+    for name, mask, under_way in _claims(timeline):
         if mask.any():
             taken = is_open & _is_covered(edges, start, end, mask)
             part[taken] = PARTS.index(name)
-            if is_wait and name == "pp_s":
-                part[taken & ~is_sending] = PARTS.index("bubble_s")
+            if under_way is not None:
+                part[taken & ~_is_covered(edges, start, end, under_way)] = PARTS.index("bubble_s")
             is_open &= ~taken
     at = np.clip(np.searchsorted(np.arange(num_ranks + 1) * step_s, edges[:-1], side="right") - 1, 0, num_ranks - 1)
     seconds = np.bincount(at * len(PARTS) + part, weights=width, minlength=num_ranks * len(PARTS))
-    return seconds.reshape(num_ranks, len(PARTS))
+    return seconds.astype(np.float64, copy=False).reshape(num_ranks, len(PARTS))
 
 
-def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, bool]]:
-    """Yield (part, the spans that claim it, whether they wait), the first claim first."""
+def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
+    """Yield (part, the spans that claim it, those without which it is a bubble instead), the first claim first."""
     spans = timeline.spans
     is_default = spans.stream == 0
     by_phase = _positions(timeline.phases, _PART_OF_PHASE, "compute_s", spans.phase)
     by_axis = _positions(timeline.axes, PART_OF_AXIS, "other_s", spans.axis)
-    computes = spans.kind == SpanKind.COMPUTE
+    computes, communicates = spans.kind == SpanKind.COMPUTE, spans.kind == SpanKind.COMMUNICATION
     for name in ("compute_s", "recompute_s", "optimizer_s"):
-        yield name, is_default & computes & (by_phase == PARTS.index(name)), False
-    yield "data_s", is_default & (spans.kind == SpanKind.DATA), False
-    yield "host_s", is_default & (spans.kind == SpanKind.HOST), False
+        yield name, is_default & computes & (by_phase == PARTS.index(name)), None
+    yield "data_s", is_default & (spans.kind == SpanKind.DATA), None
+    yield "host_s", is_default & (spans.kind == SpanKind.HOST), None
     waits = (spans.kind == SpanKind.WAIT) & (spans.stream <= 0) & (spans.axis >= 0)
+    may_be_bubbles = ("pp_s", "other_s") if "pp" in timeline.axes else ()
     for name in _COMMUNICATION_PARTS:
-        yield name, waits & (by_axis == PARTS.index(name)), True
+        is_along = by_axis == PARTS.index(name)
+        yield name, waits & is_along, communicates & is_along if name in may_be_bubbles else None
     for name in _COMMUNICATION_PARTS:
-        yield name, (spans.kind == SpanKind.COMMUNICATION) & (by_axis == PARTS.index(name)), False
+        yield name, communicates & (by_axis == PARTS.index(name)), None
     for name in ("compute_s", "recompute_s", "optimizer_s"):
-        yield name, computes & (by_phase == PARTS.index(name)), False
-    yield "data_s", spans.kind == SpanKind.DATA, False
+        yield name, computes & (by_phase == PARTS.index(name)), None
+    yield "data_s", spans.kind == SpanKind.DATA, None
 
 
 def _positions(texts: tuple[str, ...], parts: dict[str, str], default: str, column: Ints) -> Ints:
     """Return for each span the position in PARTS of what its text in `texts` belongs to."""
     table = np.array([PARTS.index(parts.get(text, default)) for text in (*texts, "")])
     return table[column]
-
-
-def _is_message(timeline: Timeline) -> Mask:
-    spans: Spans = timeline.spans
-    is_pp = np.array([axis == "pp" for axis in (*timeline.axes, "")])
-    return (spans.kind == SpanKind.COMMUNICATION) & is_pp[spans.axis]
 
 
 def _is_covered(edges: Floats, start: Floats, end: Floats, mask: Mask) -> Mask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_each_moment_goes_to_the_first_that_claims_it() -> None:
                 span(COMPUTE, 1, 3),
                 span(COMMUNICATION, 2, 5, stream=1, **of_axis("fsdp")),
                 span(COMPUTE, 5, 6, phase=1),
-                span(WAIT, 6, 7, stream=-1, **of_axis("world")),
+                span(WAIT, 6, 7, stream=-1, **of_axis("tp")),
                 span(COMPUTE, 6.5, 8, phase=2),
             ],
             step_s=10.0,
@@ -69,7 +69,7 @@ def test_each_moment_goes_to_the_first_that_claims_it() -> None:
         "compute_s": 2.0,
         "dp_s": 2.0,
         "recompute_s": 1.0,
-        "other_s": 0.5,
+        "tp_s": 0.5,
         "optimizer_s": 1.5,
         "host_s": 2.0,
         "total": 10.0,
@@ -81,6 +81,14 @@ def test_a_wait_for_a_neighbour_is_a_bubble_until_the_message_is_under_way() -> 
     pp = of_axis("pp")
     parts = step_parts(timeline_of([span(WAIT, 0, 5, **pp), span(COMMUNICATION, 3, 5, stream=2, **pp)], step_s=5.0))
     assert (parts.bubble_s, parts.pp_s) == (3.0, 2.0)
+
+
+def test_waiting_for_all_ranks_of_a_pipeline_is_a_bubble_until_they_are_there() -> None:
+    world = of_axis("world")
+    rows = [span(WAIT, 0, 3, **world), span(COMMUNICATION, 2, 3, stream=1, **world)]
+    assert step_parts(timeline_of(rows, 3.0)).bubble_s == 2.0
+    without_pipeline = replace(timeline_of(rows, 3.0), axes=("tp", "fsdp", "cp", "world"))
+    assert step_parts(without_pipeline).other_s == 3.0
 
 
 def test_work_of_the_host_on_the_default_stream_is_not_hidden_by_communication() -> None:
