@@ -1,51 +1,122 @@
-"""trace_job(): what all ranks of a job do in one step, from as few traced ranks as can stand for them."""
+"""trace_job(): what all ranks of a job do in one step, from as few traced ranks and microbatches as tell it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from meshwright.config.load import load_job
-from meshwright.errors import ConfigError
-from meshwright.spec.job import Job
-from meshwright.spec.layout import Layout
+from meshwright.errors import MeshwrightError
+from meshwright.log import logger
+from meshwright.spec.trace import Ints, Trace
+from meshwright.spec.trace_order import first_difference
 from meshwright.spec.traces import Traces
-from meshwright.tracer.trace import DeviceType, trace
+from meshwright.tracer.cache import TraceCache
+from meshwright.tracer.chunks import NotAlike
+from meshwright.tracer.classes import Classes, class_labels
+from meshwright.tracer.job_steps import WHOLE, JobSteps, job_steps
+from meshwright.tracer.trace import DeviceType, Program
 
-_BUILD = "meshwright.trainer.build_step:build_step"
-_NUM_PROCESSES = 2
+
+@dataclass(frozen=True)
+class How:
+    """How a job is traced."""
+
+    mode: Literal["told", "whole"] = "told"
+    """Whether few microbatches are traced and tell the rest, or all of them are."""
+    classes: Classes = "largest"
+    verify: int = 0
+    """Ranks that are traced besides, and must do what the representatives of their classes do."""
+    routing: str = "balanced"
+    use_cache: bool = True
+    num_processes: int = 2
+    """Ranks that are traced at a time; each takes about half a GiB."""
+
+
+DEFAULT = How()
 
 
 def trace_job(
-    job_file: str, overrides: Sequence[str] = (), num_ranks: int | None = None, *, device: DeviceType = "simgpu"
+    job_file: str,
+    overrides: Sequence[str] = (),
+    num_ranks: int | None = None,
+    *,
+    device: DeviceType = "simgpu",
+    how: How = DEFAULT,
 ) -> Traces:
     """Return the traces of one step of a job on `num_ranks` ranks, or on as many as it names itself.
 
-    A rank of each pipeline rank is traced, the first, whose shards are the largest. Raises ConfigError for a job that
-    names no number of ranks, and UnsupportedError with what the program said where a rank cannot be traced.
+    Raises ConfigError for a job that names no number of ranks, UnsupportedError with what the program said where a rank
+    cannot be traced, and MeshwrightError where two ranks that should do the same do not.
     """
-    layout = layout_of(load_job(job_file, overrides).job, num_ranks)
-    size = layout.num_ranks // layout.pp
-    firsts = range(0, layout.num_ranks, size)
-    with ThreadPoolExecutor(_NUM_PROCESSES) as pool:
-        found = pool.map(lambda rank: trace(_BUILD, rank, layout.num_ranks, [job_file, *overrides], device), firsts)
-        traces = dict(zip(firsts, found, strict=True))
-    return Traces(layout.num_ranks, traces, np.repeat(np.array(firsts, np.int64), size))
+    steps = job_steps(job_file, overrides, num_ranks)
+    cache = TraceCache.of(steps, device, how.mode, how.classes, how.routing) if how.use_cache else None
+    tracer = _Tracer(steps, Program(WHOLE, steps.layout.num_ranks, device=device, routing=how.routing), how)
+    traces = cache.load() if cache else None
+    if traces is None:
+        traces = tracer.traces()
+        if cache:
+            cache.save(traces)
+    tracer.verify(traces)
+    return traces
 
 
-def layout_of(job: Job, num_ranks: int | None) -> Layout:
-    """Return the concrete layout of a job on `num_ranks` ranks, or cluster.num_devices, or what its degrees come to."""
-    if job.layout.search:
-        raise ConfigError(
-            "layout.search = true leaves the layout open, and a trace is of one: "
-            "write down what `meshwright plan` chooses, or set layout.search to false"
-        )
-    found = num_ranks or job.cluster.num_devices
-    if found is None and job.layout.rest_axis is not None:
-        raise ConfigError(
-            f"layout.{job.layout.rest_axis} = -1 takes the rest of the ranks, but nobody said how many there are: "
-            "set cluster.num_devices, or give the number of ranks"
-        )
-    return job.layout.resolve(found or job.layout.num_fixed_ranks)
+class _Tracer:
+    """Traces what stands for all ranks of a job."""
+
+    def __init__(self, steps: JobSteps, program: Program, how: How) -> None:
+        self.steps, self.program, self.how = steps, program, how
+        self._size = steps.layout.num_ranks // steps.layout.pp
+
+    def traces(self) -> Traces:
+        num_ranks = self.steps.layout.num_ranks
+        firsts = range(0, num_ranks, self._size)
+        found = self._traced(firsts)
+        class_of_rank = np.arange(num_ranks) // self._size * self._size
+        if self.how.classes == "all":
+            class_of_rank = np.concatenate([first + _first_alike(self._labels(found[first])) for first in firsts])
+            found |= self._traced(set(class_of_rank.tolist()) - set(found))
+        return Traces(num_ranks, found, class_of_rank)
+
+    def verify(self, traces: Traces) -> None:
+        """Raise MeshwrightError unless how.verify other ranks, far apart, do what the traces say."""
+        for rank in self._others(traces):
+            source = int(traces.class_of_rank[rank])
+            difference = first_difference(traces.traces[source], self._traced([rank])[rank])
+            if difference is not None:
+                raise MeshwrightError(
+                    f"ranks {source} and {rank} should do the same step, but {difference}: "
+                    "the program treats ranks differently; trace them one by one"
+                )
+
+    def _others(self, traces: Traces) -> list[int]:
+        """Return the ranks to verify: none that was traced, and none with smaller shards than its representative."""
+        labels = {rank: self._labels(trace) for rank, trace in traces.traces.items() if rank % self._size == 0}
+        ranks = np.arange(traces.world_size)
+        label = np.concatenate([labels[first] for first in sorted(labels)])
+        same = label[ranks] == label[traces.class_of_rank]
+        others = ranks[same & (traces.class_of_rank != ranks)]
+        count = min(self.how.verify, len(others))
+        return others[np.linspace(len(others) - 1, 0, count).astype(np.int64)].tolist() if count else []
+
+    def _labels(self, trace: Trace) -> Ints:
+        return class_labels(trace, self.steps.layout, self.how.routing)
+
+    def _traced(self, ranks: Iterable[int]) -> dict[int, Trace]:
+        wanted = sorted(ranks)
+        if not wanted:
+            return {}
+        if self.how.mode == "told" and self.steps.chosen is not None:
+            try:
+                return self.steps.told(wanted, self.program, self.how.num_processes)
+            except NotAlike as error:
+                logger.info("all microbatches are traced, since some do not tell the others: %s", error)
+        return self.steps.whole(wanted, self.program, self.how.num_processes)
+
+
+def _first_alike(labels: Ints) -> Ints:
+    """Return for each element the first with the same label."""
+    _, first, where = np.unique(labels, return_index=True, return_inverse=True)
+    return first[where.ravel()]
