@@ -8,9 +8,9 @@ from meshwright.simulator.collective_times import MeetingTimes
 from meshwright.simulator.conditions import USUAL, Conditions
 from meshwright.simulator.engine import Played
 from meshwright.simulator.matching import Meetings, match
+from meshwright.simulator.moments import Moments, moments_of
 from meshwright.simulator.play_traces import Costs, play_traces
 from meshwright.simulator.program import RecordTimes
-from meshwright.simulator.spans import Moments, moments_of
 from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.traces import Traces
 
@@ -36,7 +36,7 @@ class Script:
         self._num_works = self._num_events = 0
 
     def op(self, device_s: float = 0.0, stream: int = 0, host_s: float = 0.0) -> int:
-        return self._add(RecordKind.OP, stream, device_s, host_s, signature=self._signature("aten.mm.default"))
+        return self._add(RecordKind.OP, stream, device_s, host_s, signature=self._signature("aten.add.Tensor"))
 
     def collective(
         self, ranks: tuple[int, ...], wire_s: float = 0.0, op: str = ALL_REDUCE, axis: str = "", num_bytes: int = 8
@@ -63,6 +63,15 @@ class Script:
 
     def sync(self, stream: int = 0, event: int = NONE) -> int:
         return self._add(RecordKind.HOST_SYNC, stream, event=event)
+
+    def allocate(self, num_bytes: int) -> int:
+        """Return a storage that is there from the newest record on; before any record, from before the step on."""
+        self.storages.append((num_bytes, len(self.rows) - 1, NONE, 0))
+        return len(self.storages) - 1
+
+    def free(self, storage: int) -> None:
+        num_bytes, allocated_at, _, stream = self.storages[storage]
+        self.storages[storage] = (num_bytes, allocated_at, len(self.rows), stream)
 
     def trace(self) -> Trace:
         records = {name: np.array([row[name] for row in self.rows], np.int64) for name in _COLUMNS}
@@ -93,8 +102,11 @@ class Script:
         return self._num_works
 
     def _signature(self, op: str) -> int:
-        shape = TensorShape(dtype="float32", dims=(2,))
-        return self.signatures.setdefault(Signature(op=op, inputs=(shape,), outputs=(shape,)), len(self.signatures))
+        shape = TensorShape(dtype="float32", dims=(1024,))
+        return self.signatures.setdefault(
+            Signature(op=op, inputs=(shape,), outputs=(shape,), read_bytes=4096, written_bytes=4096),
+            len(self.signatures),
+        )
 
     def _add(self, kind: RecordKind, stream: int, device_s: float = 0.0, host_s: float = 0.0, **columns: int) -> int:
         row = dict.fromkeys(_COLUMNS, NONE) | {"scope": 0, "phase": 0, "num_bytes": 0}
@@ -121,7 +133,7 @@ def play_scripts(
         for row, seconds in script.wire_s.items():
             wire_s[meetings.of_record[rank][row]] = seconds
     times = MeetingTimes(0 * ones, wire_s, load * ones, 0 * ones)
-    played = play_traces(traces, meetings, Costs(records, times), conditions)
+    played = play_traces(traces, meetings, Costs(records, times, is_host=scripts[0].traced.device == "cpu"), conditions)
     hosts = {host.rank: host for host in played.hosts}
     return (
         meetings,

@@ -33,6 +33,8 @@ class Conditions:
     rank_spread: float = 0.0
     """That of the ranks' slowness."""
     faults: tuple[Fault, ...] = ()
+    has_expandable_segments: bool = False
+    """Whether the allocator is told to let its segments grow (PYTORCH_CUDA_ALLOC_CONF)."""
 
 
 USUAL = Conditions()

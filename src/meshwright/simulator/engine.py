@@ -200,6 +200,11 @@ class Played:
     """[meetings]"""
 
     @property
+    def end_s(self) -> float:
+        """Return when the last host or stream was done."""
+        return max(max(host.end_s, *(stream.now_s for stream in host.streams)) for host in self.hosts)
+
+    @property
     def is_done(self) -> bool:
         """Return whether every record was played; else somebody waits for ever."""
         return all(host.is_done and all(stream.is_done for stream in host.streams) for host in self.hosts)

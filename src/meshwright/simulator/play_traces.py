@@ -23,6 +23,8 @@ class Costs:
     records: Mapping[int, RecordTimes]
     """By representative."""
     meetings: MeetingTimes
+    is_host: bool = False
+    """Whether the host itself computes (Device.is_host)."""
 
 
 def play_traces(traces: Traces, meetings: Meetings, costs: Costs, conditions: Conditions = USUAL) -> Played:
@@ -31,7 +33,7 @@ def play_traces(traces: Traces, meetings: Meetings, costs: Costs, conditions: Co
     stops = stops_of(conditions, traces)
     programs = []
     for rank, trace in sorted(traces.traces.items()):
-        program = program_of(trace, meetings.of_record[rank], costs.records[rank], signals)
+        program = program_of(trace, meetings.of_record[rank], costs.records[rank], signals, is_host=costs.is_host)
         programs.append(program.failing(stops.get(rank), dropped_by(conditions, traces, rank)))
     return play(programs, _table(programs, meetings, costs.meetings, signals))
 

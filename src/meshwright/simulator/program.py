@@ -92,10 +92,9 @@ class Signals:
         return np.arange(self.count - number, self.count)
 
 
-def program_of(trace: Trace, meeting: Ints, times: RecordTimes, signals: Signals) -> Program:
+def program_of(trace: Trace, meeting: Ints, times: RecordTimes, signals: Signals, *, is_host: bool) -> Program:
     """Return what the trace's rank plays, given the meeting that each record is part in, and times."""
     records = trace.records
-    is_host = trace.traced.device == "cpu"
     table = np.array([_INSTRUCTION_OF[kind] for kind in RecordKind])
     instruction = table[records.kind]
     signal = np.full(len(records), signals.always, np.int64)

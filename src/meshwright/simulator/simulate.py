@@ -10,11 +10,12 @@ from meshwright.errors import ConfigError
 from meshwright.simulator.check import check
 from meshwright.simulator.collective_times import meeting_times
 from meshwright.simulator.conditions import USUAL, Conditions, meetings_under, records_under
-from meshwright.simulator.engine import Played
 from meshwright.simulator.matching import Meetings, match
+from meshwright.simulator.memory import memory_of
+from meshwright.simulator.moments import moments_of
 from meshwright.simulator.play_traces import Costs, play_traces
 from meshwright.simulator.program import RecordTimes
-from meshwright.simulator.spans import Names, Texts, spans_of
+from meshwright.simulator.spans import timeline_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.timeline import Timeline, TimelineSource
 from meshwright.spec.trace import RecordKind, Trace
@@ -22,22 +23,31 @@ from meshwright.spec.traces import Traces
 
 
 def simulate(traces: Traces, cluster: Cluster, name: str = "", conditions: Conditions = USUAL) -> Timeline:
-    """Return one step of `traces` on `cluster`; `name` is the job's.
+    """Return one step of `traces` on `cluster`, with its memory; `name` is the job's.
 
     Raises ConfigError with what check() finds where the step never ends, and UnsupportedError where the catalogue lacks
     a rate that the step needs.
     """
     meetings = match(traces)
-    record_times = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
-    costs = Costs(
-        records_under(conditions, traces, record_times),
-        meetings_under(conditions, traces, meetings, meeting_times(traces, meetings, cluster)),
-    )
+    costs = costs_of(traces, meetings, cluster, conditions)
     played = play_traces(traces, meetings, costs, conditions)
     if not played.is_done:
         problems = "\n".join(str(problem) for problem in check(traces, conditions))
         raise ConfigError(f"the step of {name or 'these traces'} never ends:\n{problems}")
-    return _timeline(traces, cluster, name, meetings, played)
+    when = {host.rank: moments_of(traces.traces[host.rank], meetings, played, host) for host in played.hosts}
+    memory = tuple(memory_of(traces.traces[rank], when[rank].start_s, cluster.device, conditions) for rank in when)
+    return timeline_of(traces, meetings, played, when, _source(traces, cluster, name), memory)
+
+
+def costs_of(traces: Traces, meetings: Meetings, cluster: Cluster, conditions: Conditions = USUAL) -> Costs:
+    """Return what everything takes on `cluster`."""
+    records = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
+    times = meeting_times(traces, meetings, cluster)
+    return Costs(
+        records=records_under(conditions, traces, records),
+        meetings=meetings_under(conditions, traces, meetings, times),
+        is_host=cluster.device.is_host,
+    )
 
 
 def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
@@ -56,27 +66,12 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
     return RecordTimes(device_s, launch_s * num_launches)
 
 
-def _timeline(traces: Traces, cluster: Cluster, name: str, meetings: Meetings, played: Played) -> Timeline:
-    texts = Texts(*(Names() for _ in range(5)))
-    spans = spans_of(traces, meetings, played, texts)
-    ranks, counts = np.unique(traces.class_of_rank, return_counts=True)
-    step_s = max(max(host.end_s, *(stream.now_s for stream in host.streams)) for host in played.hosts)
-    first = next(iter(traces.traces.values())).traced
-    return Timeline(
-        source=TimelineSource(
-            kind="simulated",
-            name=name or first.build,
-            world_size=traces.world_size,
-            cluster=f"{cluster.name}:{cluster.num_devices}",
-            versions={"torch": first.torch_version},
-        ),
-        step_s=max(step_s, float(spans.end_s.max(initial=0.0))),
-        ranks=tuple(ranks.tolist()),
-        stands_for=tuple(counts.tolist()),
-        names=texts.names.all(),
-        scopes=texts.scopes.all(),
-        phases=texts.phases.all(),
-        actions=texts.actions.all(),
-        axes=texts.axes.all(),
-        spans=spans,
+def _source(traces: Traces, cluster: Cluster, name: str) -> TimelineSource:
+    traced = next(iter(traces.traces.values())).traced
+    return TimelineSource(
+        kind="simulated",
+        name=name or traced.build,
+        world_size=traces.world_size,
+        cluster=f"{cluster.name}:{cluster.num_devices}",
+        versions={"torch": traced.torch_version},
     )

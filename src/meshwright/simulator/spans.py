@@ -1,4 +1,4 @@
-"""Spans: what the engine played, as a Timeline's columns.
+"""timeline_of(): what the engine played, as a Timeline.
 
 Meetings stand on streams of their own, one a channel, as communication libraries have them, numbered after the
 device's. A wait is a span if it took any time, with the axis of what it was for; where it was for an event, of what the
@@ -7,15 +7,16 @@ event's stream had itself just waited for.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from meshwright.simulator.engine import Host, Played, Stream
+from meshwright.simulator.engine import Host, Played
 from meshwright.simulator.matching import Meetings
-from meshwright.spec.timeline import Floats, SpanKind, Spans
+from meshwright.simulator.moments import Moments
+from meshwright.spec.timeline import Floats, MemoryCurve, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.traces import Traces
 
@@ -60,56 +61,35 @@ class Texts:
     axes: Names
 
 
-@dataclass(frozen=True)
-class Moments:
-    """When the records of one rank were; nan where they were not, or were nothing that takes time [records]."""
-
-    start_s: Floats
-    end_s: Floats
-    stream: Ints
-
-
-def spans_of(traces: Traces, meetings: Meetings, played: Played, texts: Texts) -> Spans:
-    """Return the spans of all representatives, of each by their start."""
-    parts = [_rank_spans(traces.traces[host.rank], meetings, played, host, texts) for host in played.hosts]
-    return Spans(
-        **{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Spans)}
+def timeline_of(
+    traces: Traces,
+    meetings: Meetings,
+    played: Played,
+    when: Mapping[int, Moments],
+    source: TimelineSource,
+    memory: tuple[MemoryCurve, ...],
+) -> Timeline:
+    """Return what was played as a timeline of all representatives, each one's spans by their start."""
+    texts = Texts(*(Names() for _ in range(5)))
+    parts = [_rank_spans(traces.traces[host.rank], meetings, when[host.rank], host, texts) for host in played.hosts]
+    ranks, counts = np.unique(traces.class_of_rank, return_counts=True)
+    return Timeline(
+        source=source,
+        step_s=max(played.end_s, *(float(part.end_s.max(initial=0.0)) for part in parts)),
+        ranks=tuple(ranks.tolist()),
+        stands_for=tuple(counts.tolist()),
+        names=texts.names.all(),
+        scopes=texts.scopes.all(),
+        phases=texts.phases.all(),
+        actions=texts.actions.all(),
+        axes=texts.axes.all(),
+        spans=_joined(*parts),
+        memory=memory,
     )
 
 
-def moments_of(trace: Trace, meetings: Meetings, played: Played, host: Host) -> Moments:
-    """Return when each record of one rank was."""
-    start_s, end_s = np.full((2, len(trace.records)), np.nan)
-    stream = trace.records.stream.copy()
-    for one in host.streams:
-        _set_stream(one, trace, start_s, end_s, stream)
-    meeting = meetings.of_record[host.rank]
-    rows = np.flatnonzero(meeting != NONE)
-    ended = played.ended_at[meeting[rows]] >= 0
-    start_s[rows] = np.where(ended, played.began_at[meeting[rows]], np.nan)
-    end_s[rows] = np.where(ended, played.ended_at[meeting[rows]], np.nan)
-    _, channel = np.unique(meetings.channel[meeting[rows]], return_inverse=True)
-    stream[rows] = 1 + int(trace.records.stream.max(initial=0)) + channel.ravel()
-    return Moments(start_s, end_s, stream)
-
-
-def _set_stream(one: Stream, trace: Trace, start_s: Floats, end_s: Floats, stream: Ints) -> None:
-    """Fill in what one stream played."""
-    num_played = len(one.played_at)
-    rows = one.records[:num_played]
-    at_s, handed_s = np.array(one.played_at), np.array(one.handed_at[:num_played])
-    after_s = at_s + np.array(one.seconds[:num_played])
-    free_s = np.concatenate([[0.0], after_s[:-1]])[:num_played]
-    is_op = trace.records.kind[rows] == RecordKind.OP
-    # A wait begins when the stream comes to it.
-    start_s[rows] = np.where(is_op, at_s, np.maximum(free_s, handed_s))
-    end_s[rows] = np.where(is_op, after_s, at_s)
-    stream[rows] = one.number
-
-
-def _rank_spans(trace: Trace, meetings: Meetings, played: Played, host: Host, texts: Texts) -> Spans:
+def _rank_spans(trace: Trace, meetings: Meetings, when: Moments, host: Host, texts: Texts) -> Spans:
     records = trace.records
-    when = moments_of(trace, meetings, played, host)
     kind = np.array([_KINDS[one] for one in RecordKind], np.int64)[records.kind]
     meeting, signature = meetings.of_record[host.rank], records.signature.copy()
     waited = _waited_records(trace)

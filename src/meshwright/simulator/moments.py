@@ -1,0 +1,51 @@
+"""Moments: when each record of one rank was, from what the engine played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.simulator.engine import Host, Played, Stream
+from meshwright.simulator.matching import Meetings
+from meshwright.spec.timeline import Floats
+from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
+
+
+@dataclass(frozen=True)
+class Moments:
+    """When the records of one rank were; nan where they were not, or were nothing that takes time [records]."""
+
+    start_s: Floats
+    end_s: Floats
+    stream: Ints
+
+
+def moments_of(trace: Trace, meetings: Meetings, played: Played, host: Host) -> Moments:
+    """Return when each record of one rank was."""
+    start_s, end_s = np.full((2, len(trace.records)), np.nan)
+    stream = trace.records.stream.copy()
+    for one in host.streams:
+        _set_stream(one, trace, start_s, end_s, stream)
+    meeting = meetings.of_record[host.rank]
+    rows = np.flatnonzero(meeting != NONE)
+    ended = played.ended_at[meeting[rows]] >= 0
+    start_s[rows] = np.where(ended, played.began_at[meeting[rows]], np.nan)
+    end_s[rows] = np.where(ended, played.ended_at[meeting[rows]], np.nan)
+    _, channel = np.unique(meetings.channel[meeting[rows]], return_inverse=True)
+    stream[rows] = 1 + int(trace.records.stream.max(initial=0)) + channel.ravel()
+    return Moments(start_s, end_s, stream)
+
+
+def _set_stream(one: Stream, trace: Trace, start_s: Floats, end_s: Floats, stream: Ints) -> None:
+    """Fill in what one stream played."""
+    num_played = len(one.played_at)
+    rows = one.records[:num_played]
+    at_s, handed_s = np.array(one.played_at), np.array(one.handed_at[:num_played])
+    after_s = at_s + np.array(one.seconds[:num_played])
+    free_s = np.concatenate([[0.0], after_s[:-1]])[:num_played]
+    is_op = trace.records.kind[rows] == RecordKind.OP
+    # A wait begins when the stream comes to it.
+    start_s[rows] = np.where(is_op, at_s, np.maximum(free_s, handed_s))
+    end_s[rows] = np.where(is_op, after_s, at_s)
+    stream[rows] = one.number
