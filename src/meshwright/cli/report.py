@@ -11,6 +11,8 @@ import click
 if TYPE_CHECKING:
     from meshwright.planner.measured.read import MeasuredRun
     from meshwright.spec.plan import Candidate
+    from meshwright.spec.step_parts import StepParts
+    from meshwright.spec.timeline import Timeline
 
 
 _LEAST_WIDTH = 100
@@ -18,10 +20,11 @@ _LEAST_WIDTH = 100
 
 @click.command()
 @click.argument("folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
+@click.option("--simulate", is_flag=True, help="Also run the step dry (see simulate); takes seconds to minutes.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(folder: Path, as_json: bool) -> None:
+def command(folder: Path, simulate: bool, as_json: bool) -> None:
     """Show where the steps of the run in RUN_FOLDER went: the floor that physics sets, what is expected above it cause
-    by cause, and what was measured.
+    by cause, and what was measured; then by component, beside the step that was profiled, if one was.
 
     The expectation is that of the layout that the run took, on the machine that its job names (see `meshwright
     calibrate` for this one).
@@ -32,11 +35,47 @@ def command(folder: Path, as_json: bool) -> None:
     expected = _expected(run)
     measured_s = run.row.measured_s
     assert measured_s is not None
+    parts = _parts(folder, run, expected, simulate=simulate)
     if as_json:
-        record = {"measured_step_s": measured_s, "expected": expected.to_dict()}
+        by_component = {name: one.to_dict() for name, one in parts.items()}
+        record = {"measured_step_s": measured_s, "expected": expected.to_dict(), "parts": by_component}
         click.echo(json.dumps(record, indent=2))
         return
-    _show(folder, expected, measured_s)
+    _show(folder, expected, measured_s, parts)
+
+
+def _parts(folder: Path, run: MeasuredRun, expected: Candidate, *, simulate: bool) -> dict[str, StepParts]:
+    """Return the step by component: as the formulas expect it, as it is simulated if asked for, as it was profiled."""
+    from meshwright.report.run_table import MEASURED
+    from meshwright.spec.expected_parts import expected_parts
+    from meshwright.spec.run import Run
+    from meshwright.spec.step_parts import step_parts
+
+    parts = {"expected": expected_parts(expected.estimate.step)}
+    if simulate:
+        parts["simulated"] = step_parts(_simulated(folder, run))
+    # Reading a profile takes torch, which whoever only reads a run may not have.
+    if any(Run(folder).timelines.glob("*.json.gz")):
+        from meshwright.profiler.run_profile import profile_of_run
+
+        parts[MEASURED] = step_parts(profile_of_run(folder))
+    return parts
+
+
+def _simulated(folder: Path, run: MeasuredRun) -> Timeline:
+    """Return the run's step, traced anew and played on the machine that the job names."""
+    from meshwright.simulator.simulate import simulate
+    from meshwright.spec.layout import AXES
+    from meshwright.spec.run import Run
+    from meshwright.tracer.dry_run import trace_job
+
+    assert run.layout is not None
+    assert run.setting is not None
+    degrees = [f"layout.{axis}={getattr(run.layout, axis)}" for axis in AXES]
+    cluster = run.setting.cluster
+    device = "cpu" if cluster.device.is_host else "simgpu"
+    traces = trace_job(str(Run(folder).job), degrees, run.layout.num_ranks, device=device)
+    return simulate(traces, cluster, str(folder))
 
 
 def _expected(run: MeasuredRun) -> Candidate:
@@ -48,12 +87,13 @@ def _expected(run: MeasuredRun) -> Candidate:
     return judge(run.layout, question_of_run(run))
 
 
-def _show(folder: Path, expected: Candidate, measured_s: float) -> None:
+def _show(folder: Path, expected: Candidate, measured_s: float, parts: dict[str, StepParts]) -> None:
     from rich.console import Console
 
-    from meshwright.report.run_table import run_page
+    from meshwright.report.run_table import parts_section, run_page
+    from meshwright.spec.run import HOW_TO_PROFILE
 
     console = Console(highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)
-    for part in run_page(str(folder), expected, measured_s):
+    for part in (*run_page(str(folder), expected, measured_s), *parts_section(parts, measured_s, HOW_TO_PROFILE)):
         console.print(part)

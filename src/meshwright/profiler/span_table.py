@@ -37,8 +37,7 @@ def spans_from(rows: Sequence[Span], origin_ns: int) -> tuple[Spans, dict[str, A
         return [-1 if value is None else seen.setdefault(value, len(seen)) for value in values]
 
     def seconds(moments_ns: Sequence[int]) -> Floats:
-        since: Floats = (np.array(moments_ns, np.int64) - origin_ns) * 1e-9
-        return since
+        return np.asarray(np.array(moments_ns, np.int64) - origin_ns, np.float64) * 1e-9
 
     columns = {
         "rank": [row.rank for row in rows],

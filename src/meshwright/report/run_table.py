@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
+from meshwright.report.compare_table import parts_table
 from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent, waterfall
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Candidate
+from meshwright.spec.step_parts import StepParts
 from meshwright.units import format_duration
 
 
@@ -32,3 +34,21 @@ def run_page(name: str, expected: Candidate, measured_s: float) -> Iterator[Rend
     yield f"MFU {percent(estimate.mfu * total_s / measured_s)} measured, {percent(estimate.mfu)} expected. {MFU_MEANS}."
     if estimate.hfu is not None:
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
+
+
+def parts_section(parts: dict[str, StepParts], measured_s: float, how_to_profile: str) -> Iterator[RenderableType]:
+    """Yield the step by component: what each prediction in `parts` says, and last, where it is there, the profile."""
+    yield ""
+    yield parts_table(parts)
+    if MEASURED not in parts:
+        yield f"measured by component: no step of this run was profiled; {how_to_profile}"
+        return
+    profiled_s = parts[MEASURED].total_s
+    yield (
+        f"The profiled step took {format_duration(profiled_s)}, {percent(profiled_s / measured_s - 1)} more than the "
+        "median: profiling costs time itself, most of it the host's."
+    )
+
+
+MEASURED = "profiled"
+"""The column of what was measured."""

@@ -12,6 +12,8 @@ from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout
 from meshwright.spec.noun import Noun
 
+HOW_TO_PROFILE = "train with run.profile_start=10 (any step after the first few); run.profile_steps says how many"
+
 
 class Run:
     """The paths of a run folder; reading or writing them is others' work."""
