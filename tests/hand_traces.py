@@ -121,7 +121,11 @@ def all_of(*scripts: Script) -> Traces:
 
 
 def play_scripts(
-    traces: Traces, scripts: tuple[Script, ...], conditions: Conditions = USUAL, load: float = 1.0
+    traces: Traces,
+    scripts: tuple[Script, ...],
+    conditions: Conditions = USUAL,
+    load: float = 1.0,
+    slowdown: float = 0.0,
 ) -> tuple[Meetings, Played, dict[int, Moments]]:
     """Return what was played, each meeting on the links inside its domain, which it takes a share `load` of."""
     meetings = match(traces)
@@ -133,7 +137,12 @@ def play_scripts(
         for row, seconds in script.wire_s.items():
             wire_s[meetings.of_record[rank][row]] = seconds
     times = MeetingTimes(0 * ones, wire_s, load * ones, 0 * ones)
-    played = play_traces(traces, meetings, Costs(records, times, is_host=scripts[0].traced.device == "cpu"), conditions)
+    played = play_traces(
+        traces,
+        meetings,
+        Costs(records, times, is_host=scripts[0].traced.device == "cpu", slowdown=slowdown),
+        conditions,
+    )
     hosts = {host.rank: host for host in played.hosts}
     return (
         meetings,

@@ -20,6 +20,7 @@ import numpy as np
 
 from meshwright.simulator.links import Links
 from meshwright.simulator.program import Instruction, Program
+from meshwright.simulator.slowdown import Busy
 from meshwright.spec.timeline import Floats
 
 RUN, WAIT, MARK = int(Instruction.RUN), int(Instruction.WAIT), int(Instruction.MARK)
@@ -39,6 +40,10 @@ class Table:
     is_last: list[bool]
     """Whether a meeting is its channel's last; else the next one has the next number."""
     is_first: list[bool]
+    members: list[tuple[int, ...]]
+    """Programs that take part in each meeting."""
+    slowdown: float
+    """Of computing and communicating at once, as slowdown.py has it."""
     came_at: list[float]
     """When the last of those who are there came."""
     began_at: list[float]
@@ -90,6 +95,9 @@ class Stream:
         """When each record so far began, or went on after its wait."""
         self.now_s = 0.0
         """The end of what was played."""
+        self.busy = Busy(self.seconds, self.played_at)
+        self.late_s: dict[int, float] = {}
+        """By how much what ran beside communication ended later, by the place of the last record then played."""
 
     def hand_over(self, until: int, stopped_s: float) -> None:
         """Take all records before `until`, a position in the trace, from a host that had stopped for so long."""
@@ -173,6 +181,17 @@ class Host:
         if not self.is_done:
             table.runnable.append(self)
 
+    def slowed_s(self, start_s: float, end_s: float, slowdown: float) -> float:
+        """Return by how much what was under way beside this rank's computing is late, as the computing now is, too."""
+        default = self.streams[0]
+        if default.now_s <= start_s:
+            return 0.0
+        extra_s = slowdown * default.busy.between(start_s, end_s)
+        default.now_s += extra_s
+        place = len(default.played_at) - 1
+        default.late_s[place] = default.late_s.get(place, 0.0) + extra_s
+        return extra_s
+
     def has_passed(self, record: int) -> bool:
         """Return whether the record's stream has played it."""
         return any(record in one.records[: len(one.played_at)] for one in self.streams)
@@ -223,6 +242,12 @@ def play(programs: Sequence[Program], table: Table) -> Played:
         ended = table.links.next_end()
         if ended is None:
             break
-        table.end(*ended)
+        meeting, at_s = ended
+        if table.slowdown:
+            at_s += max(
+                hosts[member].slowed_s(table.began_at[meeting], at_s, table.slowdown)
+                for member in table.members[meeting]
+            )
+        table.end(meeting, at_s)
     num_meetings = len(table.missing)
     return Played(tuple(hosts), np.array(table.began_at), np.array(table.signal_at[:num_meetings]))

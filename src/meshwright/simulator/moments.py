@@ -42,7 +42,9 @@ def _set_stream(one: Stream, trace: Trace, start_s: Floats, end_s: Floats, strea
     num_played = len(one.played_at)
     rows = one.records[:num_played]
     at_s, handed_s = np.array(one.played_at), np.array(one.handed_at[:num_played])
-    after_s = at_s + np.array(one.seconds[:num_played])
+    late_s = np.zeros(num_played)
+    late_s[list(one.late_s)] = list(one.late_s.values())
+    after_s = at_s + np.array(one.seconds[:num_played]) + late_s
     free_s = np.concatenate([[0.0], after_s[:-1]])[:num_played]
     is_op = trace.records.kind[rows] == RecordKind.OP
     # A wait begins when the stream comes to it.

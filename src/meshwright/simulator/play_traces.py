@@ -25,6 +25,8 @@ class Costs:
     meetings: MeetingTimes
     is_host: bool = False
     """Whether the host itself computes (Device.is_host)."""
+    slowdown: float = 0.0
+    """Of computing and communicating at once."""
 
 
 def play_traces(traces: Traces, meetings: Meetings, costs: Costs, conditions: Conditions = USUAL) -> Played:
@@ -35,13 +37,13 @@ def play_traces(traces: Traces, meetings: Meetings, costs: Costs, conditions: Co
     for rank, trace in sorted(traces.traces.items()):
         program = program_of(trace, meetings.of_record[rank], costs.records[rank], signals, is_host=costs.is_host)
         programs.append(program.failing(stops.get(rank), dropped_by(conditions, traces, rank)))
-    return play(programs, _table(programs, meetings, costs.meetings, signals))
+    return play(programs, _table(programs, meetings, costs, signals))
 
 
-def _table(programs: list[Program], meetings: Meetings, times: MeetingTimes, signals: Signals) -> Table:
-    place = {program.rank: 2 * number for number, program in enumerate(programs)}
+def _table(programs: list[Program], meetings: Meetings, costs: Costs, signals: Signals) -> Table:
+    times, place = costs.meetings, {program.rank: number for number, program in enumerate(programs)}
     uses: list[list[tuple[int, float]]] = []
-    missing: list[int] = []
+    members: list[tuple[int, ...]] = []
     is_first = np.zeros(len(meetings), bool)
     is_last = np.zeros(len(meetings), bool)
     inside, network = times.inside.tolist(), times.network.tolist()
@@ -49,7 +51,7 @@ def _table(programs: list[Program], meetings: Meetings, times: MeetingTimes, sig
         numbers = range(channel.first, channel.first + channel.num_meetings)
         is_first[channel.first] = is_last[numbers[-1]] = True
         ways = _ways(channel, place)
-        missing += [len(channel.members)] * len(numbers)
+        members += [tuple(place[rank] for rank in channel.members)] * len(numbers)
         for at in numbers:
             shares = ((0, inside[at]), (1, network[at]))
             uses.append([(2 * way + which, share) for way in ways for which, share in shares if share > 0])
@@ -58,7 +60,9 @@ def _table(programs: list[Program], meetings: Meetings, times: MeetingTimes, sig
     return Table(
         links=Links(times.latency_s.tolist(), times.wire_s.tolist(), uses),
         signal_at=signal_at,
-        missing=missing,
+        missing=[len(one) for one in members],
+        members=members,
+        slowdown=costs.slowdown,
         is_last=is_last.tolist(),
         is_first=is_first.tolist(),
         came_at=[0.0] * len(meetings),
@@ -70,5 +74,5 @@ def _ways(channel: Channel, place: Mapping[int, int]) -> list[int]:
     """Return whose ways out and in a channel's meetings take: links carry both directions in full."""
     if channel.is_message:
         sender, receiver = channel.members
-        return [place[sender], place[receiver] + 1]
-    return [place[rank] + way for rank in channel.members for way in (0, 1)]
+        return [2 * place[sender], 2 * place[receiver] + 1]
+    return [2 * place[rank] + way for rank in channel.members for way in (0, 1)]

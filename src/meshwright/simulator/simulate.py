@@ -47,6 +47,8 @@ def costs_of(traces: Traces, meetings: Meetings, cluster: Cluster, conditions: C
         records=records_under(conditions, traces, records),
         meetings=meetings_under(conditions, traces, meetings, times),
         is_host=cluster.device.is_host,
+        # What was timed on a host was timed with both.
+        slowdown=0.0 if cluster.device.is_host else fitted_constants()["overlap_slowdown"],
     )
 
 

@@ -164,6 +164,21 @@ def test_a_transfer_speeds_up_when_the_other_has_ended() -> None:
     assert moments(script)[0].end_s.tolist() == [2.0, 4.0]
 
 
+@pytest.mark.parametrize(("computing_s", "communicating_s"), [(8.0, 3.0), (3.0, 8.0), (5.0, 5.0), (0.0, 4.0)])
+def test_computing_and_communicating_at_once_slows_both(computing_s: float, communicating_s: float) -> None:
+    script = Script()
+    work = script.collective((0,), wire_s=communicating_s)
+    for _ in range(4):
+        script.op(computing_s / 4)
+    script.wait(work)
+    script.op()
+    _, played, found = play_scripts(all_of(script), (script,), slowdown=0.25)
+    shorter_s, longer_s = sorted((computing_s, communicating_s))
+    assert played.end_s == longer_s + 0.25 * shorter_s
+    computed_s = (found[0].end_s - found[0].start_s)[1:5].sum()
+    assert computed_s == computing_s + 0.25 * shorter_s
+
+
 def _pipeline(rank: int, world_size: int, num_stages: int, draw: np.random.Generator) -> Script:
     """Return a rank of `num_stages` stages, each of world_size / num_stages ranks that share their gradients."""
     width = world_size // num_stages
