@@ -8,7 +8,6 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -24,6 +23,10 @@ _NUM_RECENT_STEPS = 20
 _LEAST_SLOW_S = 5.0
 _SLOW_STEPS = 3
 """A loop that is silent for so many usual steps stands still."""
+
+
+# Those that may answer, as far as this host can tell.
+_ABLE: tuple[ProcessState, ...] = ("running", "elsewhere")
 
 
 @dataclass(frozen=True)
@@ -43,29 +46,35 @@ class Evidence:
         return max(0.0, self.now_s - self.heartbeats[rank].time_s)
 
 
-def gather(run: Run, wait_s: float) -> Evidence:
-    """Return what `run` shows, having asked the ranks that are alive for their flight records.
+def ask(run: Run, wait_s: float) -> None:
+    """Ask the ranks of `run` that are alive for their flight records, and wait `wait_s` at most until they are there.
 
-    A rank's watch answers within a second or two; `wait_s` is how long those that do not are waited for. One that is
-    silent on this host is then asked by SIGUSR1 for its stacks, which it writes even where Python cannot run.
+    A rank's watch answers within a second or two. One that does not is asked by SIGUSR1, where it is on this host, for
+    its stacks: it writes those even where Python cannot run.
     """
-    heartbeats = read_heartbeats(run)
-    processes = {rank: process_state(one) for rank, one in heartbeats.items()}
-    asked_s = time.time()
-    waiting = {rank for rank, one in heartbeats.items() if one.phase not in LAST_PHASES and processes[rank] != "gone"}
-    if waiting:
-        run.hang_request.write_text(f"{asked_s}\n", encoding="utf-8")
-    fast = {rank for rank in waiting if processes[rank] != "stopped"}
-    _wait_until(lambda: all(_answered(run, rank, asked_s) for rank in fast), wait_s)
-    for rank in sorted(fast):
-        if processes[rank] == "running" and not _answered(run, rank, asked_s):
+    asked_s, heartbeats = time.time(), read_heartbeats(run)
+    states = {rank: process_state(one) for rank, one in heartbeats.items()}
+    able = [rank for rank, one in heartbeats.items() if one.phase not in LAST_PHASES and states[rank] in _ABLE]
+    if not able:
+        return
+    run.hang_request.write_text(f"{asked_s}\n", encoding="utf-8")
+    deadline_s = time.monotonic() + wait_s
+    while (mute := [rank for rank in able if not _answered(run, rank, asked_s)]) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for rank in mute:
+        if states[rank] == "running":
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(heartbeats[rank].pid, signal.SIGUSR1)
+
+
+def look(run: Run) -> Evidence:
+    """Return what `run` shows now."""
     heartbeats = read_heartbeats(run)
+    records = {rank: read_record(run, rank, one.pid) for rank, one in heartbeats.items()}
     return Evidence(
         heartbeats,
         {rank: process_state(one) for rank, one in heartbeats.items()},
-        {rank: record for rank, one in heartbeats.items() if (record := read_record(run, rank, one.pid)) is not None},
+        {rank: record for rank, record in records.items() if record is not None},
         time.time(),
         max(_LEAST_SLOW_S, _SLOW_STEPS * usual_step_s(run)),
     )
@@ -108,9 +117,3 @@ def _answered(run: Run, rank: int, asked_s: float) -> bool:
         # The clock of a shared folder may lag behind this one by a tick.
         return run.flight_record(rank).stat().st_mtime >= asked_s - 1
     return False
-
-
-def _wait_until(is_so: Callable[[], bool], wait_s: float) -> None:
-    deadline_s = time.monotonic() + wait_s
-    while not is_so() and time.monotonic() < deadline_s:
-        time.sleep(0.05)

@@ -9,8 +9,8 @@ from meshwright.spec.noun import Noun
 Verdict = Literal["ended", "moving", "died", "failed", "stopped", "departed", "mismatch", "busy", "network", "unknown"]
 """ended: the run is over, in good order. moving: it is slow, not stuck. died: a rank's process is gone. failed: a rank
 ended with an error. stopped: a process is suspended. departed, mismatch: ranks ask for different collectives. busy: a
-rank is elsewhere, in data, a checkpoint or a module. network: every rank waits for one collective. unknown: the files do
-not say."""
+rank is elsewhere, in data, a checkpoint or a module. network: every rank waits for one collective. unknown: the files
+do not say."""
 
 ProcessState = Literal["running", "stopped", "gone", "elsewhere"]
 """elsewhere: on another host, or on a system that does not tell."""

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.errors import ExitCode, Preempted
+from meshwright.fault_tolerance.hang_notice import HangNotice
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.log import logger
 from meshwright.spec.job import Job
@@ -27,6 +28,11 @@ _SHUTDOWN_TIMEOUT_S = "120"
 
 def train_locally(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
+    with HangNotice(run, job.run.hang_after_s):
+        return _train(job, run, num_ranks, arguments, resume=resume)
+
+
+def _train(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
     code = _attempt([*arguments, "--resume"] if resume else arguments, num_ranks, run)
     for restart in range(1, job.run.max_restarts + 1):
         if code is not ExitCode.RETRY or _is_stopped(job, run):

@@ -1,0 +1,235 @@
+"""diagnose: from what the ranks left to which one is to blame, in which collective, and what to do about it.
+
+The questions are asked in this order, since the answer to an earlier one explains the later ones: is the run over; has
+a process died, or been suspended; does the loop still move; did a rank ask for another collective than before; do the
+ranks of a group disagree; which rank do the others wait for; is everyone there, and nothing arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from meshwright.fault_tolerance.evidence import Evidence
+from meshwright.fault_tolerance.places import (
+    how_known,
+    module_of_wait,
+    say_collective,
+    say_departure,
+    say_doing,
+    say_kind,
+    say_place,
+    say_ranks,
+    say_when,
+)
+from meshwright.fault_tolerance.waits import Wait, first_mismatch, roots, waited_for, waits_of
+from meshwright.spec.diagnosis import Diagnosis, RankState, Verdict
+from meshwright.spec.flight_record import Group
+from meshwright.spec.heartbeat import LAST_PHASES, Heartbeat
+from meshwright.units import format_duration
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Return what the evidence says; there is a heartbeat of one rank at least."""
+    doctor = _Doctor(evidence)
+    questions: Sequence[Callable[[], Diagnosis | None]] = (
+        doctor.has_ended,
+        doctor.has_died,
+        doctor.has_failed,
+        doctor.is_stopped,
+        doctor.moves,
+        doctor.departed,
+        doctor.disagrees,
+        doctor.is_waited_for,
+        doctor.is_complete,
+    )
+    for question in questions:
+        if (answer := question()) is not None:
+            return answer
+    return doctor.is_unknown()
+
+
+class _Doctor:
+    """One question a method: the diagnosis if the answer is yes."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._beats, self._records = evidence.heartbeats, evidence.records
+        self._waits = waits_of(evidence.records)
+        self._edges = waited_for(self._waits, evidence.heartbeats)
+
+    def has_ended(self) -> Diagnosis | None:
+        if not all(beat.phase == "ended" for beat in self._beats.values()):
+            return None
+        step = max(beat.step for beat in self._beats.values())
+        return self._say("ended", [], f"every rank has ended in good order, after step {step}", "Nothing.")
+
+    def has_died(self) -> Diagnosis | None:
+        gone = [rank for rank, state in self._evidence.processes.items() if state == "gone"]
+        dead = [rank for rank in gone if self._beats[rank].phase not in LAST_PHASES]
+        if not dead:
+            return None
+        verb = "is" if len(dead) == 1 else "are"
+        headline = f"{say_ranks(dead)} {verb} dead, last seen in {say_when(self._beats[dead[0]])}"
+        advice = (
+            "Look for who killed it (out of memory: dmesg; the scheduler; a crash: its log), then start the same "
+            "command with --resume."
+        )
+        return self._say("died", dead, headline, advice, self._first_wait_for(dead))
+
+    def has_failed(self) -> Diagnosis | None:
+        failed = [record for record in self._records.values() if record.error is not None]
+        if not failed:
+            return None
+        first = min(failed, key=lambda record: record.time_s)
+        headline = f"rank {first.rank} ended first, with {first.error}, {say_place(first)}"
+        advice = f"Correct what rank {first.rank} says in its log, then start the same command with --resume."
+        return self._say("failed", [first.rank], headline, advice, self._first_wait_for([first.rank]))
+
+    def is_stopped(self) -> Diagnosis | None:
+        stopped = [rank for rank, state in self._evidence.processes.items() if state == "stopped"]
+        if not stopped:
+            return None
+        verb = "is" if len(stopped) == 1 else "are"
+        headline = f"the process of {say_ranks(stopped)} {verb} suspended{self._not_reached(stopped)}"
+        pids = " ".join(str(self._beats[rank].pid) for rank in stopped)
+        advice = f"`kill -CONT {pids}` on {self._beats[stopped[0]].host} lets it go on where it was."
+        return self._say("stopped", stopped, headline, advice, self._first_wait_for(stopped))
+
+    def moves(self) -> Diagnosis | None:
+        alive = {rank: beat for rank, beat in self._beats.items() if beat.phase not in LAST_PHASES}
+        silent_s = min((self._evidence.silent_s(rank) for rank in alive), default=float("inf"))
+        if silent_s > self._evidence.slow_s:
+            return None
+        rank = min(alive, key=self._evidence.silent_s)
+        headline = f"no hang: rank {rank} moved on {format_duration(silent_s)} ago, in {say_when(alive[rank])}"
+        return self._say("moving", [], headline, "Wait; `meshwright report` tells where the time of a step goes.")
+
+    def departed(self) -> Diagnosis | None:
+        left = {rank: record.departure for rank, record in self._records.items() if record.departure is not None}
+        if not left:
+            return None
+        rank, departure = min(left.items())
+        known = departure.known or departure.found
+        headline = f"{say_ranks(sorted(left))} left the order of collectives: {say_departure(departure)}"
+        advice = (
+            "Every rank must ask for the same collectives, every time: look in this module for a branch that only some "
+            "ranks take (on the rank's number, on data, on an exception that is swallowed)."
+        )
+        return self._say("departed", sorted(left), headline, advice, self._first_wait_for([rank])).replace(
+            module=known.module, collective=say_collective(known, self._group(rank, known.group))
+        )
+
+    def disagrees(self) -> Diagnosis | None:
+        found = first_mismatch(self._records)
+        if found is None:
+            return None
+        told = "; ".join(f"rank {rank} {say_kind(one)}" for rank, one in found.by_rank.items())
+        number = next(iter(found.by_rank.values())).sequence
+        headline = f"the ranks of {found.group.axis} have different collectives as their number {number}: {told}"
+        advice = (
+            "Every rank must ask for the same collectives in the same order: look for a branch that only some take."
+        )
+        return self._say("mismatch", sorted(found.by_rank), headline, advice)
+
+    def is_waited_for(self) -> Diagnosis | None:
+        culprits = [rank for rank in roots(self._edges) if not self._is_in_complete_wait(rank)]
+        if not culprits:
+            return None
+        rank = culprits[0]
+        verb = "is" if len(culprits) == 1 else "are"
+        where = f"in {say_when(self._beats[rank])}, {say_place(self._records.get(rank))}"
+        headline = f"{say_ranks(culprits)} {verb} {where}{self._not_reached(culprits)}"
+        return self._say("busy", culprits, headline, _advice(self._beats[rank]), self._first_wait_for(culprits))
+
+    def is_complete(self) -> Diagnosis | None:
+        complete = [wait for wait in self._waits if not wait.absent]
+        if complete:
+            first = complete[0]
+            what = say_collective(first.collective, first.group)
+            headline = f"every rank has entered {what}, and it does not end"
+            advice = (
+                "Look at the network between the ranks' hosts, and at their devices; then start again with --resume."
+            )
+            return self._say("network", [], headline, advice, first)
+        if not any(self._edges.values()):
+            return None
+        edges = {rank: sorted(peers) for rank, peers in self._edges.items() if peers}
+        ring = "; ".join(f"rank {rank} waits for {say_ranks(peers)}" for rank, peers in edges.items())
+        advice = "The ranks ask for collectives in different orders: look for a branch that only some of them take."
+        wait = self._waits[0] if self._waits else None
+        return self._say("mismatch", sorted(edges), f"the ranks wait for each other: {ring}", advice, wait)
+
+    def is_unknown(self) -> Diagnosis:
+        silent_s = min(self._evidence.silent_s(rank) for rank in self._beats)
+        headline = f"no rank has moved for {format_duration(silent_s)}, and none is known to wait for another"
+        return self._say("unknown", [], headline, "Look at the stacks below, and in the ranks' logs.")
+
+    def _say(
+        self, verdict: Verdict, culprits: list[int], headline: str, advice: str, wait: Wait | None = None
+    ) -> Diagnosis:
+        seen = None if wait is None else self._records.get(wait.rank)
+        evidence = [] if wait is None else how_known(wait, seen)
+        evidence += [f"rank {rank} has written no flight record" for rank in self._silent()]
+        return Diagnosis(
+            verdict=verdict,
+            culprits=culprits,
+            headline=headline,
+            collective=None if wait is None else say_collective(wait.collective, wait.group),
+            module=None if wait is None else module_of_wait(wait, seen),
+            evidence=evidence,
+            advice=advice,
+            ranks=[self._state(rank) for rank in sorted(self._beats)],
+        )
+
+    def _state(self, rank: int) -> RankState:
+        beat = self._beats[rank]
+        waits = [wait for wait in self._waits if wait.rank == rank]
+        return RankState(
+            rank=rank,
+            process=self._evidence.processes[rank],
+            silent_s=round(self._evidence.silent_s(rank), 3),
+            step=beat.step,
+            phase=beat.phase,
+            doing=say_doing(beat, waits, self._records.get(rank)),
+            waits_for=sorted(self._edges[rank]),
+        )
+
+    def _first_wait_for(self, culprits: Sequence[int]) -> Wait | None:
+        """Return a wait for one of `culprits`, that of the lowest rank."""
+        return next((wait for wait in self._waits if set(wait.absent) & set(culprits)), None)
+
+    def _not_reached(self, culprits: Sequence[int]) -> str:
+        wait = self._first_wait_for(culprits)
+        if wait is None:
+            peers = [rank for rank, waited in self._edges.items() if waited & set(culprits)]
+            return f"; {say_ranks(peers)} waits for it in {say_when(self._beats[peers[0]])}" if peers else ""
+        key = (wait.group.name, wait.collective.sequence)
+        waiting = [one.rank for one in self._waits if (one.group.name, one.collective.sequence) == key]
+        module = module_of_wait(wait, self._records.get(wait.rank))
+        where = "" if module is None else f" of {module}"
+        verb = "waits" if len(waiting) == 1 else "wait"
+        what = say_collective(wait.collective, wait.group)
+        return f", and has not reached {what}{where}, in which {say_ranks(waiting)} {verb}"
+
+    def _is_in_complete_wait(self, rank: int) -> bool:
+        return any(wait.rank == rank and not wait.absent for wait in self._waits)
+
+    def _group(self, rank: int, name: str) -> Group:
+        return next(group for group in self._records[rank].groups if group.name == name)
+
+    def _silent(self) -> list[int]:
+        return [rank for rank in self._beats if rank not in self._records and self._beats[rank].phase != "ended"]
+
+
+def _advice(beat: Heartbeat) -> str:
+    """Return what to do about a rank that does not come out of a phase."""
+    match beat.phase:
+        case "data":
+            what = "the data source waits for something: a file system, a download, a lock, a worker process"
+        case "checkpoint":
+            what = "the storage is slow or does not answer"
+        case "start" | "restore":
+            what = "the model, its data or its checkpoint take this rank longer than the others to build or to read"
+        case _:
+            what = "this code waits for something, or does more on this rank than on the others"
+    return f"Look at that line: {what}. If it does not go on, stop the run and start it again with --resume."

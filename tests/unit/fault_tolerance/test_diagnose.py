@@ -1,0 +1,172 @@
+"""diagnose: each kind of hang from hand-made flight records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.fault_tolerance.diagnose import diagnose
+from meshwright.fault_tolerance.evidence import Evidence
+from meshwright.spec.diagnosis import ProcessState
+from meshwright.spec.flight_record import Collective, Departure, FlightRecord, Frame, Group
+from meshwright.spec.heartbeat import Heartbeat
+
+NOW_S = 1000.0
+WORLD = Group(name="0", axis="world", ranks=[0, 1, 2, 3])
+PAIRS = [Group(name="a", axis="tp", ranks=[0, 1]), Group(name="b", axis="tp", ranks=[2, 3])]
+
+
+def heartbeat(rank: int, silent_s: float = 100.0, **changes: Any) -> Heartbeat:
+    beat = Heartbeat(
+        rank=rank,
+        num_ranks=4,
+        pid=10 + rank,
+        host="h",
+        started_ticks=1,
+        step=7,
+        phase="action 0F1",
+        waits_for_rank=None,
+        time_s=NOW_S - silent_s,
+    )
+    return beat.replace(**changes)
+
+
+def entered(group: str, *ops: str, is_open: bool = False, sizes: int = 4) -> list[Collective]:
+    """Return collectives of a group from its first on; of `is_open` ones the last is incomplete."""
+    last = len(ops) if is_open else 0
+    return [
+        Collective(group=group, sequence=n, op=op, sizes=[[sizes]], is_done=n != last, step=7, module=f"blocks.{n}")
+        for n, op in enumerate(ops, start=1)
+    ]
+
+
+def record(rank: int, collectives: list[Collective], **changes: Any) -> FlightRecord:
+    own = FlightRecord(
+        rank=rank,
+        pid=10 + rank,
+        reason="asked",
+        time_s=NOW_S,
+        groups=[WORLD, PAIRS[rank // 2]],
+        collectives=collectives,
+        stack=[Frame(file="mine.py", line=5, function="read", module=None)],
+    )
+    return own.replace(**changes)
+
+
+def evidence(
+    records: list[FlightRecord],
+    beats: list[Heartbeat] | None = None,
+    processes: dict[int, ProcessState] | None = None,
+) -> Evidence:
+    beats = beats or [heartbeat(rank) for rank in range(4)]
+    states: dict[int, ProcessState] = dict.fromkeys(range(4), "running")
+    return Evidence(
+        {beat.rank: beat for beat in beats}, states | (processes or {}), {one.rank: one for one in records}, NOW_S, 5.0
+    )
+
+
+def test_the_last_of_a_chain_of_waits_is_to_blame() -> None:
+    # 2 waits for 3 in their pair; 0 and 1 wait for both in the world.
+    waiting = entered("0", "all_reduce", "all_gather", is_open=True)
+    found = diagnose(
+        evidence(
+            [
+                record(0, waiting),
+                record(1, waiting),
+                record(2, [*entered("0", "all_reduce"), *entered("b", "all_reduce", is_open=True)]),
+                record(3, entered("0", "all_reduce")),
+            ],
+            [*(heartbeat(rank) for rank in range(3)), heartbeat(3, phase="data")],
+        )
+    )
+    assert (found.verdict, found.culprits) == ("busy", [3])
+    assert found.headline.startswith("rank 3 is in step 7, data, at mine.py:5 in read, and has not reached all_")
+    assert [one.waits_for for one in found.ranks] == [[2, 3], [2, 3], [3], []]
+
+
+def test_different_collectives_in_one_place_are_told_with_who_has_which() -> None:
+    found = diagnose(
+        evidence(
+            [
+                record(0, entered("a", "all_reduce", "all_gather", is_open=True)),
+                record(1, entered("a", "all_reduce", "broadcast", is_open=True)),
+                record(2, []),
+                record(3, []),
+            ]
+        )
+    )
+    assert (found.verdict, found.culprits) == ("mismatch", [0, 1])
+    assert "rank 0 all_gather of 4 in blocks.2; rank 1 broadcast of 4 in blocks.2" in found.headline
+
+
+def test_different_sizes_are_a_mismatch_of_a_reduction_and_none_of_an_exchange_of_parts() -> None:
+    for op, verdict in (("all_reduce", "mismatch"), ("alltoall_base", "network")):
+        ranks = [record(rank, entered("a", op, is_open=True, sizes=rank + 1)) for rank in (0, 1)]
+        assert diagnose(evidence([*ranks, record(2, []), record(3, [])])).verdict == verdict
+
+
+def test_a_rank_that_left_its_own_order_is_to_blame_for_the_mismatch() -> None:
+    known, got = entered("a", "all_reduce", "all_gather"), entered("a", "all_reduce", "broadcast", is_open=True)
+    left = Departure(found=got[-1], known=known[-1])
+    found = diagnose(
+        evidence(
+            [
+                record(0, entered("a", "all_reduce", "all_gather", is_open=True)),
+                record(1, got, departure=left),
+                record(2, []),
+                record(3, []),
+            ]
+        )
+    )
+    assert (found.verdict, found.culprits, found.module) == ("departed", [1], "blocks.2")
+    assert "asked for broadcast of 4 in blocks.2 where its first step had all_gather of 4" in found.headline
+
+
+def test_a_collective_that_all_have_entered_is_the_networks() -> None:
+    found = diagnose(evidence([record(rank, entered("0", "all_reduce", is_open=True)) for rank in range(4)]))
+    assert (found.verdict, found.culprits, found.collective) == ("network", [], "all_reduce 1 of all ranks")
+
+
+@pytest.mark.parametrize(
+    ("process", "verdict"), [("gone", "died"), ("stopped", "stopped"), ("elsewhere", "busy"), ("running", "busy")]
+)
+def test_what_became_of_the_process_comes_first(process: ProcessState, verdict: str) -> None:
+    waiting = [record(rank, entered("0", "all_reduce", is_open=True)) for rank in range(3)]
+    found = diagnose(evidence(waiting, processes={3: process}))
+    assert (found.verdict, found.culprits) == (verdict, [3])
+    assert "rank 3 has written no flight record" in found.evidence
+    assert found.collective == "all_reduce 1 of all ranks"
+
+
+def test_a_pipeline_that_waits_for_a_tensor_points_at_its_sender() -> None:
+    beats = [heartbeat(rank, waits_for_rank=rank + 1 if rank < 3 else None) for rank in range(4)]
+    found = diagnose(evidence([record(rank, []) for rank in range(4)], beats))
+    assert (found.verdict, found.culprits) == ("busy", [3])
+
+
+def test_ranks_that_wait_for_each_other_have_none_to_blame_alone() -> None:
+    beats = [heartbeat(0, waits_for_rank=1), heartbeat(1), heartbeat(2), heartbeat(3)]
+    one = entered("a", "all_reduce", is_open=True)
+    found = diagnose(evidence([record(0, []), record(1, one), record(2, []), record(3, [])], beats))
+    assert (found.verdict, found.culprits) == ("mismatch", [0, 1])
+    assert "rank 0 waits for rank 1; rank 1 waits for rank 0" in found.headline
+
+
+def test_a_run_that_moves_or_has_ended_does_not_hang() -> None:
+    moving = [heartbeat(rank, silent_s=1.0) for rank in range(4)]
+    assert diagnose(evidence([], moving)).verdict == "moving"
+    ended = [heartbeat(rank, phase="ended") for rank in range(4)]
+    assert diagnose(evidence([], ended, dict.fromkeys(range(4), "gone"))).verdict == "ended"
+
+
+def test_the_first_error_of_several_is_told() -> None:
+    beats = [heartbeat(rank, phase="failed") for rank in range(4)]
+    records = [
+        record(rank, entered("0", "all_reduce", is_open=True), error="LostPeer: gone", time_s=NOW_S + rank)
+        for rank in range(3)
+    ]
+    own = record(3, [], error="ValueError: only here", time_s=NOW_S - 1)
+    found = diagnose(evidence([*records, own], beats, dict.fromkeys(range(4), "gone")))
+    assert (found.verdict, found.culprits) == ("failed", [3])
+    assert "ValueError: only here" in found.headline
