@@ -32,7 +32,7 @@ def required_alignment(rows: Tensor) -> int:
 
     torch's kernel does not say: on CUDA the gradient of the weights sums over rows that begin at any 16 bytes only.
     """
-    return _CUDA_GROUP_ROWS if rows.is_cuda and rows.dtype == torch.bfloat16 else 1
+    return _CUDA_GROUP_ROWS if rows.device.type != "cpu" and rows.dtype == torch.bfloat16 else 1
 
 
 def _kernel_takes(rows_RI: Tensor, weight_EOI: Tensor) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import FakeWork, Work
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -103,10 +104,35 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
         install(recorder)
     mode = RecordingMode(recorder, device_type)
     apply_patches(recorder, mode)
+    _record_what_is_compiled(mode)
     # Both are ours, and modules that use them are imported later, with the builder.
     initial.fill_normal = _leave_as_it_is
-    host_values.host_values = parse_routing(routing)
+    host_values.host_values = parse_routing(routing)  # type: ignore[assignment]
     return mode
+
+
+def _record_what_is_compiled(mode: RecordingMode) -> None:
+    """Have modules that are to be compiled by Inductor record the kernels that it would make."""
+    compile_module = nn.Module.compile
+
+    def compiled(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("backend", "inductor") == "inductor":
+            # The compiler takes seconds to import, which only a job that compiles shall wait for.
+            kwargs["backend"] = importlib.import_module("meshwright.tracer.compiled").recording_backend(mode)
+        compile_module(module, *args, **kwargs)
+        call: Any = module._compiled_call_impl
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            # The hooks that follow calls of other modules are compiled away.
+            mode.recorder.scopes.enter(module)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                mode.recorder.scopes.close()
+
+        module._compiled_call_impl = followed
+
+    nn.Module.compile = compiled  # type: ignore[method-assign, assignment]
 
 
 def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int, world_size: int) -> Trace:

@@ -96,7 +96,9 @@ class RecordingMode(TorchDispatchMode):
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         written = self._written_tensors(func, args, kwargs)
-        if self._numbers:
+        found = collective_of(func, args)
+        # What other ranks bring to a collective is taken to be what this one does.
+        if self._numbers and found is None:
             self._forget([*(tensor for tensor in inputs if id(tensor) in written), *outputs])
         if not any(tensor.device.type == self.device_type for tensor in (*inputs, *outputs)):
             return
@@ -107,12 +109,18 @@ class RecordingMode(TorchDispatchMode):
         if position is None:
             signature = _signature(func, args, kwargs, result, inputs, outputs).replace(is_causal=is_causal)
             position = self._signatures[key] = self.recorder.signatures.position(signature)
-        found = collective_of(func, args)
         if found is None:
             self.recorder.record(RecordKind.OP, signature=position)
         else:
             self._record_collective(found, position, inputs, outputs, result)
         for tensor, writes in (*((one, id(one) in written) for one in inputs), *((one, True) for one in outputs)):
+            if tensor.device.type == self.device_type:
+                self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
+
+    def kernel(self, signature: Signature, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
+        """Record a kernel that is no operator of torch's: one that a compiler made of several."""
+        self.recorder.record(RecordKind.OP, signature=self.recorder.signatures.position(signature))
+        for tensor, writes in (*((one, False) for one in inputs), *((one, True) for one in outputs)):
             if tensor.device.type == self.device_type:
                 self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
 
@@ -152,15 +160,18 @@ class RecordingMode(TorchDispatchMode):
         if number != NONE:
             self.recorder.record(RecordKind.WAIT, work=number)
 
-    def _follow(self, storage: torch.UntypedStorage) -> int:
-        """Return a storage's number: another one when it is new, or has another size than when it was last seen."""
+    def _follow(self, storage: torch.UntypedStorage, *, by_newest: bool = True) -> int:
+        """Return a storage's number: another one when it is new, or has another size than when it was last seen.
+
+        Memory that it has now and had not is what the newest record asked for, unless the program did so by itself.
+        """
         key, size = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
         if known is not None and known[1] == size:
             return known[0]
         if known is not None:
             self._gone(key)
-        number = self.recorder.allocate(size)
+        number = self.recorder.allocate(size, by_newest=by_newest)
         self._storages[key] = (number, size, weakref.ref(storage, lambda _: self._gone(key, number)))
         return number
 
@@ -200,7 +211,7 @@ class RecordingMode(TorchDispatchMode):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Notice that a storage was given another size, as FSDP does to what it gathered."""
         if storage._cdata in self._storages:
-            self._follow(storage)
+            self._follow(storage, by_newest=False)
 
 
 def _signature(

@@ -1,0 +1,145 @@
+"""Compiled blocks under the tracer: the compiler's graphs run on fake tensors, and each of their kernels is one record.
+
+What Inductor fuses reads its inputs once and writes its results once: that is what a fused kernel's record says. What
+it keeps for backward is decided by the same partitioner as in a real run. Matmuls, attention and collectives inside a
+graph are operators as in eager code, and are recorded as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch.utils._pytree import tree_leaves
+
+from meshwright.spec.trace import Signature, TensorShape
+from meshwright.tracer.recording_mode import RecordingMode
+from meshwright.tracer.simulated_device import NAME
+from meshwright.tracer.torch_inductor import Kernel, kernels_of, needed_by, register_device
+
+_FUSED = "inductor.fused"
+
+
+@cache
+def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
+    """Return a backend for torch.compile that keeps what Inductor keeps for backward, and records its kernels."""
+    if mode.device_type == NAME:
+        register_device(NAME)
+
+    def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        mode.recorder.is_paused, before = True, mode.recorder.is_paused
+        try:
+            return CompiledGraph(graph, kernels_of(graph, inputs), mode)
+        finally:
+            mode.recorder.is_paused = before
+
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=compile_graph,
+        bw_compiler=compile_graph,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    return backend
+
+
+class CompiledGraph:
+    """Callable: computes what a compiled graph computes, kernel by kernel."""
+
+    def __init__(self, graph: fx.GraphModule, kernels: Sequence[Kernel], mode: RecordingMode) -> None:
+        self._graph, self._kernels, self._mode = graph, kernels, mode
+        self._inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        self._output = next(node for node in graph.graph.nodes if node.op == "output")
+        self._free_after = self._last_uses()
+        self._signatures: dict[int, Signature] = {}
+        # torch then hands over the arguments in a list, which is emptied, so that they can be freed in the middle.
+        self._boxed_call = True
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Return the graph's results; `args` are empty afterwards."""
+        values = dict(zip(self._inputs, args, strict=True))
+        args.clear()
+        for number, kernel in enumerate(self._kernels):
+            if kernel.is_fused:
+                self._run_fused(number, kernel, values)
+            else:
+                for node in kernel.nodes:
+                    self._value(node, values)
+            for node in self._free_after[number]:
+                values.pop(node, None)
+        return fx.map_arg(self._output.args[0], lambda node: self._quietly(node, values))
+
+    def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        """Return a node's value, running what it needs and nobody has run yet."""
+        if node not in values:
+            needed = {one: self._quietly(one, values) for one in node.all_input_nodes}
+            args, kwargs = (fx.map_arg(part, needed.__getitem__) for part in (node.args, node.kwargs))
+            values[node] = self._call(node, args, kwargs)
+        return values[node]
+
+    def _quietly(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        """Return a node's value; what has not run by now is no kernel of its own: a view, or part of its reader."""
+        before, self._mode.recorder.is_paused = self._mode.recorder.is_paused, True
+        try:
+            return self._value(node, values)
+        finally:
+            self._mode.recorder.is_paused = before
+
+    def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "get_attr":
+            return getattr(self._graph, str(node.target))
+        assert callable(node.target), node
+        return node.target(*args, **kwargs)
+
+    def _run_fused(self, number: int, kernel: Kernel, values: dict[fx.Node, Any]) -> None:
+        own = set(kernel.nodes)
+        reads = {one for node in kernel.nodes for one in node.all_input_nodes if one not in own}
+        inputs = [
+            leaf for node in reads for leaf in tree_leaves(self._quietly(node, values)) if isinstance(leaf, Tensor)
+        ]
+        for node in kernel.nodes:
+            self._quietly(node, values)
+        outputs = _tensors(values[node] for node in kernel.results)
+        if number not in self._signatures:
+            self._signatures[number] = _signature(kernel, outputs)
+        self._mode.kernel(self._signatures[number], inputs, outputs)
+        for node in own.difference(kernel.results):
+            # It stays in registers.
+            values.pop(node)
+
+    def _last_uses(self) -> list[list[fx.Node]]:
+        """Return for each kernel the nodes that nothing after it reads, be it by way of nodes without a kernel."""
+        has_memory = {node for kernel in self._kernels for node in kernel.results}.union(self._inputs)
+        last: dict[fx.Node, int] = {}
+        for number, kernel in enumerate(self._kernels):
+            inputs = (one for node in kernel.nodes for one in node.all_input_nodes)
+            read = needed_by(inputs, lambda node: node not in has_memory)
+            last |= dict.fromkeys((*kernel.nodes, *read), number)
+        kept = needed_by(self._output.all_input_nodes, lambda node: node not in has_memory)
+        freed: list[list[fx.Node]] = [[] for _ in self._kernels]
+        for node, number in last.items():
+            if node not in kept:
+                freed[number].append(node)
+        return freed
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [leaf for value in values for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _signature(kernel: Kernel, outputs: list[Tensor]) -> Signature:
+    names = (getattr(node.target, "_opname", str(node.target)) for node in kernel.nodes)
+    written = sum(tensor.nbytes for tensor in outputs)
+    return Signature(
+        op=f"{_FUSED}({', '.join(dict.fromkeys(names))})",
+        inputs=(),
+        outputs=tuple(
+            TensorShape(dtype=str(tensor.dtype).removeprefix("torch."), dims=tuple(tensor.shape)) for tensor in outputs
+        ),
+        read_bytes=max(kernel.moved_bytes - written, 0),
+        written_bytes=written,
+    )
