@@ -114,9 +114,23 @@ def _program(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Tr
         raise ConfigError(
             f"--ranks {given['ranks']} and --cluster {given['cluster']} differ: make COUNT {given['ranks']}"
         )
-    program = Program(given["build"], given["ranks"], tuple(words), routing=given["routing"])
+    program = Program(_importable(given["build"]), given["ranks"], tuple(words), routing=given["routing"])
     traces = Traces.all_of(trace_ranks(program, range(given["ranks"])))
     return Subject(given["build"], given["build"], cluster, None, None, None), traces
+
+
+def _importable(build: str) -> str:
+    """Return a builder as module:function; the folder of one that is in a file is where modules are looked for."""
+    place, colon, function = build.partition(":")
+    if not colon:
+        from meshwright.errors import ConfigError
+
+        raise ConfigError(f"--build {build} names no function: write FILE.py:FUNCTION or MODULE:FUNCTION")
+    file = Path(place)
+    if file.suffix != ".py":
+        return build
+    sys.path.insert(0, str(file.resolve().parent))
+    return f"{file.stem}:{function}"
 
 
 def _split(words: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:

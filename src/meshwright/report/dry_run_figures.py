@@ -44,7 +44,7 @@ def waterfall_figure(outcome: Outcome) -> Any:
             x=[value * scale for value in seconds],
             base=[start * scale for start in starts],
             marker={"color": colours, "line": {"width": 0}},
-            text=[f"{value * scale:.4g}" for value in seconds],
+            text=[f"{value * scale:.3g}" for value in seconds],
             textposition="outside",
             cliponaxis=False,
             hovertemplate=f"%{{y}}<br>%{{x:.4g}} {unit}<extra>{who}</extra>",

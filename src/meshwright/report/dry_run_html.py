@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.extras import import_extra
 from meshwright.report.dry_run_figures import exposed_figure, waterfall_figure
 from meshwright.report.dry_run_table import job_words, misfit_words, rank_seconds, rank_words, short_op, signed_change
+from meshwright.report.part_words import NO_AXIS
 from meshwright.report.timeline_figures import PURPOSE, memory_figure, pipeline_figure, streams_figure
 from meshwright.report.waterfall import MFU_MEANS, percent
 from meshwright.spec.dry_run import CollectiveUse, DryRun, Outcome, Padding, RankMemory
@@ -127,7 +128,7 @@ def _communication(outcome: Outcome) -> Iterator[str]:
 
 def _collective_cells(one: CollectiveUse) -> _Cells:
     counts = (f"{one.num_ranks:,}", f"{one.count:,.0f}", format_bytes(one.num_bytes))
-    return short_op(one.op), one.axis or "-", *counts, format_duration(one.total_s), format_duration(one.exposed_s)
+    return short_op(one.op), one.axis or NO_AXIS, *counts, format_duration(one.total_s), format_duration(one.exposed_s)
 
 
 def _ranks(outcome: Outcome) -> str:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.report.part_words import PART_WORDS
+from meshwright.report.part_words import NO_AXIS, PART_WORDS
 from meshwright.report.waterfall import MFU_MEANS, percent, plain_table
 from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory
 from meshwright.spec.layout_text import layout_text
@@ -35,6 +35,7 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
         yield from _misfit(run, run.outcome)
         yield ""
         yield _parts_table(run.outcome)
+        yield ""
         yield from _speed(run, run.outcome)
         yield ""
         yield _memory_table(run, run.outcome)
@@ -183,7 +184,7 @@ def _exposed_table(outcome: Outcome) -> Table:
             format_duration(one.exposed_s),
             percent(one.exposed_s / outcome.step_s),
             percent(one.hidden_s / max(one.exposed_s + one.hidden_s, 1e-12), 0),
-            one.axis or "-",
+            one.axis or NO_AXIS,
             short_op(one.op),
             f"{one.count:,.0f}",
             one.phase,
@@ -199,7 +200,7 @@ def _collective_table(outcome: Outcome) -> Table:
     for one in outcome.collectives:
         table.add_row(
             short_op(one.op),
-            one.axis or "-",
+            one.axis or NO_AXIS,
             f"{one.num_ranks:,}",
             f"{one.count:,.0f}",
             format_bytes(one.num_bytes),

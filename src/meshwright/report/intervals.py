@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.report.part_words import NO_AXIS
+from meshwright.report.streams import stream_names
 from meshwright.spec.op_kind import op_kind
 from meshwright.spec.timeline import Ints, SpanKind, Spans, Timeline
 
-_HOST = -1
 _LEAST_GAP = 1 / 3000
 """Of the step: what is no wider on a screen is no gap."""
 
@@ -56,12 +57,11 @@ def action_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
 def stream_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
     """Return what each stream of one rank, and its host, is busy with or waits for; at most `most`."""
     spans, found = timeline.of_rank(rank), []
-    for stream in sorted(set(spans.stream.tolist())):
+    for stream, row in stream_names(timeline, spans).items():
         own = spans.take(spans.stream == stream)
         own = own.take(np.argsort(own.start_s, kind="stable"))
         keys = _keys(timeline, own)
         code = np.unique(np.array(keys), return_inverse=True)[1]
-        row = "host" if stream == _HOST else f"stream {stream}"
         gap_s = np.full(len(own) - 1, _LEAST_GAP * timeline.step_s)
         found += _merged(own, code, gap_s, row, _namer(timeline, own, keys))
     return _longest(found, most)
@@ -93,7 +93,7 @@ def _keys(timeline: Timeline, spans: Spans) -> list[str]:
         *(getattr(spans, column).tolist() for column in ("kind", "name", "phase", "axis")), strict=True
     ):
         if kind == SpanKind.COMMUNICATION:
-            keys.append((timeline.axes[axis] if axis >= 0 else "") or "other ranks")
+            keys.append((timeline.axes[axis] if axis >= 0 else "") or NO_AXIS)
         elif kind == SpanKind.COMPUTE:
             is_forward = phase < 0 or timeline.phases[phase] in ("forward", "backward")
             keys.append((kinds[name] if name >= 0 else "other") if is_forward else timeline.phases[phase])

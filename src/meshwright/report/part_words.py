@@ -13,7 +13,7 @@ PART_WORDS = {
     "ep_s": TERMS["ep_s"],
     "dp_s": TERMS["dp_s"],
     "pp_s": TERMS["pp_s"],
-    "other_s": "communication of all ranks",
+    "other_s": "other communication",
     "bubble_s": TERMS["bubble_s"],
     "optimizer_s": TERMS["optimizer_s"],
     "data_s": "reading data",
@@ -21,3 +21,6 @@ PART_WORDS = {
 }
 """By field of StepParts; communication is what no computation hides."""
 assert list(PART_WORDS) == list(StepParts.model_fields)
+
+NO_AXIS = "no axis"
+"""What a group is said to run along that nobody named, such as that of all ranks."""

@@ -2,7 +2,7 @@
 
 Processes are ranks, threads their streams and the host, counters their memory, and arrows go from where a message was
 sent to where it arrived. Source of the format: "Trace Event Format", the Chromium project's public document. Times are
-in microseconds. A process or thread of number 0 is what the system idles in, so that numbers here begin with 1.
+in microseconds. Process 0 is what the system idles in, so that numbers here begin with 1.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 
 from meshwright.report.curves import thinned
 from meshwright.report.messages import Message
+from meshwright.report.streams import stream_names
 from meshwright.spec.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.units import MiB
 
-_US_PER_S = 1e6
+_US_PER_S, _NS_PER_S, _NS_PER_US = 1e6, 1e9, 1e3
+_THREADS_PER_RANK = 1_000
 _MAX_MOMENTS = 4_000
 """Values of a rank's memory that are shown, its peak among them: each is a line of the file for every rank."""
-_HOST = -1
 
 
 def write_perfetto(timeline: Timeline, file: Path, messages: Sequence[Message] = ()) -> None:
@@ -49,32 +50,33 @@ def perfetto_events(timeline: Timeline, messages: Sequence[Message] = ()) -> Ite
 
 
 def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    spans = timeline.spans
     for place, (rank, count) in enumerate(zip(timeline.ranks, timeline.stands_for, strict=True)):
         title = f"rank {rank}" + (f" (as {count - 1} more)" if count > 1 else "")
         yield _about("process_name", rank, 1, name=title)
-        yield _about("process_sort_index", rank, 1, sort_index=place)
-        for stream in np.unique(spans.stream[spans.rank == rank]).tolist():
-            yield _about("thread_name", rank, stream, name="host" if stream == _HOST else f"stream {stream}")
+        yield _about("process_sort_index", rank, 1, sort_index=place + 1)
+        for stream, name in stream_names(timeline, timeline.of_rank(rank)).items():
+            yield _about("thread_name", rank, stream, name=name)
             yield _about("thread_sort_index", rank, stream, sort_index=stream)
 
 
 def _about(what: str, rank: int, stream: int, **values: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": rank + 1, "tid": _thread(stream), "args": values}
+    return {"ph": "M", "name": what, "pid": rank + 1, "tid": _thread(rank, stream), "args": values}
 
 
-def _thread(stream: int) -> int:
-    return stream + 2
+def _thread(rank: int, stream: int) -> int:
+    """Return a number that no other rank's thread has, nor any process: else it would be taken for the main one."""
+    return (rank + 1) * _THREADS_PER_RANK + stream + 1
 
 
 def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
     spans = timeline.spans
-    start_us, took_us = spans.start_s * _US_PER_S, (spans.end_s - spans.start_s) * _US_PER_S
+    # Both ends are rounded, not the length: spans that follow each other must not overlap.
+    start_ns, end_ns = (np.rint(at_s * _NS_PER_S).astype(np.int64) for at_s in (spans.start_s, spans.end_s))
     columns: Iterable[Any] = zip(
         *(getattr(spans, name).tolist() for name in ("rank", "stream", "kind", "name", "num_bytes")),
         *(getattr(spans, name).tolist() for name in ("scope", "phase", "action", "axis")),
-        start_us.round(3).tolist(),
-        took_us.round(3).tolist(),
+        (start_ns / _NS_PER_US).tolist(),
+        ((end_ns - start_ns) / _NS_PER_US).tolist(),
         strict=True,
     )
     kinds = {kind.value: kind.name.lower() for kind in SpanKind}
@@ -85,12 +87,14 @@ def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
         if num_bytes > 0:
             about["bytes"] = num_bytes
         title = timeline.names[name] if name >= 0 else kinds[kind]
+        if kind == SpanKind.WAIT:
+            title = f"wait: {title}"
         yield {
             "ph": "X",
             "name": title,
             "cat": kinds[kind],
             "pid": rank + 1,
-            "tid": _thread(stream),
+            "tid": _thread(rank, stream),
             "ts": start,
             "dur": took,
             "args": about,
@@ -105,7 +109,7 @@ def _memory(curve: MemoryCurve) -> Iterator[dict[str, Any]]:
     columns |= {"allocated": curve.allocated_bytes[rows], "reserved": curve.reserved_bytes[rows]}
     for name, values in columns.items():
         for at, value in zip(at_us, (values / MiB).round(3).tolist(), strict=True):
-            yield {"ph": "C", "name": f"{name} MiB", "pid": curve.rank + 1, "ts": at, "args": {"MiB": value}}
+            yield {"ph": "C", "name": name, "pid": curve.rank + 1, "ts": at, "args": {"MiB": value}}
 
 
 def _arrows(timeline: Timeline, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
@@ -113,7 +117,7 @@ def _arrows(timeline: Timeline, messages: Sequence[Message]) -> Iterator[dict[st
     for number, message in enumerate(messages, start=1):
         for phase, row in (("s", message.sent), ("f", message.received)):
             event = {"ph": phase, "id": number, "name": "message", "cat": "message"}
-            event |= {"pid": int(spans.rank[row]) + 1, "tid": _thread(int(spans.stream[row]))}
+            event |= {"pid": int(spans.rank[row]) + 1, "tid": _thread(int(spans.rank[row]), int(spans.stream[row]))}
             # Either end lies inside of its span: at the very end the next one would be meant.
             at_s = float(spans.start_s[row] + spans.end_s[row]) / 2
             yield event | {"ts": round(at_s * _US_PER_S, 3)} | ({"bp": "e"} if phase == "f" else {})

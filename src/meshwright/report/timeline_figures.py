@@ -11,6 +11,7 @@ from meshwright.extras import import_extra
 from meshwright.report.colours import ACTIONS, AXES, COMPUTE, HOST, PHASES, REST, ROLES, WAIT
 from meshwright.report.curves import thinned
 from meshwright.report.intervals import Interval, action_intervals, stream_intervals
+from meshwright.report.part_words import NO_AXIS
 from meshwright.spec.action import parse_action
 from meshwright.spec.timeline import MemoryCurve, TensorRole, Timeline
 from meshwright.units import GiB, MiB
@@ -19,7 +20,7 @@ PURPOSE = "a report as a page"
 _MOST_ACTIONS, _MOST_INTERVALS, _MOST_MOMENTS = 20_000, 1_200, 500
 """What is shown of all ranks together, of the streams of one rank, and of its memory."""
 _STREAM_KEYS = {**COMPUTE, **{name: PHASES[name] for name in ("recompute", "optimizer")}, **AXES}
-_STREAM_KEYS |= {"other ranks": REST, "waiting": WAIT, "host": HOST, "data": REST}
+_STREAM_KEYS |= {NO_AXIS: REST, "waiting": WAIT, "host": HOST, "data": REST}
 
 
 def pipeline_figure(timeline: Timeline) -> tuple[Any, float]:
@@ -49,7 +50,7 @@ def streams_figure(timeline: Timeline) -> tuple[Any, float]:
             if own := [one for one in drawn.intervals if one.key == name]:
                 figure.add_trace(_bars(name, colour, own, scale, is_shown=rank == timeline.ranks[0]))
                 owners.append(rank)
-    style(figure, sorted(rows, key=_row_order), 34)
+    style(figure, list(rows), 34)
     _span_step(figure, timeline)
     _add_menu(figure, timeline.ranks, owners)
     return figure, share
@@ -126,8 +127,8 @@ def style(figure: Any, rows: Sequence[str], row_height: int) -> None:
     figure.update_layout(
         barmode="overlay",
         bargap=0.18,
-        height=110 + row_height * max(len(rows), 2),
-        margin={"l": 70, "r": 20, "t": 44, "b": 44},
+        height=125 + row_height * max(len(rows), 2),
+        margin={"l": 80, "r": 20, "t": 64, "b": 44},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
         font={"family": "system-ui, sans-serif", "size": 12, "color": "#30343B"},
         plot_bgcolor="white",
@@ -163,10 +164,8 @@ def _action_look(key: str, actions: Sequence[str]) -> tuple[str, str]:
     return key, PHASES.get(key, REST)
 
 
-def _row_order(row: str) -> tuple[bool, int]:
-    return (False, 0) if row == "host" else (True, int(row.split()[-1]))
-
-
 def time_scale(longest_s: float) -> tuple[float, str]:
     """Return what seconds are multiplied by to be shown, and the unit."""
+    if longest_s < 1e-3:
+        return 1e6, "us"
     return (1e3, "ms") if longest_s < 10 else (1.0, "s")
