@@ -10,12 +10,21 @@ import numpy as np
 
 from meshwright.calibrator.measure import Measurements
 from meshwright.calibrator.menu import Menu
+from meshwright.calibrator.op_lines import fitted_lines
 from meshwright.calibrator.tiny_step import NUM_BLOCKS
+from meshwright.calibrator.watched_step import OpSample
 from meshwright.hardware import quantity
 from meshwright.spec.cluster import Cluster, Link
 from meshwright.spec.device import Device, MatmulRates
 from meshwright.spec.figure import Figure, Source
-from meshwright.spec.measured import AttentionPoint, CollectiveKind, CollectivePoint, MatmulPoint, MemoryOpPoint
+from meshwright.spec.measured import (
+    AttentionPoint,
+    CollectiveKind,
+    CollectivePoint,
+    MatmulPoint,
+    MemoryOpPoint,
+    OpLine,
+)
 
 # Fused AdamW reads parameter, gradient and both moments, and writes all but the gradient, in float32.
 _UPDATE_BYTES_PER_PARAMETER = 28
@@ -40,8 +49,13 @@ class Machine:
         return Figure(value=quantity.round_quantity(value, units), source=self.source)
 
 
-def describe(machine: Machine, menu: Menu, measured: Measurements) -> tuple[Device, Cluster]:
-    """Return the machine's device, as one rank of all that work at once sees it, and the cluster of all ranks."""
+def describe(
+    machine: Machine, menu: Menu, measured: Measurements, samples: Sequence[OpSample] = ()
+) -> tuple[Device, Cluster]:
+    """Return the machine's device, as one rank of all that work at once sees it, and the cluster of all ranks.
+
+    `samples` are of steps that were watched, where any were.
+    """
     device = machine.device.replace(
         measured_memory_bytes_per_s=_memory_rate(machine, measured),
         measured_matmul_flops_per_s=_best_matmuls(machine, measured),
@@ -49,6 +63,7 @@ def describe(machine: Machine, menu: Menu, measured: Measurements) -> tuple[Devi
         matmul_points=_matmul_points(machine, measured),
         attention_points=_attention_points(machine, menu, measured),
         memory_op_points=_memory_op_points(machine, measured),
+        op_lines=_op_lines(machine, samples),
     )
     if device.memory_bytes_per_s is None:
         device = device.replace(memory_bytes_per_s=device.measured_memory_bytes_per_s)
@@ -134,6 +149,22 @@ def _memory_op_points(machine: Machine, measured: Measurements) -> tuple[MemoryO
             )
         )
     return tuple(points)
+
+
+def _op_lines(machine: Machine, samples: Sequence[OpSample]) -> tuple[OpLine, ...]:
+    def rate(s_per_one: float, units: Mapping[str, float]) -> Figure | None:
+        return machine.figure(1 / s_per_one, units) if s_per_one > 0 else None
+
+    return tuple(
+        OpLine(
+            op=op,
+            dtype=dtype,
+            start_s=machine.figure(start_s, quantity.SECONDS),
+            bytes_per_s=rate(s_per_byte, quantity.BYTES_PER_S),
+            flops_per_s=rate(s_per_flop, quantity.FLOPS_PER_S),
+        )
+        for (op, dtype), (start_s, s_per_byte, s_per_flop) in sorted(fitted_lines(samples).items())
+    )
 
 
 def _link(machine: Machine, measured: Measurements) -> Link:

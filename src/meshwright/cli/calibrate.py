@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,14 @@ import click
 
 if TYPE_CHECKING:
     from meshwright.calibrator.measure import Measurements
+    from meshwright.calibrator.watched_step import OpSample
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.device import Device
 
 _FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it runs again.\n"
 # Every size is measured at least once a round, however little time is given, and beside other work it takes longer.
 _PATIENCE, _LEAST_S = 10, 600
+_BUILD = "meshwright.trainer.build_step:build_step"
 
 
 @click.command()
@@ -60,7 +63,27 @@ def calibrate(
 
     menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
     machine = this_machine(device_type, num_ranks, name)
-    return describe(machine, menu, mean_of(_measure_on_ranks(device_type, num_ranks, duration_s)))
+    measured = mean_of(_measure_on_ranks(device_type, num_ranks, duration_s))
+    return describe(machine, menu, measured, _watch_on_ranks(num_ranks) if device_type == "cpu" else ())
+
+
+def _watch_on_ranks(num_ranks: int) -> list[OpSample]:
+    """Return what operators cost in steps of small jobs; on an accelerator the host's clock would not tell."""
+    from meshwright.calibrator.machine import num_threads
+    from meshwright.calibrator.step_jobs import JOB_TEXT, step_jobs
+    from meshwright.calibrator.watched_step import watched_steps
+    from meshwright.errors import MeshwrightError
+    from meshwright.trainer.local_ranks import RanksFailed, run_ranks
+
+    with tempfile.TemporaryDirectory() as folder:
+        job_file = Path(folder) / "job.toml"
+        job_file.write_text(JOB_TEXT, encoding="utf-8")
+        jobs = [[str(job_file), *changes] for changes in step_jobs(num_ranks)]
+        try:
+            watched = run_ranks(watched_steps, num_ranks, _BUILD, jobs, num_threads(num_ranks), timeout_s=_LEAST_S)
+        except RanksFailed as failure:
+            raise MeshwrightError(f"calibrate on {num_ranks} ranks: {failure}") from None
+    return [sample for of_rank in watched for sample in of_rank]
 
 
 def _measure_on_ranks(device_type: str, num_ranks: int, duration_s: float) -> list[Measurements]:

@@ -24,6 +24,14 @@ _GATHERS = ("embedding", "index", "index_select", "gather", "nll_loss_forward", 
 _OVERWRITES = ("copy_", "_foreach_copy_", "fill_", "zero_", "_foreach_zero_", "uniform_", "normal_", "masked_fill_")
 
 
+_COMMUNICATION = ("c10d.", "_c10d_functional.", "_c10d_functional_autograd.")
+
+
+def is_communication(signature: Signature) -> bool:
+    """Return whether it is a collective or a message."""
+    return signature.op.startswith(_COMMUNICATION)
+
+
 def base_name(signature: Signature) -> str:
     """Return the operator's name without namespace and overload."""
     return signature.op.split(".", 1)[1].rsplit(".", 1)[0] if signature.op.count(".") > 1 else signature.op

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.cost.op_bytes import base_name
 from meshwright.errors import UnsupportedError
 from meshwright.spec.trace import Signature
 
@@ -17,6 +18,8 @@ _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 _LOOP, _LOOP_GRADIENT = "grouped_matmul_by_loop", "grouped_matmul_by_loop_weight_gradient"
 _DTYPES = {"float8_e4m3fn": "float8", "float8_e5m2": "float8", "float4_e2m1fn_x2": "float4"}
 """Formats by what devices call them, where torch has another name."""
+ATTENTION_BACKWARD_FLOPS = 2.5
+"""Over those of the forward pass: five products for two, one of them computed again."""
 _ATTENTION = ("flash", "efficient", "cudnn", "fused", "for_cpu")
 
 
@@ -47,6 +50,17 @@ class AttentionShape:
     head_width: float
     dtype: str
     is_backward: bool
+
+
+def op_flops(signature: Signature) -> float:
+    """Return the FLOPs of an operator, without what a causal mask leaves out; 0 of what is no matmul, no attention."""
+    name = base_name(signature)
+    if (matmul := matmul_shape(signature, name)) is not None:
+        return 2.0 * matmul.m * matmul.n * matmul.k * matmul.groups
+    attention = attention_shape(signature, name)
+    if attention is None:
+        return 0.0
+    return attention.flops * (ATTENTION_BACKWARD_FLOPS if attention.is_backward else 1.0)
 
 
 def matmul_shape(signature: Signature, name: str) -> MatmulShape | None:

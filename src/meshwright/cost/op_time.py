@@ -4,6 +4,7 @@
     attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
     the rest    bytes / memory rate + start
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
+    on a host   as measured on the machine, with all that the host does besides: host_op_time.py
 
 The same tiles, rates and constants as the planner's blocks (block_time.py), for the eager stack that Meshwright is:
 here they price the very kernels that were traced, there what a model's formulas say of them. Ignored: L2 hits between
@@ -18,9 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.host_op_time import HostOps
 from meshwright.cost.matmul import is_misaligned, tile_flops
-from meshwright.cost.op_bytes import base_name, is_free, moved_bytes
-from meshwright.cost.op_shapes import AttentionShape, MatmulShape, attention_shape, matmul_shape
+from meshwright.cost.op_bytes import base_name, is_communication, is_free, moved_bytes
+from meshwright.cost.op_shapes import (
+    ATTENTION_BACKWARD_FLOPS,
+    AttentionShape,
+    MatmulShape,
+    attention_shape,
+    matmul_shape,
+)
 from meshwright.cost.rates import (
     architecture_of,
     attention_share,
@@ -35,8 +43,6 @@ from meshwright.spec.trace import Signature
 from meshwright.spec.workload import BYTES_PER_ELEMENT
 
 Floats = NDArray[np.float64]
-_ATTENTION_BACKWARD_FLOPS = 2.5
-_COMMUNICATION = ("c10d.", "_c10d_functional.", "_c10d_functional_autograd.")
 _KERNELS = "eager"
 """What Meshwright's own stack is, as in Stack.kernels."""
 _NARROW_HEAD = 96
@@ -48,8 +54,8 @@ def op_seconds(signatures: Sequence[Signature], device: Device) -> Floats:
 
     Raises UnsupportedError where the catalogue lacks a rate that one of them needs.
     """
-    price = _Pricer(device)
-    return np.array([price.seconds(signature) for signature in signatures], np.float64)
+    price = HostOps(device) if device.is_host else _Pricer(device)
+    return np.array([0.0 if is_communication(one) else price.seconds(one) for one in signatures], np.float64)
 
 
 class _Pricer:
@@ -65,7 +71,7 @@ class _Pricer:
     def seconds(self, signature: Signature) -> float:
         """Return the seconds of one kernel, or of the few that an operator is made of."""
         name = base_name(signature)
-        if signature.op.startswith(_COMMUNICATION) or is_free(signature):
+        if is_free(signature):
             return 0.0
         if (matmul := matmul_shape(signature, name)) is not None:
             return self._slow * self._matmul_s(matmul, moved_bytes(signature))
@@ -93,5 +99,5 @@ class _Pricer:
         rate *= constants["narrow_head"] if shape.head_width < _NARROW_HEAD else 1.0
         forward_s = shape.flops / rate
         if shape.is_backward:
-            return _ATTENTION_BACKWARD_FLOPS * forward_s / constants["attention_backward"]
+            return ATTENTION_BACKWARD_FLOPS * forward_s / constants["attention_backward"]
         return forward_s

@@ -41,6 +41,11 @@ DEVICE_UNITS: dict[str, Any] = {
         "forward_elements_per_s": quantity.ELEMENTS_PER_S,
         "backward_elements_per_s": quantity.ELEMENTS_PER_S,
     },
+    "op_lines": {
+        "start_s": quantity.SECONDS,
+        "bytes_per_s": quantity.BYTES_PER_S,
+        "flops_per_s": quantity.FLOPS_PER_S,
+    },
 }
 """The unit of every number of a device's file; a dict of dicts is a table's, or those of a list of tables."""
 _LINK_UNITS: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.figure import Figure
-from meshwright.spec.measured import AttentionPoint, MatmulPoint, MemoryOpPoint
+from meshwright.spec.measured import AttentionPoint, MatmulPoint, MemoryOpPoint, OpLine
 from meshwright.spec.noun import Noun
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
@@ -83,6 +83,9 @@ class Device(Noun):
     """Measured rates of attention by size."""
     memory_op_points: tuple[MemoryOpPoint, ...] = Field((), strict=False)
     """Measured rates of what moves numbers, by operation and size."""
+    op_lines: tuple[OpLine, ...] = Field((), strict=False)
+    """Measured seconds of torch's operators in steps of training: what a traced step costs where kernels run on the
+    host itself."""
     power_w: Figure | None = None
     """Highest board power, watts: a lower cap lowers the clocks and with them every rate."""
     note: str | None = None

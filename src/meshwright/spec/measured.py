@@ -69,6 +69,21 @@ class MemoryOpPoint(Noun):
     """num_elements over the time of backward; None for what has none."""
 
 
+class OpLine(Noun):
+    """An operator as it comes in a step: start_s + bytes / bytes_per_s + FLOPs / flops_per_s, host seconds included."""
+
+    op: str
+    """Its name in torch, with overload, such as aten.mm.default."""
+    dtype: str
+    """Format of its first tensor."""
+    start_s: Figure
+    """Seconds of the smallest, and of what the host does before it: Python, autograd, hooks, views."""
+    bytes_per_s: Figure | None = None
+    """Further bytes of its inputs and outputs for each further second; None where they do not matter."""
+    flops_per_s: Figure | None = None
+    """Further FLOPs for each further second; None of what is no matmul and no attention."""
+
+
 class CollectivePoint(Noun):
     """One kind of collective over `num_ranks` ranks: it takes latency_s + num_bytes / bytes_per_s."""
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from meshwright.calibrator.describe import Machine, describe
 from meshwright.calibrator.measure import Measurements, mean_of
 from meshwright.calibrator.menu import CPU_MENU
+from meshwright.calibrator.watched_step import OpSample
+from meshwright.cost.op_time import op_seconds
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.hardware.write import cluster_toml, device_toml
@@ -16,6 +18,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.device import Device
 from meshwright.spec.figure import Figure, Source
 from meshwright.spec.measured import CollectivePoint
+from meshwright.spec.trace import Signature, TensorShape
 
 SOURCE = Source(title="meshwright calibrate: 2 ranks", date="2026-11-21", kind="measured")
 
@@ -106,6 +109,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read_device(file, "cpu-local") == device
     file.write_text(cluster_toml(cluster))
     assert build_cluster(file, "cpu-local", read_cluster_values(file), device) == cluster
+
+
+def test_lines_of_operators_are_written_and_read_back(tmp_path: Path) -> None:
+    shape = TensorShape(dtype="float32", dims=(512, 512))
+    product = Signature(op="aten.mm.default", inputs=(shape, shape), outputs=(shape,), read_bytes=2**21)
+    device, _ = describe(machine(), CPU_MENU, measurements(), [OpSample(product, 3, 2e-3)])
+    file = tmp_path / "cpu-local.toml"
+    file.write_text(device_toml(device))
+    assert read_device(file, "cpu-local") == device
+    assert op_seconds([product], device) == pytest.approx([2e-3], rel=1e-3)
 
 
 def test_ranks_are_averaged() -> None:

@@ -16,10 +16,13 @@ from meshwright.cost.slowness import stacks_of
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
+from meshwright.spec.figure import Figure, Source
 from meshwright.spec.layout import Layout
+from meshwright.spec.measured import OpLine
 from meshwright.spec.trace import Signature, TensorShape
 
 H100 = load_cluster("h100-ib400").device
+_SOURCE = Source(title="a test", date="2026-11-22", kind="measured")
 FLASH = "aten._scaled_dot_product_flash_attention"
 
 
@@ -134,3 +137,42 @@ def test_a_rate_that_is_missing_is_named() -> None:
 def test_attention_that_nobody_knows_is_named() -> None:
     with pytest.raises(UnsupportedError, match="flex_attention"):
         op_seconds([signature("higher_order.flex_attention.default", [(1, 1, 8, 8)] * 3, (1, 1, 8, 8))], H100)
+
+
+def figure(value: float) -> Figure:
+    return Figure(value=value, source=_SOURCE)
+
+
+def line(op: str, start_s: float, bytes_per_s: float | None = None, flops_per_s: float | None = None) -> OpLine:
+    rates = [None if rate is None else figure(rate) for rate in (bytes_per_s, flops_per_s)]
+    return OpLine(op=op, dtype="float32", start_s=figure(start_s), bytes_per_s=rates[0], flops_per_s=rates[1])
+
+
+HOST = load_cluster("cpu-local").device.replace(
+    op_lines=(
+        line("aten.mm.default", 1e-5, None, 1e11),
+        line("aten.add.Tensor", 2e-5, 1e10),
+        line("aten.mul.Tensor", 3e-5, 2e10),
+        line("aten.silu.default", 4e-5, 4e10),
+    )
+)
+
+
+def test_on_a_host_operators_take_what_was_measured() -> None:
+    product = signature("aten.mm.default", [(64, 64)] * 2, (64, 64), dtype="float32")
+    added = signature("aten.add.Tensor", [(1000,)] * 2, (1000,), dtype="float32")
+    empty = signature("aten.empty.memory_format", [], (1000,), dtype="float32")
+    gathered = signature("c10d._allgather_base_.default", [(1000,)], (2000,), dtype="float32")
+    seconds = op_seconds([product, added, empty, gathered], HOST)
+    # The one that nobody met has the median of starts and of rates: on a host even an allocation takes its time.
+    assert seconds == pytest.approx([1e-5 + 2 * 64**3 / 1e11, 2e-5 + 12000 / 1e10, 2.5e-5 + 4000 / 2e10, 0.0])
+
+
+def test_flops_that_nobody_measured_on_a_host_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"_scaled_dot_product_flash_attention of bfloat16.*float32"):
+        op_seconds([attention(2, 16, 8, is_backward=False)], HOST)
+
+
+def test_a_host_that_nobody_calibrated_is_told_how() -> None:
+    with pytest.raises(UnsupportedError, match="meshwright calibrate"):
+        op_seconds([matmul(8, 8, 8)], HOST.replace(op_lines=()))

@@ -1,0 +1,59 @@
+"""step_jobs: the jobs whose steps calibrate watches, small ones of many shapes: lines need points far apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+JOB_TEXT = """
+[model]
+source = "llama-1m"
+[data]
+source = "stdlib"
+[train]
+steps = 10
+[layout]
+dp_shard = -1
+"""
+"""The job that all of them change."""
+_NUM_MICROBATCHES = 2
+
+
+@dataclass(frozen=True)
+class _Shape:
+    dim: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_dim: int
+    seq_len: int
+    microbatch_size: int
+    dtype: str = "float32"
+
+
+_SHAPES = (
+    _Shape(64, 4, 2, 192, 128, 2),
+    _Shape(192, 4, 2, 576, 192, 2),
+    _Shape(320, 5, 5, 1024, 384, 1),
+    _Shape(96, 6, 2, 256, 768, 1),
+    _Shape(512, 8, 4, 1536, 96, 4),
+    _Shape(160, 4, 2, 448, 1536, 1),
+    _Shape(192, 4, 2, 576, 192, 2, "bfloat16"),
+    _Shape(320, 5, 5, 1024, 384, 1, "bfloat16"),
+)
+"""Widths from what is all host to what is all matmuls, sequences from short to long; none of a preset."""
+
+
+def step_jobs(num_ranks: int) -> Iterator[list[str]]:
+    """Yield what each job changes in JOB_TEXT, for `num_ranks` ranks that share the model's state."""
+    for shape in _SHAPES:
+        options = {
+            **{"dim": shape.dim, "head_dim": shape.dim // shape.num_heads, "ffn_dim": shape.ffn_dim},
+            **{"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "num_layers": 2},
+        }
+        yield [
+            *(f"model.options.{name}={value}" for name, value in options.items()),
+            f"precision.compute={shape.dtype}",
+            f"train.seq_len={shape.seq_len}",
+            f"train.global_batch_size={_NUM_MICROBATCHES * shape.microbatch_size * num_ranks}",
+            f"layout.microbatch_size={shape.microbatch_size}",
+        ]

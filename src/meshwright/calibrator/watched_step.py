@@ -1,0 +1,152 @@
+"""OpSample: what operators cost in a step of training, the host's seconds before each of them included.
+
+    seconds = inside the operator + share x between the one before and this one
+
+Watching makes what lies between operators (Python, autograd, hooks, views) take longer, so of that only a share counts:
+the one with which the samples of a step add up to what it takes unwatched. All are seconds of the thread, which stand
+still while another program has the core. Waiting for other ranks is no part of it: communication.py times that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from meshwright.spec.trace import Signature, TensorShape
+
+_NUM_WARM_UP, _NUM_STEPS = 2, 5
+_NOT_RECORDED = ("profiler", "prim")
+_COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+@dataclass(frozen=True)
+class OpSample:
+    """An operator on tensors of certain shapes, as often as a step has it."""
+
+    signature: Signature
+    count: int
+    seconds: float
+    """Of one of them, in the mean of a step."""
+
+
+def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int) -> list[OpSample]:
+    """Return what the operators of this rank cost in a step of each job; a collective over the group that exists.
+
+    `build` names a builder, as module:function, that takes (device, rank, world_size, *arguments) and returns a step.
+    """
+    torch.set_num_threads(num_threads)
+    module, _, function = build.partition(":")
+    builder = getattr(importlib.import_module(module), function)
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    samples: list[OpSample] = []
+    for job in jobs:
+        samples += watched_step(builder(torch.device("cpu"), rank, num_ranks, *job))
+    return samples
+
+
+def watched_step(step: Callable[[], object]) -> list[OpSample]:
+    """Return what the operators of a step cost; its first runs, which make the optimizer's state, do not count."""
+    for _ in range(_NUM_WARM_UP):
+        step()
+    watches, shares = [], []
+    for _ in range(_NUM_STEPS):
+        started_s = time.thread_time()
+        step()
+        plain_s = time.thread_time() - started_s
+        with torch.autograd.set_multithreading_enabled(False), _Watch() as watch:
+            step()
+        watches.append(watch)
+        shares.append((plain_s - watch.inside_s) / watch.between_s)
+    share = min(max(statistics.median(shares), 0.0), 1.0)
+    return [
+        OpSample(watches[0].signatures[key], len(rows), _usual_s(watches, key, share))
+        for key, rows in watches[0].rows.items()
+    ]
+
+
+def _usual_s(watches: list[_Watch], key: Any, share: float) -> float:
+    """Return the mean seconds of the operator in the median step."""
+    return statistics.median(
+        statistics.fmean(inside_s + share * between_s for inside_s, between_s in watch.rows[key])
+        for watch in watches
+        if key in watch.rows
+    )
+
+
+class _Watch(TorchDispatchMode):
+    """Times what is dispatched: `rows` are seconds (inside, between) of each operator, by operator and shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+        self.signatures: dict[Any, Signature] = {}
+        self.inside_s, self.between_s = 0.0, 0.0
+        self._since_s = 0.0
+        """Between the last operator that asked something of the device and now."""
+        self._ended_s = time.thread_time()
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True: torch.compile refuses to run below other modes."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        started_s = time.thread_time()
+        result = func(*args, **kwargs)
+        ended_s = time.thread_time()
+        if func.namespace in _NOT_RECORDED or _is_view(func):
+            self._pass(ended_s - self._ended_s)
+        else:
+            self._pass(started_s - self._ended_s)
+            self._record((ended_s - started_s, self._since_s), func, args, kwargs, result)
+            self._since_s = 0.0
+        self._ended_s = time.thread_time()
+        return result
+
+    def _pass(self, seconds: float) -> None:
+        self.between_s += seconds
+        self._since_s += seconds
+
+    def _record(self, took_s: tuple[float, float], func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        self.inside_s += took_s[0]
+        if func.namespace in _COMMUNICATION:
+            return
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        key = (func, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
+        if key not in self.signatures:
+            self.signatures[key] = _signature(func, args, kwargs, inputs, outputs)
+        self.rows[key].append(took_s)
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+def _signature(func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Signature:
+    names = [argument.name for argument in func._schema.arguments]
+    return Signature(
+        op=str(func),
+        inputs=tuple(_shape(tensor) for tensor in inputs),
+        outputs=tuple(_shape(tensor) for tensor in outputs),
+        is_causal=bool((dict(zip(names, args, strict=False)) | kwargs).get("is_causal", False)),
+        read_bytes=sum(tensor.nbytes for tensor in inputs),
+        written_bytes=sum(tensor.nbytes for tensor in outputs),
+    )
+
+
+def _shape(tensor: Tensor) -> TensorShape:
+    return TensorShape(dtype=str(tensor.dtype).removeprefix("torch."), dims=tuple(tensor.shape))
