@@ -1,0 +1,144 @@
+"""A dry run's page tells everything that was found, in a terminal and as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dry_runs import dry_run_of
+from meshwright.errors import UnsupportedError
+from meshwright.report import dry_run_html
+from meshwright.report.dry_run_html import write_html
+from meshwright.report.dry_run_table import dry_run_page
+from meshwright.spec.dry_run import DryRun
+from meshwright.spec.timeline import Timeline
+from meshwright.units import GiB
+from simulated_steps import simulated_step
+
+PLOTLY_BYTES = 4.9e6
+
+
+@pytest.fixture(scope="module")
+def timeline() -> Timeline:
+    return simulated_step()
+
+
+def terminal(run: DryRun) -> str:
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    for part in dry_run_page(run):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_page_tells_time_memory_communication_ranks_and_padding(timeline: Timeline) -> None:
+    text = terminal(dry_run_of(timeline))
+    for part in (
+        "llama3-8b on 8 x h100-sxm (h100-ib400)",
+        "131k tokens a step",
+        "pp=4, dp_shard=2",
+        "where the step goes",
+        "  matmul",
+        "+11.1 %",
+        "MFU 41.0 %",
+        "causal attention halved",
+        "layers.3.attention",
+        "rank 0 at its peak",
+        "layers.*.attention.query",
+        "allgather_base",
+        "blocks.attention.key",
+        "1.5 x",
+        "layout.prefetch = 2",
+    ):
+        assert part in text
+    assert "out of memory" not in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_ranks_that_do_not_fit_come_first_with_what_would_make_them(timeline: Timeline) -> None:
+    text = terminal(dry_run_of(timeline, usable_bytes=20 * GiB))
+    assert text.index("out of memory") < text.index("where the step goes")
+    assert "rank 0 (and 1 alike) needs 29.1 GiB: 9.1" in text
+    assert "layout.activation_checkpoint=selective" in text
+
+
+def test_a_step_that_would_not_end_has_no_times_and_says_why() -> None:
+    text = terminal(dry_run_of(None))
+    assert "ranks wait in a circle: rank 1 for rank 2" in text
+    assert "where the step goes" not in text
+
+
+def test_dry_runs_travel_as_json(timeline: Timeline) -> None:
+    run = dry_run_of(timeline)
+    assert DryRun.from_json(run.to_json()) == run
+
+
+class Links(HTMLParser):
+    """Collects what a page would load, and checks that its elements close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["script"]:
+            self.text += data
+
+
+def read(file: Path) -> Links:
+    links = Links()
+    links.feed(file.read_text(encoding="utf-8"))
+    assert links.open == []
+    return links
+
+
+def test_html_is_one_file_with_every_section(timeline: Timeline, tmp_path: Path) -> None:
+    write_html(dry_run_of(timeline), timeline, tmp_path / "report.html")
+    page = read(tmp_path / "report.html")
+    assert page.loaded == []
+    for title in ("Where the step goes", "Ranks", "Streams of a rank", "Memory", "Exposed communication", "Padding"):
+        assert title in page.text
+    assert "examples/<job>.toml" in page.text
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'class="plotly-graph-div"', text)) == 5
+    # plotly itself is inlined once.
+    assert len(text) < PLOTLY_BYTES + 3e5
+
+
+def test_html_of_a_step_that_would_not_end_says_why(tmp_path: Path) -> None:
+    write_html(dry_run_of(None), None, tmp_path / "report.html")
+    assert "ranks wait in a circle" in read(tmp_path / "report.html").text
+
+
+def test_html_without_plotly_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def absent(module: str, purpose: str) -> None:
+        raise UnsupportedError(f"{purpose} needs {module}")
+
+    monkeypatch.setattr(dry_run_html, "import_extra", absent)
+    with pytest.raises(UnsupportedError, match=r"a report as a page needs plotly\.offline"):
+        write_html(dry_run_of(None), None, tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.long
+def test_html_of_many_ranks_and_spans_stays_small_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    timeline = simulated_step(num_ranks=16, num_microbatches=64, num_ops=100)
+    assert len(timeline.spans) >= 16 * 38_000
+    write_html(dry_run_of(timeline), timeline, tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 8e6
+    assert "Only the longest spans are drawn" in read(tmp_path / "report.html").text
