@@ -73,8 +73,12 @@ def _simulated(folder: Path, run: MeasuredRun) -> Timeline:
     assert run.setting is not None
     degrees = [f"layout.{axis}={getattr(run.layout, axis)}" for axis in AXES]
     cluster = run.setting.cluster
-    device = "cpu" if cluster.device.is_host else "simgpu"
-    traces = trace_job(str(Run(folder).job), degrees, run.layout.num_ranks, device=device)
+    traces = trace_job(
+        str(Run(folder).job),
+        degrees,
+        run.layout.num_ranks,
+        device="cpu" if cluster.device.is_host else "simgpu",
+    )
     return simulate(traces, cluster, str(folder))
 
 
