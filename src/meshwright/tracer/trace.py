@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,15 +61,27 @@ def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NU
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "meshwright.tracer.rank_process", order]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment
-            )
+            code, stderr = _run(command, environment)
         except subprocess.TimeoutExpired as error:
             raise UnsupportedError(f"{_named(program, ranks)} took longer than {_TIMEOUT_S:.0f} s to trace") from error
-        if done.returncode != 0:
-            why = said.read_text(encoding="utf-8") if said.exists() else done.stderr[-3000:]
+        if code != 0:
+            why = said.read_text(encoding="utf-8") if said.exists() else stderr[-3000:] or f"exit code {code}"
             raise UnsupportedError(f"{_named(program, ranks)} cannot be traced: {why}")
         return {rank: Trace.load(Path(file)) for rank, file in out.items()}
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Return the exit code of a process, and what it said; whatever stops this, stops the ones that it started too."""
+    group = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    try:
+        _, stderr = group.communicate(timeout=_TIMEOUT_S)
+    except BaseException:
+        os.killpg(group.pid, signal.SIGKILL)
+        group.communicate()
+        raise
+    return group.returncode, stderr
 
 
 def _named(program: Program, ranks: Sequence[int]) -> str:

@@ -1,0 +1,73 @@
+"""Ranks whose shards are equal are of one class, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.spec.layout import Layout
+from meshwright.spec.trace import Records, Signature, Storages, TensorShape, Trace, Traced, Uses
+from meshwright.tracer.classes import class_labels
+from meshwright.tracer.dry_run import How, trace_job
+
+JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
+NONE = np.zeros(0, np.int64)
+
+
+def trace_that_cuts(rows: list[int], shards: int) -> Trace:
+    """Return a trace whose gradients of `rows` rows are cut into shards, and of nothing else."""
+    shapes = tuple(TensorShape(dtype="float32", dims=(number, 4)) for number in rows)
+    result = TensorShape(dtype="float32", dims=(shards, 100))
+    return Trace(
+        traced=Traced(build="module:function", rank=0, world_size=shards, torch_version="2.13.0"),
+        signatures=(Signature(op="fsdp.chunk_cat.default", inputs=(*shapes, result), outputs=()),),
+        scopes=(),
+        phases=(),
+        actions=(),
+        groups=(),
+        group_names=(),
+        records=Records(**dict.fromkeys(Records.__dataclass_fields__, NONE)),
+        storages=Storages(**dict.fromkeys(Storages.__dataclass_fields__, NONE)),
+        uses=Uses(**dict.fromkeys(Uses.__dataclass_fields__, NONE)),
+    )
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=4), st.integers(1, 40), st.sampled_from([1, 2, 4]))
+def test_a_class_is_of_ranks_with_the_same_rows_of_everything(rows: list[int], shards: int, tp: int) -> None:
+    layout = Layout(dp_shard=shards, tp=tp, dp_replicate=2)
+    labels = class_labels(trace_that_cuts(rows, shards), layout, "balanced")
+    # As torch.chunk cuts them.
+    chunks = [[min(-(-n // shards), max(n - at * -(-n // shards), 0)) for n in rows] for at in range(shards)]
+    held = [tuple(chunks[rank // tp % shards]) for rank in range(layout.num_ranks)]
+    assert labels[0] == 0
+    assert len(set(zip(labels.tolist(), held, strict=True))) == len(set(held)) == len(set(labels.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("layout", "routing", "count"),
+    [
+        (Layout(dp_shard=4, cp=2), "balanced", 2),
+        (Layout(dp_shard=4, cp=2, cp_method="ulysses"), "balanced", 1),
+        (Layout(dp_shard=8, ep=4), "balanced", 1),
+        (Layout(dp_shard=8, ep=4), "worst", 4),
+    ],
+)
+def test_what_else_makes_ranks_differ(layout: Layout, routing: str, count: int) -> None:
+    assert len(set(class_labels(trace_that_cuts([64], 8), layout, routing).tolist())) == count
+
+
+@pytest.mark.long
+def test_one_rank_of_each_class_is_traced_and_stands_for_the_others() -> None:
+    how = How(use_cache=False, classes="all", verify=3)
+    overrides = ["layout.dp_shard=64", "train.global_batch_size=128", "layout.microbatch_size=1"]
+    traces = trace_job(JOB, overrides, how=how)
+    # 128 and 512 rows are cut evenly. Of 288 rows of embedding and head 57 shards have five, the next three.
+    assert sorted(traces.traces) == [0, 57, 58]
+    live = [int(traces.of_rank(rank).live_bytes()[0]) for rank in (56, 57, 63)]
+    assert live[0] > live[1] > live[2]
+    largest = trace_job(JOB, overrides, how=How(use_cache=False))
+    assert sorted(largest.traces) == [0]
