@@ -27,7 +27,7 @@ from meshwright.parallelism import host_values
 from meshwright.spec.trace import Trace, Traced
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
-from meshwright.tracer.routing import parse_routing
+from meshwright.tracer.routing import parse_routing, read_as
 from meshwright.tracer.simulated_device import NAME, install
 from meshwright.tracer.torch_patches import apply_patches
 from meshwright.tracer.untraceable import explained
@@ -107,7 +107,7 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
     _record_what_is_compiled(mode)
     # Both are ours, and modules that use them are imported later, with the builder.
     initial.fill_normal = _leave_as_it_is
-    host_values.host_values = parse_routing(routing)  # type: ignore[assignment]
+    host_values.host_values = read_as(parse_routing(routing), mode.read)  # type: ignore[assignment]
     return mode
 
 

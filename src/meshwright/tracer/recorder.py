@@ -52,6 +52,11 @@ class Recorder:
     def __len__(self) -> int:
         return len(self._records["kind"])
 
+    @property
+    def newest(self) -> int:
+        """Return the kind of the newest record, -1 before the first."""
+        return self._records["kind"][-1] if len(self) else NONE
+
     def begin(self) -> None:
         """Forget what was recorded, but for storages that are still there: they were there before the step."""
         for column in (*self._records.values(), *self._uses.values()):
@@ -85,9 +90,9 @@ class Recorder:
         for name, value in (("record", len(self) - 1), ("storage", storage), ("writes", int(writes))):
             self._uses[name].append(value)
 
-    def allocate(self, num_bytes: int) -> int:
-        """Return the number of a storage that is there from the newest record on, which has to have room for it."""
-        at = max(len(self) - 1, 0)
+    def allocate(self, num_bytes: int, *, by_newest: bool) -> int:
+        """Return the number of a storage that is there from the newest record on, which makes it, or from the next."""
+        at = max(len(self) - 1, 0) if by_newest else len(self)
         row = {"num_bytes": num_bytes, "allocated_at": at, "freed_at": NONE, "stream": self.stream}
         for name, column in self._storages.items():
             column.append(row[name])

@@ -60,7 +60,7 @@ class RecordingMode(TorchDispatchMode):
         if func is _READ_NUMBER:
             if args[0].device.type == self.device_type:
                 self.recorder.record(RecordKind.HOST_SYNC)
-            return self._number(func, args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+            return self.number(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func is _WRAP:
             return AsyncCollectiveTensor(args[0])
         if func is _WAIT:
@@ -193,19 +193,25 @@ class RecordingMode(TorchDispatchMode):
         for tensor in tensors:
             self._numbers.pop(tensor.untyped_storage()._cdata, None)
 
-    def _number(self, func: Any, tensor: Tensor) -> float | int | bool:
+    def read(self, tensor: Tensor) -> None:
+        """Record that the host reads a whole tensor."""
+        if tensor.device.type == self.device_type != "cpu":
+            tensor.to("cpu")
+            self.recorder.record(RecordKind.HOST_SYNC)
+
+    def number(self, tensor: Tensor, place: int = 0) -> float | int | bool:
         """Return a number that the program put there, else one in place of what no fake tensor holds.
 
         Programs report fractions and ask whether they are finite; whole numbers become sizes, which nobody can guess.
         """
         known = self._numbers.get(tensor.untyped_storage()._cdata)
         if known is not None:
-            number: float | int | bool = known[tensor.storage_offset()]
+            number: float | int | bool = known[tensor.storage_offset() + place]
             return number
         if tensor.dtype == torch.bool:
             return False
         if not tensor.dtype.is_floating_point:
-            refuse_number(func, self.recorder.scopes)
+            refuse_number(self.recorder.scopes)
         return 1.0
 
     def resized(self, storage: torch.UntypedStorage) -> None:

@@ -41,12 +41,23 @@ def parse_routing(text: str) -> Routing:
     return _by_law(exponent)
 
 
+def read_as(routing: Routing, read: Callable[[Tensor], None]) -> Routing:
+    """Return `routing`, after `read` has noticed that the host reads the tensor."""
+
+    def routed(tensor: Tensor, kind: str, total: int, rank: int) -> list[int]:
+        read(tensor)
+        return routing(tensor, kind, total, rank)
+
+    return routed
+
+
 def shared_out(total: int, num_ranks: int, exponent: float) -> list[int]:
     """Return how many of `total` each rank gets, in whole numbers that sum to it; an exponent of 0 is an even share."""
     weights = np.arange(1, num_ranks + 1, dtype=np.float64) ** -exponent
     ends = np.cumsum(weights) / weights.sum() * total
     # What is left of fractions goes to the first ranks.
-    return np.diff(np.ceil(ends.round(6)).astype(np.int64), prepend=0).tolist()
+    shares: list[int] = np.diff(np.ceil(ends.round(6)).astype(np.int64), prepend=0).tolist()
+    return shares
 
 
 def _by_law(exponent: float) -> Routing:

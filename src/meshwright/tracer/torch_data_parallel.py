@@ -21,7 +21,7 @@ def reduce_by_hook() -> None:
     # It compares its parameters' shapes with those of other ranks, who are not there.
     module._verify_param_shape_across_processes = lambda *_, **__: None
     # Ranks agree by numbers on an order of buckets, after a step, that is the order in which gradients came in it.
-    dist.Reducer._rebuild_buckets = lambda _: False  # type: ignore[method-assign]
+    dist.Reducer._rebuild_buckets = lambda _: False  # type: ignore[method-assign, assignment]
     original = DistributedDataParallel.__init__
 
     @functools.wraps(original)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor import _utils
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import optimizer
@@ -49,6 +50,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     F.scaled_dot_product_attention = _one_attention_kernel(F.scaled_dot_product_attention)
     _functional_collectives._are_we_tracing = _is_compiling
     torch.tensor = _tensor_by_way_of_cpu(torch.tensor, mode)
+    FakeTensor.tolist = _list_read_at_once(mode)  # type: ignore[method-assign]
 
 
 def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> Callable[..., Tensor]:
@@ -66,8 +68,19 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
     return made
 
 
+def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:
+    """A fake tensor is read number by number, each a wait for the device; a real one is copied once."""
+
+    def tolist(tensor: Tensor) -> Any:
+        mode.read(tensor)
+        numbers = [mode.number(tensor, place) for place in range(tensor.numel())]
+        return np.array(numbers, dtype=object).reshape(tensor.shape).tolist()
+
+    return tolist
+
+
 def _real_mesh_algebra() -> None:
-    """A mesh keeps its ranks in a real tensor, which fake mode refuses to index."""
+    """A mesh keeps its ranks in a real tensor, which fake mode refuses to index; offsets of shards are computed so."""
     for name, found in list(DeviceMesh.__dict__.items()):
         if name in _WITHOUT_TENSORS:
             continue
@@ -78,6 +91,7 @@ def _real_mesh_algebra() -> None:
         elif isinstance(found, property) and found.fget is not None:
             setattr(DeviceMesh, name, property(_outside_of_fake_mode(found.fget)))
     device_mesh.init_device_mesh = _outside_of_fake_mode(device_mesh.init_device_mesh)
+    _utils._compute_local_shape_and_global_offset = _outside_of_fake_mode(_utils._compute_local_shape_and_global_offset)
 
 
 def _outside_of_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,11 +63,11 @@ def refuse(func: Any, error: Exception, scopes: Scopes) -> NoReturn:
     raise error
 
 
-def refuse_number(func: Any, scopes: Scopes) -> NoReturn:
+def refuse_number(scopes: Scopes) -> NoReturn:
     """Raise UnsupportedError for a whole number that a program reads from the device, as sizes are."""
     raise UnsupportedError(
-        f"{func}{_in(scopes)}{_line_of(None)}: .item(), .tolist() or int() reads a whole number from a tensor, and the "
-        "tensors of a traced step hold none: take sizes from shapes, or keep the number on the host"
+        f".item(), .tolist() or int(){_in(scopes)}{_line_of(None)} reads a whole number from a tensor, and the tensors "
+        "of a traced step hold none: take sizes from shapes, or keep the number on the host"
     )
 
 

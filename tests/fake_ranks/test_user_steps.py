@@ -1,0 +1,75 @@
+"""Anybody's step is traced, and one that cannot be says why: the operator, the module, the line, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.trace import Trace
+from meshwright.tracer.trace import trace
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+JOB_BUILD = "meshwright.trainer.build_step:build_step"
+
+
+def ops(found: Trace) -> list[str]:
+    return [found.signatures[position].op for position in found.records.signature if position >= 0]
+
+
+@pytest.mark.parametrize(
+    ("build", "collective", "scope"),
+    [
+        ("data_parallel", "c10d.allreduce_.default", "layers.0.up"),
+        ("fully_sharded", "c10d._reduce_scatter_base_.default", "layers.1.down"),
+        ("tensor_parallel", "_c10d_functional.all_gather_into_tensor.default", "layers.0.norm"),
+    ],
+)
+def test_a_step_by_torchs_own_parallelism_is_traced(build: str, collective: str, scope: str) -> None:
+    found = trace(f"user_steps:{build}", 5, 8)
+    assert collective in ops(found)
+    assert tuple(range(8)) in found.groups
+    assert scope in found.scopes
+    # The second layer is computed again in backward.
+    assert set(found.phases) == {"forward", "backward", "recompute", "optimizer"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("job", "layout"),
+    [
+        ("spectral_denoiser.toml", ("layout.dp_shard=4",)),
+        ("hf_causal_lm.toml", ("layout.dp_shard=4",)),
+        ("hf_causal_lm.toml", ("layout.dp_shard=2", "layout.activation_checkpoint=full")),
+    ],
+)
+def test_models_of_others_are_traced(job: str, layout: tuple[str, ...]) -> None:
+    found = trace(JOB_BUILD, 1, 4, [str(EXAMPLES / job), *layout])
+    assert "c10d._reduce_scatter_base_.default" in ops(found)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("size", r"int\(\) in layers.1 \(.*untraceable_steps.py:\d+\) reads a whole number .* take sizes from shapes"),
+        ("nonzero", r"aten.nonzero.default in layers.1 \(.*untraceable_steps.py:\d+\): its result depends on the num"),
+        ("kernel", r"untraceable.halve.default in layers.1 .* torch.library.register_fake\(\"untraceable::halve\"\)"),
+        ("objects", r"torch.distributed.all_gather_object in layers.1 .*: it sends pickled objects"),
+        ("mistake", r"RuntimeError in layers.1 \(.*untraceable_steps.py:\d+\): .*size mismatch"),
+        pytest.param("list", r"tolist\(\) or int\(\) in layers.1", marks=pytest.mark.long),
+        pytest.param("mask", r"aten.nonzero.default|aten.index.Tensor in layers.1", marks=pytest.mark.long),
+        pytest.param("memory", r"in layers.1 .*untraceable_steps.py", marks=pytest.mark.long),
+    ],
+)
+def test_what_cannot_be_traced_is_told_in_one_message(reason: str, message: str) -> None:
+    said = rf"rank 0 of 4 of untraceable_steps:build cannot be traced: .*{message}"
+    with pytest.raises(UnsupportedError, match=said):
+        trace("untraceable_steps:build", 0, 4, [reason])
+
+
+def test_a_message_holds_no_traceback() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        trace("untraceable_steps:build", 0, 4, ["mask"])
+    assert "site-packages" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)

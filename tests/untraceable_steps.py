@@ -1,0 +1,55 @@
+"""Steps that cannot be traced, each for another reason: (device, rank, world_size, reason) -> step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+
+@torch.library.custom_op("untraceable::halve", mutates_args=())
+def halve(x: Tensor) -> Tensor:
+    """Return half of `x`; nobody said what shape that has."""
+    return x / 2
+
+
+def _objects(x: Tensor) -> Tensor:
+    found: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, {"rows": len(x)})
+    return x
+
+
+REASONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "size": lambda x: x[: int((x > 0).sum())],
+    "list": lambda x: torch.cat([x[:n] for n in (x > 0).sum(1).tolist()]),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "kernel": halve,
+    "objects": _objects,
+    "memory": lambda x: torch.from_numpy(x.detach().cpu().numpy()),
+    "mistake": lambda x: x @ x,
+}
+
+
+class Inner(nn.Module):
+    """Does what cannot be traced."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.does = REASONS[reason]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(x)
+
+
+def build(device: torch.device, rank: int, world_size: int, reason: str) -> Callable[[], None]:
+    """Return a step that runs a model whose module `layers.1` does what cannot be traced."""
+    model = nn.ModuleDict({"layers": nn.Sequential(nn.Linear(6, 6, device=device), Inner(reason))})
+    model.forward = model["layers"].forward  # type: ignore[method-assign]
+
+    def step() -> None:
+        model["layers"](torch.zeros(4, 6, device=device))
+
+    return step
