@@ -29,6 +29,7 @@ NOTICE = "no rank has moved for"
 
 # A model and data whose fault is on one rank, some steps into the run.
 MODULE = """
+import ctypes
 import os
 import time
 import torch
@@ -48,6 +49,11 @@ class Block(nn.Module):
         is_due = BLAMED and self.num_forwards >= 18
         if self.fault == "sleeps" and is_due:
             time.sleep(1000)
+        if self.fault == "holds" and is_due:
+            # A lock taken twice, with Python's own lock held.
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):
+                ctypes.PyDLL(None).pthread_mutex_lock(mutex)
         if self.fault == "skips" and not is_due:
             dist.all_reduce(x.detach().mean(0))
         return x + self.inner(x)
@@ -83,7 +89,7 @@ class HangingRun:
 
     def __init__(self, folder: Path, **sections: dict[str, object]) -> None:
         self.folder, self.run, self.output = folder, Run(folder / "run"), folder / "output.txt"
-        own = {"run": {"device": "cpu", "dir": str(self.run.folder), "hang_after_s": 3.0}, "train": {"steps": 2000}}
+        own = {"run": {"device": "cpu", "dir": str(self.run.folder), "hang_after_s": 2.0}, "train": {"steps": 2000}}
         (folder / "faulty.py").write_text(MODULE)
         (folder / "job.toml").write_text(to_toml(Job.from_dict(tiny_job(folder, **own | sections))))
 
@@ -144,9 +150,10 @@ def test_a_rank_that_stays_in_a_module_is_named_with_the_collective_that_it_does
         notice = hanging.wait_for_notice()
         code, found = hanging.diagnose()
     assert (found.verdict, found.culprits, code) == ("busy", [1], ExitCode.RETRY)
-    assert "faulty.py:20 in Block.forward, in module blocks.2" in found.headline
+    assert "faulty.py:21 in Block.forward, in module blocks.2" in found.headline
     assert found.collective is not None
     assert found.collective.startswith("all_gather")
+    assert found.evidence[1].startswith("rank 1's next is all_gather of 36 in head (action 0B1)")
     assert found.module == "blocks.3"
     assert [(one.process, one.waits_for) for one in found.ranks] == [("running", [1]), ("running", [])]
     assert "rank 1 is in step 5, action 0F1, at " in notice
@@ -191,6 +198,17 @@ def test_a_rank_that_skips_a_collective_is_told_from_the_one_that_asks_for_it(tm
     assert (found.verdict, found.culprits, code) == ("departed", [1], ExitCode.DO_NOT_RETRY)
     assert found.module == "blocks.2"
     assert "in step 5 it asked for" in found.headline
+
+
+@pytest.mark.long
+def test_a_rank_whose_python_cannot_run_is_named_with_its_line(tmp_path: Path) -> None:
+    hanging = HangingRun(tmp_path, model={"source": "faulty:Deep", "options": {"fault": "holds"}})
+    with hanging.started(2):
+        hanging.wait_for_notice()
+        _, found = hanging.diagnose()
+    assert (found.verdict, found.culprits) == ("busy", [1])
+    assert "faulty.py:26 in forward" in found.headline
+    assert "rank 1 could not write what collectives were entered" in found.evidence
 
 
 @pytest.mark.long

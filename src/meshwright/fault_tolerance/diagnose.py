@@ -17,6 +17,7 @@ from meshwright.fault_tolerance.places import (
     say_departure,
     say_doing,
     say_kind,
+    say_next,
     say_place,
     say_ranks,
     say_when,
@@ -81,7 +82,7 @@ class _Doctor:
         if not failed:
             return None
         first = min(failed, key=lambda record: record.time_s)
-        headline = f"rank {first.rank} ended first, with {first.error}, {say_place(first)}"
+        headline = f"rank {first.rank} ended first, with {first.error}, {say_place(first.stack)}"
         advice = f"Correct what rank {first.rank} says in its log, then start the same command with --resume."
         return self._say("failed", [first.rank], headline, advice, self._first_wait_for([first.rank]))
 
@@ -137,7 +138,7 @@ class _Doctor:
             return None
         rank = culprits[0]
         verb = "is" if len(culprits) == 1 else "are"
-        where = f"in {say_when(self._beats[rank])}, {say_place(self._records.get(rank))}"
+        where = f"in {say_when(self._beats[rank])}, {say_place(self._evidence.stacks[rank])}"
         headline = f"{say_ranks(culprits)} {verb} {where}{self._not_reached(culprits)}"
         return self._say("busy", culprits, headline, _advice(self._beats[rank]), self._first_wait_for(culprits))
 
@@ -169,14 +170,16 @@ class _Doctor:
     ) -> Diagnosis:
         seen = None if wait is None else self._records.get(wait.rank)
         evidence = [] if wait is None else how_known(wait, seen)
-        evidence += [f"rank {rank} has written no flight record" for rank in self._silent()]
+        evidence += [say_next(self._records[rank]) for rank in culprits if rank in self._records]
+        if mute := self._mute():
+            evidence.append(f"{say_ranks(mute)} could not write what collectives were entered")
         return Diagnosis(
             verdict=verdict,
             culprits=culprits,
             headline=headline,
             collective=None if wait is None else say_collective(wait.collective, wait.group),
             module=None if wait is None else module_of_wait(wait, seen),
-            evidence=evidence,
+            evidence=[sentence for sentence in evidence if sentence],
             advice=advice,
             ranks=[self._state(rank) for rank in sorted(self._beats)],
         )
@@ -190,7 +193,7 @@ class _Doctor:
             silent_s=round(self._evidence.silent_s(rank), 3),
             step=beat.step,
             phase=beat.phase,
-            doing=say_doing(beat, waits, self._records.get(rank)),
+            doing=say_doing(beat, waits, self._records.get(rank), self._evidence.stacks[rank]),
             waits_for=sorted(self._edges[rank]),
         )
 
@@ -206,7 +209,7 @@ class _Doctor:
         key = (wait.group.name, wait.collective.sequence)
         waiting = [one.rank for one in self._waits if (one.group.name, one.collective.sequence) == key]
         module = module_of_wait(wait, self._records.get(wait.rank))
-        where = "" if module is None else f" of {module}"
+        where = "" if module is None else f" ({module})"
         verb = "waits" if len(waiting) == 1 else "wait"
         what = say_collective(wait.collective, wait.group)
         return f", and has not reached {what}{where}, in which {say_ranks(waiting)} {verb}"
@@ -217,8 +220,8 @@ class _Doctor:
     def _group(self, rank: int, name: str) -> Group:
         return next(group for group in self._records[rank].groups if group.name == name)
 
-    def _silent(self) -> list[int]:
-        return [rank for rank in self._beats if rank not in self._records and self._beats[rank].phase != "ended"]
+    def _mute(self) -> list[int]:
+        return [rank for rank, beat in self._beats.items() if rank not in self._records and beat.phase != "ended"]
 
 
 def _advice(beat: Heartbeat) -> str:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from meshwright.fault_tolerance.heartbeat import process_fields, read_heartbeats
+from meshwright.fault_tolerance.stack_file import read_stack
 from meshwright.spec.diagnosis import ProcessState
-from meshwright.spec.flight_record import FlightRecord
+from meshwright.spec.flight_record import FlightRecord, Frame
 from meshwright.spec.heartbeat import LAST_PHASES, Heartbeat
 from meshwright.spec.run import Run
 
@@ -27,6 +28,7 @@ _SLOW_STEPS = 3
 
 # Those that may answer, as far as this host can tell.
 _ABLE: tuple[ProcessState, ...] = ("running", "elsewhere")
+_WRITING_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Evidence:
     heartbeats: dict[int, Heartbeat]
     processes: dict[int, ProcessState]
     records: dict[int, FlightRecord]
+    stacks: dict[int, list[Frame]]
+    """Where the loop of a rank is; of one that could write no record, what a signal made it tell."""
     now_s: float
     """When it was gathered, in seconds since 1970."""
     slow_s: float
@@ -61,20 +65,24 @@ def ask(run: Run, wait_s: float) -> None:
     deadline_s = time.monotonic() + wait_s
     while (mute := [rank for rank in able if not _answered(run, rank, asked_s)]) and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    for rank in mute:
-        if states[rank] == "running":
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(heartbeats[rank].pid, signal.SIGUSR1)
+    silent = [rank for rank in mute if states[rank] == "running"]
+    for rank in silent:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(heartbeats[rank].pid, signal.SIGUSR1)
+    if silent:
+        time.sleep(_WRITING_S)
 
 
 def look(run: Run) -> Evidence:
     """Return what `run` shows now."""
     heartbeats = read_heartbeats(run)
-    records = {rank: read_record(run, rank, one.pid) for rank, one in heartbeats.items()}
+    found = {rank: read_record(run, rank, one.pid) for rank, one in heartbeats.items()}
+    records = {rank: record for rank, record in found.items() if record is not None}
     return Evidence(
         heartbeats,
         {rank: process_state(one) for rank, one in heartbeats.items()},
-        {rank: record for rank, record in records.items() if record is not None},
+        records,
+        {rank: records[rank].stack if rank in records else read_stack(run.stack(rank)) for rank in heartbeats},
         time.time(),
         max(_LEAST_SLOW_S, _SLOW_STEPS * usual_step_s(run)),
     )

@@ -9,6 +9,7 @@ from typing import Self
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence, look
 from meshwright.log import logger
+from meshwright.spec.diagnosis import Diagnosis
 from meshwright.spec.heartbeat import LAST_PHASES
 from meshwright.spec.run import Run
 from meshwright.units import format_duration
@@ -45,15 +46,14 @@ class HangNotice:
             moved_s = _last_moved_s(evidence)
             silent_s = evidence.now_s - moved_s
             if moved_s > told_of_s and silent_s > self._hang_after_s + _WRITING_S:
-                told_of_s = moved_s
-                self._tell(evidence, silent_s)
+                diagnosis = diagnose(evidence)
+                if diagnosis.verdict not in _QUIET:
+                    told_of_s = moved_s
+                    self._tell(diagnosis, silent_s)
 
-    def _tell(self, evidence: Evidence, silent_s: float) -> None:
-        diagnosis = diagnose(evidence)
-        if diagnosis.verdict not in _QUIET:
-            silent = format_duration(silent_s)
-            why = f"`meshwright diagnose {self._run.folder}` tells more"
-            logger.warning("no rank has moved for %s: %s; %s", silent, diagnosis.headline, why)
+    def _tell(self, diagnosis: Diagnosis, silent_s: float) -> None:
+        silent, more = format_duration(silent_s), f"`meshwright diagnose {self._run.folder}` tells more"
+        logger.warning("no rank has moved for %s: %s; %s", silent, diagnosis.headline, more)
 
 
 def _last_moved_s(evidence: Evidence) -> float:

@@ -51,6 +51,12 @@ def say_kind(collective: Collective) -> str:
     return f"{collective.op} of {shapes or 'nothing'}{where}{phase}"
 
 
+def say_next(record: FlightRecord) -> str:
+    """Return what a rank is expected to ask for next, empty where that is not known."""
+    one = record.expected
+    return "" if one is None else f"rank {record.rank}'s next is {say_kind(one)}, as in its first step"
+
+
 def say_departure(departure: Departure) -> str:
     """Return what a step asked for, and what an earlier one had asked for in its place."""
     known = "no more collectives" if departure.known is None else say_kind(departure.known)
@@ -73,21 +79,17 @@ def say_when(beat: Heartbeat) -> str:
     return f"step {beat.step}, {beat.phase}" if beat.step else beat.phase
 
 
-def say_place(record: FlightRecord | None) -> str:
+def say_place(stack: Sequence[Frame]) -> str:
     """Return the line of code at which a rank is: the innermost that is no library's."""
-    if record is None:
-        return "at an unknown place: it has written no flight record"
-    own = [frame for frame in record.stack if not any(part in frame.file for part in _LIBRARIES)]
-    frames = own or record.stack
-    if not frames:
-        return "at an unknown place: it has no stack"
-    frame = frames[-1]
-    module = _innermost_module(record.stack)
+    own = [frame for frame in stack if not any(part in frame.file for part in _LIBRARIES)] or stack
+    if not own:
+        return "at an unknown place"
+    module = _innermost_module(stack)
     where = "" if module is None else f", in module {module}"
-    return f"at {frame.file}:{frame.line} in {frame.function}{where}"
+    return f"at {own[-1].file}:{own[-1].line} in {own[-1].function}{where}"
 
 
-def say_doing(beat: Heartbeat, waits: Sequence[Wait], record: FlightRecord | None) -> str:
+def say_doing(beat: Heartbeat, waits: Sequence[Wait], record: FlightRecord | None, stack: Sequence[Frame]) -> str:
     """Return what a rank is waiting in, or the line that it is at."""
     if beat.waits_for_rank is not None:
         what = "exchange" if beat.phase.startswith(ACTION_MARK) else beat.phase
@@ -96,7 +98,7 @@ def say_doing(beat: Heartbeat, waits: Sequence[Wait], record: FlightRecord | Non
         wait = waits[-1]
         module = module_of_wait(wait, record)
         return say_collective(wait.collective, wait.group) + (f", {module}" if module else "")
-    return say_place(record)
+    return say_place(stack)
 
 
 def _unit(record: FlightRecord | None) -> str | None:

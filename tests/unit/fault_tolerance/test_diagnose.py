@@ -61,9 +61,9 @@ def evidence(
 ) -> Evidence:
     beats = beats or [heartbeat(rank) for rank in range(4)]
     states: dict[int, ProcessState] = dict.fromkeys(range(4), "running")
-    return Evidence(
-        {beat.rank: beat for beat in beats}, states | (processes or {}), {one.rank: one for one in records}, NOW_S, 5.0
-    )
+    known = {one.rank: one for one in records}
+    stacks = {beat.rank: known[beat.rank].stack if beat.rank in known else [] for beat in beats}
+    return Evidence({beat.rank: beat for beat in beats}, states | (processes or {}), known, stacks, NOW_S, 5.0)
 
 
 def test_the_last_of_a_chain_of_waits_is_to_blame() -> None:
@@ -135,7 +135,7 @@ def test_what_became_of_the_process_comes_first(process: ProcessState, verdict: 
     waiting = [record(rank, entered("0", "all_reduce", is_open=True)) for rank in range(3)]
     found = diagnose(evidence(waiting, processes={3: process}))
     assert (found.verdict, found.culprits) == (verdict, [3])
-    assert "rank 3 has written no flight record" in found.evidence
+    assert "rank 3 could not write what collectives were entered" in found.evidence
     assert found.collective == "all_reduce 1 of all ranks"
 
 
