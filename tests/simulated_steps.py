@@ -13,7 +13,13 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.schedule import build_schedule
 from meshwright.spec.timeline import MemoryCurve, SpanKind, Spans, TensorRole, Timeline, TimelineSource
 
-NAMES = ("aten.mm.default", "aten.mul.Tensor", "c10d._allgather_base_.default", "c10d.send.default", "c10d.recv_.default")
+NAMES = (
+    "aten.mm.default",
+    "aten.mul.Tensor",
+    "c10d._allgather_base_.default",
+    "c10d.send.default",
+    "c10d.recv_.default",
+)
 MATMUL, MULTIPLY, GATHER, SEND, RECEIVE = range(len(NAMES))
 SCOPES = ("layers.0", "layers.1", "norm")
 PHASES = ("forward", "backward", "optimizer")

@@ -45,8 +45,9 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     from meshwright.cli.dry_run import dry_run
     from meshwright.errors import ExitCode
 
+    conditions = _conditions(given)
     subject, traces = _program(words, given) if given["build"] else _job(words, given)
-    run, timeline = dry_run(subject, traces, _conditions(given))
+    run, timeline = dry_run(subject, traces, conditions)
     _write(run, timeline, traces, given)
     if given["as_json"]:
         click.echo(run.to_json())

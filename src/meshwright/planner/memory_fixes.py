@@ -29,7 +29,10 @@ def memory_fixes(layout: Layout, question: Question, missing_bytes: float) -> tu
     fixes: dict[str, Fix] = {}
     for row in priced.by_time.tolist():
         if row and freed[row] >= missing_bytes and len(fixes) < _NUM_FIXES:
-            change = listed(changes(layout, layout_at(priced.layouts, row, free)))
+            other = layout_at(priced.layouts, row, free)
+            # Another degree takes its ranks from dp_shard, which a job has to say, too.
+            ranks = {} if other.dp_shard == layout.dp_shard else {"dp_shard": other.dp_shard}
+            change = listed(changes(layout, other) | ranks)
             step = candidate_at(priced, row, free, max_actions=0).estimate.step
             fixes.setdefault(change, Fix(change=change, step_s=step.total_s))
     return tuple(fixes.values())

@@ -6,14 +6,13 @@ from typing import Any
 
 from meshwright.extras import import_extra
 from meshwright.report.colours import COMPUTE, EXPECTED, EXPOSED, HIDDEN, HOST, PHASES, REST
-from meshwright.report.dry_run_table import short_op
+from meshwright.report.dry_run_table import most_exposed, short_op
 from meshwright.report.part_words import PART_WORDS
 from meshwright.report.timeline_figures import PURPOSE, style, time_scale
 from meshwright.spec.dry_run import ExposedAt, Outcome
 from meshwright.spec.step_parts import PARTS
 
 _LEAST_SHARE = 0.0005
-_MOST_ROWS = 10
 _COLOURS = {
     "compute_s": COMPUTE["matmul"],
     "recompute_s": PHASES["recompute"],
@@ -58,10 +57,8 @@ def waterfall_figure(outcome: Outcome) -> Any:
 
 def exposed_figure(outcome: Outcome) -> Any:
     """Return the collectives that are most exposed, by place, beside what of them is hidden."""
-    (scale, unit), shown = (
-        time_scale(max(one.exposed_s + one.hidden_s for one in outcome.exposed)),
-        outcome.exposed[:_MOST_ROWS],
-    )
+    shown = most_exposed(outcome)
+    scale, unit = time_scale(max(one.exposed_s + one.hidden_s for one in shown))
     figure, rows = import_extra("plotly.graph_objects", PURPOSE).Figure(), [place_words(one) for one in shown]
     for name, colour in (("exposed", EXPOSED), ("hidden", HIDDEN)):
         values = [getattr(one, f"{name}_s") * scale for one in shown]

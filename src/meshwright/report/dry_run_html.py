@@ -10,7 +10,15 @@ from typing import Any
 
 from meshwright.extras import import_extra
 from meshwright.report.dry_run_figures import exposed_figure, waterfall_figure
-from meshwright.report.dry_run_table import job_words, misfit_words, rank_seconds, rank_words, short_op, signed_change
+from meshwright.report.dry_run_table import (
+    job_words,
+    misfit_words,
+    most_exposed,
+    rank_seconds,
+    rank_words,
+    short_op,
+    signed_change,
+)
 from meshwright.report.part_words import NO_AXIS
 from meshwright.report.timeline_figures import PURPOSE, memory_figure, pipeline_figure, streams_figure
 from meshwright.report.waterfall import MFU_MEANS, percent
@@ -114,7 +122,7 @@ def _peak_cells(rank: RankMemory) -> _Cells:
 
 
 def _communication(outcome: Outcome) -> Iterator[str]:
-    if outcome.exposed:
+    if most_exposed(outcome):
         note = "Communication during which a rank computes nothing, the mean over all ranks; and what of it is hidden."
         listed = "".join(f"<li>{escape(text)}</li>" for text in outcome.suggestions)
         yield _section(

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from meshwright.report.part_words import NO_AXIS, PART_WORDS
 from meshwright.report.waterfall import MFU_MEANS, percent, plain_table
-from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory
+from meshwright.spec.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.step_parts import StepParts
 from meshwright.units import format_bytes, format_count, format_duration
@@ -179,7 +179,7 @@ def _exposed_table(outcome: Outcome) -> Table:
     for header in ("exposed", "of the step", "hidden", "axis", "collective", "times", "in", "module"):
         is_number = header in ("exposed", "of the step", "hidden", "times")
         table.add_column(header, justify="right" if is_number else "left", overflow="fold")
-    for one in outcome.exposed[:_MOST_ROWS]:
+    for one in most_exposed(outcome):
         table.add_row(
             format_duration(one.exposed_s),
             percent(one.exposed_s / outcome.step_s),
@@ -191,6 +191,12 @@ def _exposed_table(outcome: Outcome) -> Table:
             escape(one.scope) or "-",
         )
     return table
+
+
+def most_exposed(outcome: Outcome) -> list[ExposedAt]:
+    """Return where communication is exposed enough to be seen, most first."""
+    least_s = _LEAST_SHARE / 10 * outcome.step_s
+    return [one for one in outcome.exposed if one.exposed_s >= least_s][:_MOST_ROWS]
 
 
 def _collective_table(outcome: Outcome) -> Table:

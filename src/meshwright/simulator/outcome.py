@@ -23,9 +23,9 @@ _COMPUTE_PHASES = ("forward", "backward")
 
 
 def compute_seconds(timeline: Timeline) -> dict[str, float]:
-    """Return the seconds of forward and backward on the default stream by kind of operation, the mean over all ranks.
+    """Return the seconds of StepParts.compute_s by kind of operation, the mean over all ranks.
 
-    They add up to StepParts.compute_s, which takes them before anything else.
+    What other streams compute while the default one does nothing, such as copies, is among the others.
     """
     spans = timeline.spans
     is_counted = np.array([phase in _COMPUTE_PHASES for phase in timeline.phases] + [True])[spans.phase]
@@ -35,7 +35,8 @@ def compute_seconds(timeline: Timeline) -> dict[str, float]:
     share = (weights / weights.sum())[np.searchsorted(timeline.ranks, spans.rank[rows])]
     took_s = share * (spans.end_s[rows] - spans.start_s[rows])
     seconds = np.bincount(kinds[spans.name[rows]], took_s, minlength=len(OP_KINDS))
-    return dict(zip(OP_KINDS, seconds.tolist(), strict=True))
+    found: dict[str, float] = dict(zip(OP_KINDS, seconds.tolist(), strict=True))
+    return found | {"other": found["other"] + max(step_parts(timeline).compute_s - sum(found.values()), 0.0)}
 
 
 def rank_times(timeline: Timeline, layout: Layout | None) -> tuple[RankTime, ...]:

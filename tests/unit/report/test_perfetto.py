@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_slices_of_a_thread_do_not_overlap(events: list[dict[str, Any]]) -> None
     assert len(threads) == 4 * 3
     for slices in threads.values():
         slices.sort()
-        assert all(first[1] <= second[0] for first, second in zip(slices, slices[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in pairwise(slices))
 
 
 def test_ranks_and_streams_are_named_and_no_thread_is_taken_for_a_process(events: list[dict[str, Any]]) -> None:

@@ -1,0 +1,116 @@
+"""`meshwright simulate`: a job's step for all of its ranks, clear errors, and every file that it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import run
+from meshwright.errors import ExitCode
+from meshwright.spec.dry_run import DryRun
+from meshwright.spec.timeline import Timeline
+from repository import ROOT
+
+TINY = str(ROOT / "examples" / "tiny.toml")
+PLANTED = ROOT / "examples" / "planted_faults.py"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["simulate", *arguments]) == ExitCode.BAD_INPUT
+    return capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a job's dry run writes; its step takes a second of the device's memory that is there."""
+    out: Path = tmp_path_factory.mktemp("dry_run")
+    keys = ["layout.dp_shard=2", "train.global_batch_size=4", f"data.cache_dir={out / 'cache'}"]
+    with pytest.raises(SystemExit) as ending:
+        run(["simulate", TINY, *keys, "--cluster", "h100-ib400:2", "--json", "--out", str(out / "out")])
+    assert ending.value.code == ExitCode.DONE
+    return out / "out"
+
+
+def test_everything_is_written(folder: Path) -> None:
+    assert {file.name for file in folder.iterdir()} == {
+        "dry_run.json",
+        "report.html",
+        "timeline.npz",
+        "timeline.perfetto.json.gz",
+    }
+
+
+def test_the_parts_sum_to_the_step_and_stand_beside_the_formulas(folder: Path) -> None:
+    found = DryRun.from_json((folder / "dry_run.json").read_text())
+    outcome = found.outcome
+    assert outcome is not None
+    assert outcome.parts.total_s == pytest.approx(outcome.step_s)
+    assert sum(outcome.compute.values()) == pytest.approx(outcome.parts.compute_s)
+    assert outcome.expected is not None
+    assert outcome.expected_parts is not None
+    assert outcome.expected_parts.total_s == pytest.approx(outcome.expected.step.total_s)
+    assert outcome.mfu == pytest.approx(outcome.expected.step.floor_s / outcome.step_s)
+    assert found.misfits == ()
+
+
+def test_what_is_held_at_the_peak_is_no_more_than_what_is_allocated(folder: Path) -> None:
+    outcome = DryRun.from_json((folder / "dry_run.json").read_text()).outcome
+    assert outcome is not None
+    assert len(outcome.memory) == len(outcome.ranks) == 1
+    memory = outcome.memory[0]
+    assert memory.num_ranks == 2
+    assert sum(live.num_bytes for live in memory.largest) <= sum(memory.by_role.values()) <= memory.allocated_bytes
+    assert memory.allocated_bytes <= memory.reserved_bytes
+    assert memory.phase in ("forward", "backward")
+    assert memory.scope.startswith("blocks.") or memory.scope in ("head", "")
+
+
+def test_collectives_are_those_of_the_layout(folder: Path) -> None:
+    outcome = DryRun.from_json((folder / "dry_run.json").read_text()).outcome
+    assert outcome is not None
+    sharding = [use for use in outcome.collectives if use.axis == "fsdp"]
+    assert sharding
+    assert {use.num_ranks for use in sharding} == {2}
+    assert all(0 <= use.exposed_s <= use.total_s + 1e-12 for use in outcome.collectives)
+    exposed = sum(one.exposed_s for one in outcome.exposed)
+    assert exposed == pytest.approx(sum(use.exposed_s for use in outcome.collectives))
+    assert Timeline.load(folder / "timeline.npz").step_s == outcome.step_s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ("no job file is named", "--build")),
+        ([TINY, TINY], ("2 job files", "name one")),
+        ([TINY, "--ranks", "4"], ("--ranks is for --build", "--cluster NAME:COUNT")),
+        ([TINY, "layout.dp_shard=4", "--cluster", "h100-ib400:8"], ("8 ranks", "dp_shard=4")),
+        ([TINY, "layout.search=true", "--cluster", "h100-ib400:8"], ("layout.search", "meshwright plan")),
+        ([TINY, "--cluster", "h100-ib400"], ("number of devices is missing", "h100-ib400:8")),
+        (["--build", f"{PLANTED}:sound"], ("--build needs --ranks",)),
+        (["--build", str(PLANTED), "--ranks", "2"], ("names no function", "FILE.py:FUNCTION")),
+        ([TINY, "--build", f"{PLANTED}:sound", "--ranks", "2"], ("both say what to run",)),
+        (["--build", f"{PLANTED}:sound", "--ranks", "2", "--cluster", "h100:4"], ("differ", "COUNT 2")),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_traced(
+    arguments: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, *arguments)
+    for part in parts:
+        assert part in said
+
+
+def test_a_slow_rank_is_a_rank_and_a_factor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "write 3:1.5" in refusal(capsys, TINY, "--cluster", "h100-ib400:2", "--slow-rank", "three")
+
+
+@pytest.mark.long
+def test_a_program_that_would_hang_is_named_and_ends_with_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        run(["simulate", "--build", f"{PLANTED}:ring_deadlock", "--ranks", "4", "--json"])
+    assert ending.value.code == ExitCode.BAD_INPUT
+    record = json.loads(capsys.readouterr().out)
+    assert [problem["kind"] for problem in record["problems"]] == ["deadlock"]
+    assert record["outcome"] is None
