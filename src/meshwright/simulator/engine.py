@@ -8,7 +8,7 @@
 A stream needs no clock that others share: it plays on until it waits for a signal that is not there, and goes on, later
 in our time and not in its own, when the signal comes. Only meetings are played in order of time, since those that are
 under way at once share links (links.py). That order is right because nothing new can begin before the next one ends:
-by then all streams have played as far as they could. Nothing is drawn, so that the same programs end the same.
+by then all streams have played as far as they could. Nothing is drawn, so that the same programs always end the same.
 """
 
 from __future__ import annotations
@@ -26,6 +26,33 @@ from meshwright.spec.timeline import Floats
 RUN, WAIT, MARK = int(Instruction.RUN), int(Instruction.WAIT), int(Instruction.MARK)
 PENDING = -1.0
 """The time of a signal that is not there yet."""
+
+
+def play(programs: Sequence[Program], table: Table) -> Played:
+    """Return when everything was that could be."""
+    hosts = tuple(Host(program) for program in programs)
+    for host in hosts:
+        host.hand_over(table)
+    while True:
+        while table.runnable:
+            table.runnable.pop().run(table)
+        ended = table.links.next_end()
+        if ended is None:
+            break
+        meeting, at_s = ended
+        table.end(meeting, at_s + _late_s(meeting, at_s, table, hosts))
+    num_meetings = len(table.missing)
+    return Played(hosts, np.array(table.began_at), np.array(table.signal_at[:num_meetings]))
+
+
+def _late_s(meeting: int, at_s: float, table: Table, hosts: Sequence[Host]) -> float:
+    """Return by how much a meeting is late since its ranks computed beside it; their computing is then late, too."""
+    began_s, late_s = table.began_at[meeting], 0.0
+    for member in table.members[meeting]:
+        default = hosts[member].streams[0]
+        if default.now_s > began_s:
+            late_s = max(late_s, default.slow_down(began_s, at_s, table.slowdown))
+    return late_s
 
 
 @dataclass
@@ -82,10 +109,9 @@ class Stream:
     """One stream of one rank."""
 
     def __init__(self, program: Program, number: int) -> None:
-        self.rank, self.number = program.rank, number
-        self.records = np.flatnonzero(program.stream == number)
-        self.host_s = np.cumsum(program.times.host_s)[self.records]
-        """On the host's clock, less the time for which it stopped."""
+        self.number, self.records = number, np.flatnonzero(program.stream == number)
+        self._issued_s = np.cumsum(program.times.host_s)[self.records]
+        """When the host hands over each record, had it never stopped."""
         self.instructions = program.instruction[self.records].tolist()
         self.signals = program.signal[self.records].tolist()
         self.seconds = program.times.device_s[self.records].tolist()
@@ -102,7 +128,7 @@ class Stream:
     def hand_over(self, until: int, stopped_s: float) -> None:
         """Take all records before `until`, a position in the trace, from a host that had stopped for so long."""
         first = len(self.handed_at)
-        self.handed_at.extend((self.host_s[first : np.searchsorted(self.records, until)] + stopped_s).tolist())
+        self.handed_at.extend((self._issued_s[first : np.searchsorted(self.records, until)] + stopped_s).tolist())
 
     def run(self, table: Table) -> None:
         """Play on until a signal is missing or the host has handed over no more."""
@@ -133,6 +159,14 @@ class Stream:
             now_s += seconds[place]
         self.now_s = now_s
 
+    def slow_down(self, start_s: float, end_s: float, slowdown: float) -> float:
+        """Return by how much what it plays next is late, since something was under way between these times."""
+        late_s = slowdown * self.busy.between(start_s, end_s)
+        last = len(self.played_at) - 1
+        self.late_s[last] = self.late_s.get(last, 0.0) + late_s
+        self.now_s += late_s
+        return late_s
+
     @property
     def is_done(self) -> bool:
         """Return whether all records were played."""
@@ -142,19 +176,17 @@ class Stream:
 class Host:
     """One rank's host."""
 
-    def __init__(self, program: Program, streams: Sequence[Stream]) -> None:
-        self.rank, self.streams, self.host_s = program.rank, streams, program.times.host_s
-        self._host_s = np.cumsum(program.times.host_s)
+    def __init__(self, program: Program) -> None:
+        self.rank, self.host_s = program.rank, program.times.host_s
+        self.streams = [Stream(program, number) for number in np.unique(program.stream).tolist()]
+        self._issued_s = np.cumsum(self.host_s)
+        """When it has handed over each record, had it never stopped."""
         self.instruction, self.num_handed = program.instruction, program.num_handed
         self.syncs = [*program.syncs, (len(program.stream) - 1, -1)]
         self.stops: list[tuple[float, float]] = []
         """From when to when it waited for the device at each sync so far."""
         self._stopped_s = 0.0
         self._next = 0
-
-    def start(self, table: Table) -> None:
-        """Hand over all records up to the first sync."""
-        self._hand_over(table)
 
     def run(self, table: Table) -> None:
         """Go on after a sync, if its signal is there."""
@@ -166,31 +198,21 @@ class Host:
             if ready_s == PENDING:
                 table.waiting.setdefault(signal, []).append(self)
                 return
-            here_s = float(self._host_s[record]) + self._stopped_s
+            here_s = float(self._issued_s[record]) + self._stopped_s
             there_s = max(here_s, ready_s)
             self.stops.append((here_s, there_s))
             self._stopped_s += there_s - here_s
             self._next += 1
-            self._hand_over(table)
+            self.hand_over(table)
 
-    def _hand_over(self, table: Table) -> None:
+    def hand_over(self, table: Table) -> None:
+        """Hand over all records up to the next sync."""
         until = min(self.syncs[self._next][0] + 1, self.num_handed)
         for stream in self.streams:
             stream.hand_over(until, self._stopped_s)
         table.runnable.extend(self.streams)
         if not self.is_done:
             table.runnable.append(self)
-
-    def slowed_s(self, start_s: float, end_s: float, slowdown: float) -> float:
-        """Return by how much what was under way beside this rank's computing is late, as the computing now is, too."""
-        default = self.streams[0]
-        if default.now_s <= start_s:
-            return 0.0
-        extra_s = slowdown * default.busy.between(start_s, end_s)
-        default.now_s += extra_s
-        place = len(default.played_at) - 1
-        default.late_s[place] = default.late_s.get(place, 0.0) + extra_s
-        return extra_s
 
     def has_passed(self, record: int) -> bool:
         """Return whether the record's stream has played it."""
@@ -204,7 +226,7 @@ class Host:
     @property
     def end_s(self) -> float:
         """Return when it handed over its last record."""
-        return float(self._host_s[-1]) + self._stopped_s
+        return float(self._issued_s[-1]) + self._stopped_s
 
 
 @dataclass(frozen=True)
@@ -227,27 +249,3 @@ class Played:
     def is_done(self) -> bool:
         """Return whether every record was played; else somebody waits for ever."""
         return all(host.is_done and all(stream.is_done for stream in host.streams) for host in self.hosts)
-
-
-def play(programs: Sequence[Program], table: Table) -> Played:
-    """Return when everything was that could be."""
-    hosts = []
-    for program in programs:
-        streams = [Stream(program, number) for number in np.unique(program.stream).tolist()]
-        hosts.append(Host(program, streams))
-        hosts[-1].start(table)
-    while True:
-        while table.runnable:
-            table.runnable.pop().run(table)
-        ended = table.links.next_end()
-        if ended is None:
-            break
-        meeting, at_s = ended
-        if table.slowdown:
-            at_s += max(
-                hosts[member].slowed_s(table.began_at[meeting], at_s, table.slowdown)
-                for member in table.members[meeting]
-            )
-        table.end(meeting, at_s)
-    num_meetings = len(table.missing)
-    return Played(tuple(hosts), np.array(table.began_at), np.array(table.signal_at[:num_meetings]))

@@ -52,9 +52,12 @@ def _table(programs: list[Program], meetings: Meetings, costs: Costs, signals: S
         is_first[channel.first] = is_last[numbers[-1]] = True
         ways = _ways(channel, place)
         members += [tuple(place[rank] for rank in channel.members)] * len(numbers)
+        kinds: dict[tuple[float, float], list[tuple[int, float]]] = {}
         for at in numbers:
-            shares = ((0, inside[at]), (1, network[at]))
-            uses.append([(2 * way + which, share) for way in ways for which, share in shares if share > 0])
+            loads = (inside[at], network[at])
+            if loads not in kinds:
+                kinds[loads] = [(2 * way + link, load) for way in ways for link, load in enumerate(loads) if load > 0]
+            uses.append(kinds[loads])
     signal_at = [PENDING] * signals.count
     signal_at[signals.always] = 0.0
     return Table(
