@@ -44,12 +44,24 @@ class Inner(nn.Module):
         return self.does(x)
 
 
+class Outer(nn.Module):
+    """Has a module that does."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), Inner(reason))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
 def build(device: torch.device, rank: int, world_size: int, reason: str) -> Callable[[], None]:
     """Return a step that runs a model whose module `layers.1` does what cannot be traced."""
-    model = nn.ModuleDict({"layers": nn.Sequential(nn.Linear(6, 6, device=device), Inner(reason))})
-    model.forward = model["layers"].forward  # type: ignore[method-assign]
+    with device:
+        model = Outer(reason)
 
     def step() -> None:
-        model["layers"](torch.zeros(4, 6, device=device))
+        model(torch.zeros(4, 6, device=device))
 
     return step
