@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -170,3 +172,11 @@ def test_the_first_error_of_several_is_told() -> None:
     found = diagnose(evidence([*records, own], beats, dict.fromkeys(range(4), "gone")))
     assert (found.verdict, found.culprits) == ("failed", [3])
     assert "ValueError: only here" in found.headline
+
+
+def test_a_hang_is_diagnosed_without_torch() -> None:
+    script = (
+        "import sys, meshwright.fault_tolerance.diagnose, meshwright.fault_tolerance.evidence;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
