@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.layout import AXES
+from meshwright.spec.layout_text import checkpoint_words
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.run import Run
@@ -104,7 +105,9 @@ def _split_choices(layout: Layout) -> Iterator[str]:
 def _step_choices(layout: Layout) -> Iterator[str]:
     """Yield what each block does about its memory and time."""
     every = f" every {layout.activation_checkpoint_every}" if layout.activation_checkpoint_every > 1 else ""
-    yield f"activation_checkpoint {layout.activation_checkpoint}{every}"
+    blocks = layout.activation_checkpoint_blocks
+    saves = layout.activation_checkpoint if blocks is None else checkpoint_words(blocks)
+    yield f"activation_checkpoint {saves}{every}"
     if layout.compile:
         yield "compile" if layout.compile_backend == "inductor" else f"compile by {layout.compile_backend}"
     if layout.cpu_offload:

@@ -75,6 +75,11 @@ def command(
         resolved = replace(resolved, job=plan.job(resolved.job))
     num_ranks = choose_num_ranks(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
+    if resolved.job.layout.activation_checkpoint == "auto":
+        from meshwright.trainer.planned import budget_layout
+
+        plan = budget_layout(resolved, run, num_ranks, overrides, resume=resume)
+        resolved = replace(resolved, job=plan.job(resolved.job))
     if resume:
         require_same_run(run, resolved.job)
     if overwrite and (aside := set_aside(run)):
@@ -109,6 +114,11 @@ def _read_plan(resolved: ResolvedJob, planned: str | None) -> Planned | None:
         raise ConfigError(
             f"layout.search = true is settled once, before any rank starts, but torchrun started them already: "
             f"`meshwright plan {resolved.path} --write` puts the layout into the job"
+        )
+    if resolved.job.layout.activation_checkpoint == "auto":
+        raise ConfigError(
+            'layout.activation_checkpoint = "auto" is settled once, before any rank starts, but torchrun started them '
+            "already: set it to none, selective or full"
         )
     return None
 

@@ -29,7 +29,7 @@ class Block:
     """Blocks of the group in the whole model."""
     elements: Elements
     kept_bytes: Floats
-    """Kept for backward under the layout's policy."""
+    """Kept for backward under each of ACTIVATION_CHECKPOINTS [policies, layouts]."""
     all_kept_bytes: Floats
     """Kept without recomputation: what a block under recomputation has for a while."""
     transient_bytes: Floats
@@ -78,11 +78,11 @@ class Memory:
         def kept(policy: ActivationCheckpoint) -> Floats:
             return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy))
 
-        by_policy = [kept(policy) for policy in get_args(ActivationCheckpoint)]
+        by_policy = np.stack([kept(policy) for policy in get_args(ActivationCheckpoint)])
         return Block(
             count=group.count,
             elements=elements_of(group.ops, self.layouts, self.setting.stack),
-            kept_bytes=np.choose(self.layouts.activation_checkpoint, by_policy),
+            kept_bytes=by_policy,
             all_kept_bytes=by_policy[0],
             transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
         )

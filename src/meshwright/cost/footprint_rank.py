@@ -20,6 +20,7 @@ from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.footprint_stages import Ints, chunks_in_flight, stages_of_rank
 from meshwright.cost.footprint_states import Elements, state_bytes
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
 from meshwright.spec.workload import BYTES_PER_ELEMENT
 
 _NUM_GATHERED_BLOCKS = 2.0
@@ -60,13 +61,14 @@ class _Held:
         self.elements = self.outside
         self.block_elements = self.working = self.transient = np.zeros(len(layouts))
         kept = np.zeros(len(layouts))
-        for block, count in zip(memory.blocks, counts, strict=True):
-            wrapped = np.ceil(count / layouts.activation_checkpoint_every)
-            kept = kept + wrapped * block.kept_bytes + (count - wrapped) * block.all_kept_bytes
+        for block, by_policy in zip(memory.blocks, counts, strict=True):
+            count = by_policy.sum(axis=0)
+            kept = kept + (by_policy * block.kept_bytes).sum(axis=0)
             self.elements = self.elements + _times(block.elements, count)
             is_here = count > 0
             self.block_elements = np.maximum(self.block_elements, block.elements.whole * is_here)
-            self.working = np.maximum(self.working, (block.all_kept_bytes - block.kept_bytes) * is_here)
+            again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
+            self.working = np.maximum(self.working, again)
             self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
         chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
         # What a stage hands on is held until its gradient comes back, but by Megatron's later releases.
@@ -165,14 +167,31 @@ def _times(elements: Elements, factor: Floats | Ints) -> Elements:
 
 
 def _blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
-    """Return (whether it has the first stage, the last, its blocks of each group), one element a layout."""
+    """Return (whether it has the first stage, the last, its blocks of each group by what they save), one element a
+    layout, blocks as [policies, layouts].
+    """
     layouts = memory.layouts
     ends = np.cumsum([block.count for block in memory.blocks])
     stages = stages_of_rank(layouts, pp_rank)
     first, stop = memory.cuts.first_block(stages), memory.cuts.first_block(stages + 1)
     counts = []
     for block, end in zip(memory.blocks, ends, strict=True):
-        inside = np.minimum(stop, end) - np.maximum(first, end - block.count)
-        counts.append(np.where(stages >= 0, np.maximum(inside, 0), 0).sum(axis=0).astype(np.float64))
+        low, high = np.maximum(first, end - block.count), np.minimum(stop, end)
+        counts.append(_by_policy(layouts, low, np.where(stages >= 0, np.maximum(high, low), low)))
     is_first, is_last = (stages == 0).any(axis=0), (stages == layouts.num_stages - 1).any(axis=0)
     return is_first.astype(np.float64), is_last.astype(np.float64), counts
+
+
+def _by_policy(layouts: LayoutTable, first: Ints, stop: Ints) -> Floats:
+    """Return how many of the blocks from `first` to `stop` [stages, layouts] save what [policies, layouts]."""
+    count = (stop - first).sum(axis=0).astype(np.float64)
+    policies = np.arange(len(ACTIVATION_CHECKPOINTS))[:, None]
+    if layouts.checkpoint_of_block is None:
+        wrapped = np.ceil(count / layouts.activation_checkpoint_every)
+        return np.where(policies == layouts.activation_checkpoint, wrapped, 0.0) + np.where(
+            policies == 0, count - wrapped, 0.0
+        )
+    saves = layouts.checkpoint_of_block[None] == policies[..., None]
+    before = np.concatenate([np.zeros((*saves.shape[:2], 1)), np.cumsum(saves, axis=2)], axis=2)
+    row = np.arange(len(layouts))
+    return np.asarray((before[:, row, stop] - before[:, row, first]).sum(axis=1))

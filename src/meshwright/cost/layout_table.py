@@ -44,6 +44,8 @@ class LayoutTable:
     async_tp: Bools
     cpu_offload: Bools
     compile: Bools
+    checkpoint_of_block: Ints | None = None
+    """What each block saves [layouts, blocks], as in activation_checkpoint; None where no layout says it one by one."""
 
     def __len__(self) -> int:
         return len(self.pp)
@@ -75,37 +77,62 @@ class LayoutTable:
 
     def take(self, rows: NDArray[Any]) -> LayoutTable:
         """Return the layouts at `rows` (positions or a mask)."""
-        return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return replace(self, **{name: column[rows] for name, column in self.columns().items()})
 
     def layout(self, row: int) -> Layout:
         """Return the layout at `row` as the noun."""
-        values = {field.name: getattr(self, field.name)[row].item() for field in fields(self)}
+        values = {name: column[row].tolist() for name, column in self.columns().items()}
+        if (blocks := values.pop("checkpoint_of_block", None)) is not None:
+            values["activation_checkpoint_blocks"] = tuple(ACTIVATION_CHECKPOINTS[code] for code in blocks)
         for name, words in _CODES.items():
             values[name] = words[values[name]]
         values["virtual_stages"] = values.pop("stages_per_rank")
         values["reshard_after_forward"] = "always" if values.pop("is_resharded") else "never"
         return Layout(**values)
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return the columns that there are, by name."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in columns.items() if column is not None}
+
 
 def layout_table(layouts: Sequence[Layout]) -> LayoutTable:
-    """Return the layouts as arrays; raises UnsupportedError for a schedule from a file."""
+    """Return the layouts as arrays; raises UnsupportedError for a schedule from a file, and for what is not chosen yet.
+
+    Where one says what each block saves, all have to, or to be as many blocks.
+    """
     unknown = sorted({layout.schedule for layout in layouts} - set(SCHEDULES))
     if unknown:
         raise UnsupportedError(
             f"layout.schedule = {unknown[0]!r} is a file, which only a replay can price: "
             f"set it to one of {', '.join(SCHEDULES)}"
         )
+    if any(layout.activation_checkpoint == "auto" for layout in layouts):
+        raise UnsupportedError(
+            'layout.activation_checkpoint = "auto" is chosen from a traced step when training starts: to price the '
+            f"layout before, set it to {', '.join(ACTIVATION_CHECKPOINTS)}"
+        )
     columns: dict[str, NDArray[Any]] = {}
     for field in fields(LayoutTable):
+        if field.name == "checkpoint_of_block":
+            continue
         words = _CODES.get(field.name)
         values = [_value(layout, field.name) for layout in layouts]
         columns[field.name] = np.array([words.index(value) for value in values] if words else values)
-    return LayoutTable(**columns)
+    return LayoutTable(**columns, checkpoint_of_block=_checkpoint_of_block(layouts))
+
+
+def _checkpoint_of_block(layouts: Sequence[Layout]) -> Ints | None:
+    num_blocks = max((len(layout.activation_checkpoint_blocks or ()) for layout in layouts), default=0)
+    if num_blocks == 0:
+        return None
+    words = [[layout.checkpoint_of(block) for block in range(num_blocks)] for layout in layouts]
+    return np.array([[ACTIVATION_CHECKPOINTS.index(word) for word in row] for row in words])
 
 
 def concatenate(tables: Sequence[LayoutTable]) -> LayoutTable:
     """Return the layouts of all `tables`, in order."""
-    names = [field.name for field in fields(LayoutTable)]
+    names = [field.name for field in fields(LayoutTable) if getattr(tables[0], field.name) is not None]
     return LayoutTable(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
 

@@ -1,12 +1,14 @@
 """Recomputed: the shares of a block's forward pass that activation checkpointing computes again.
 
-    none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of it
+    none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of it; said block by block: the
+    mean over all blocks
     half of matmul outputs kept: every second matmul, but not the last one
     full, where it stops early: without the last matmul of the block, and the collective that follows it
 
 Collectives are done again where the whole forward pass is. Source of the early stop: torch.utils.checkpoint since torch
 2.1; counted in torch 2.13, 2026-11-21: 8.4 instead of 12.6 MFLOP of a GELU block. Of the halves: torchtitan's policy.
-Ignored: that the last block before the loss, which is still in memory, need not be.
+Ignored: that the last block before the loss, which is still in memory, need not be; that a pipeline goes at the pace of
+the stage that computes most again.
 """
 
 from __future__ import annotations
@@ -53,14 +55,17 @@ class Recomputed:
 
 def recomputed_of(cases: Cases) -> Recomputed:
     """Return what each case computes again."""
-    policy, every = cases.layouts.activation_checkpoint, cases.layouts.activation_checkpoint_every
-    is_full = policy == ACTIVATION_CHECKPOINTS.index("full")
-    is_selective = policy == ACTIVATION_CHECKPOINTS.index("selective")
+    full, selective = _share_of_blocks(cases, "full"), _share_of_blocks(cases, "selective")
     by_setting = np.array([_SELECTIVE[setting.stack.selective] for setting in cases.settings])[cases.setting]
-    matmul, attention, memory = (
-        np.where(is_full, 1.0, np.where(is_selective, share, 0.0)) / every for share in by_setting.T
-    )
-    stops = is_full & (cases.each(lambda setting: float(setting.stack.recompute_stops_early)) > 0)
-    halves = is_selective & (cases.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
-    collectives = np.where(is_full, 1.0, 0.0) / every
-    return Recomputed(matmul, attention, memory, collectives, stops.astype(np.float64), halves / every)
+    matmul, attention, memory = (full + selective * share for share in by_setting.T)
+    stops = (full > 0) & (cases.each(lambda setting: float(setting.stack.recompute_stops_early)) > 0)
+    halves = selective * (cases.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
+    return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves)
+
+
+def _share_of_blocks(cases: Cases, policy: str) -> Floats:
+    """Return the share of all blocks that save what `policy` says."""
+    layouts, code = cases.layouts, ACTIVATION_CHECKPOINTS.index(policy)
+    if layouts.checkpoint_of_block is not None:
+        return np.asarray((layouts.checkpoint_of_block == code).mean(axis=1))
+    return np.where(layouts.activation_checkpoint == code, 1 / layouts.activation_checkpoint_every, 0.0)

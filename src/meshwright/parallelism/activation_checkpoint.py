@@ -40,15 +40,12 @@ def checkpoint_blocks(blocks: nn.ModuleList, layout: Layout) -> None:
 
     Recomputation draws the random numbers of the first time, so that dropout drops the same.
     """
-    if layout.activation_checkpoint == "none":
-        return
-    options: dict[str, Any] = {"preserve_rng_state": True}
-    if layout.activation_checkpoint == "selective":
-        options["context_fn"] = partial(selective_contexts, _policy, is_reread=layout.may_split_backward)
+    selects = {"context_fn": partial(selective_contexts, _policy, is_reread=layout.may_split_backward)}
+    options: dict[str, dict[str, Any]] = {"selective": selects, "full": {}}
     for index, block in enumerate(blocks):
         # The other stages' blocks are None here, and count: which blocks are wrapped depends on the model only.
-        if block is not None and index % layout.activation_checkpoint_every == 0:
-            blocks[index] = checkpoint_wrapper(block, **options)
+        if block is not None and (kind := layout.checkpoint_of(index)) != "none":
+            blocks[index] = checkpoint_wrapper(block, preserve_rng_state=True, **options[kind])
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

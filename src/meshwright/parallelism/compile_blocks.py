@@ -39,7 +39,7 @@ def prepare_compile(layout: Layout) -> None:
     """
     if layout.may_split_backward:
         keep_backward_inputs()
-    if layout.activation_checkpoint != "none":
+    if layout.recomputes:
         save_meshes_last()
 
 

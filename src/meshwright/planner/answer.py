@@ -73,5 +73,9 @@ def recomputed_share(layout: Layout, question: Question) -> float:
         again["selective"] = matmuls / 2
     elif stack.selective == "core-attention":
         again["selective"] = float(attention)
-    flops = again[layout.activation_checkpoint] / layout.activation_checkpoint_every
+    given = layout.activation_checkpoint_blocks
+    if given is not None:
+        flops = sum(again[one] for one in given) / len(given)
+    else:
+        flops = again[layout.activation_checkpoint] / layout.activation_checkpoint_every
     return flops / model.flops_per_token(seq_len)

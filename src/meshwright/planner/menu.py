@@ -98,6 +98,12 @@ def _pipelines(schedules: tuple[str, ...], stages_per_rank: int | None) -> list[
 
 def _constrained(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
     changes: dict[str, Any] = {}
+    if fixed.get("activation_checkpoint_blocks") is not None or fixed.get("activation_checkpoint") == "auto":
+        raise UnsupportedError(
+            "layout.search = true chooses what all blocks save, not what each of them does: leave out "
+            'layout.activation_checkpoint_blocks and layout.activation_checkpoint = "auto", or set layout.search to '
+            "false"
+        )
     if "schedule" in fixed or "virtual_stages" in fixed:
         schedule, number = fixed.get("schedule"), fixed.get("virtual_stages")
         if schedule is not None and schedule not in SCHEDULES:

@@ -133,7 +133,8 @@ def join(parts: list[Priced]) -> Priced:
         )
 
     headroom = np.concatenate([part.headroom_bytes for part in parts])
-    return Priced(joined("layouts"), joined("memory"), headroom, joined("step")) if len(parts) > 1 else first
+    layouts = concatenate([part.layouts for part in parts])
+    return Priced(layouts, joined("memory"), headroom, joined("step")) if len(parts) > 1 else first
 
 
 def _take(table: Any, rows: Any) -> Any:

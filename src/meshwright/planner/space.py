@@ -7,7 +7,7 @@ that mean nothing are never held.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,13 +115,12 @@ def vary(table: LayoutTable, options: Mapping[str, Sequence[Any]]) -> LayoutTabl
     """Return each layout of `table` once with each option; an option is a value of every key in `options`."""
     count = len(next(iter(options.values())))
     columns = {}
-    for field in fields(LayoutTable):
-        column = getattr(table, field.name)
-        if field.name in options:
-            codes = [_code(field.name, value) for value in options[field.name]]
-            columns[field.name] = np.tile(np.array(codes, column.dtype), len(table))
+    for name, column in table.columns().items():
+        if name in options:
+            codes = [_code(name, value) for value in options[name]]
+            columns[name] = np.tile(np.array(codes, column.dtype), len(table))
         else:
-            columns[field.name] = np.repeat(column, count) if count > 1 else column
+            columns[name] = np.repeat(column, count, axis=0) if count > 1 else column
     return LayoutTable(**columns)
 
 

@@ -14,6 +14,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes whose degrees multiply to the number of ranks, outermost first; ep is carved out of them."""
 
 ActivationCheckpoint = Literal["none", "selective", "full"]
+ChosenCheckpoint = Literal[ActivationCheckpoint, "auto"]
 CompileBackend = Literal["inductor", "aot_eager", "eager"]
 ContextMethod = Literal["all-gather", "ring", "ulysses"]
 ReshardAfterForward = Literal["auto", "always", "never"] | PositiveInt
@@ -58,10 +59,15 @@ class Layout(Noun):
     """How context-parallel ranks share keys: gather all, pass them round a ring, or swap heads for sequence."""
     async_tp: bool = False
     """Whether tensor-parallel matmuls overlap their own communication (symmetric memory); needs CUDA and compile."""
-    activation_checkpoint: ActivationCheckpoint = "none"
-    """What each block saves for backward: everything (none), matmul outputs (selective), its input (full)."""
+    activation_checkpoint: ChosenCheckpoint = "none"
+    """What each block saves for backward: everything (none), matmul outputs (selective), its input (full), what fits
+    (auto)."""
     activation_checkpoint_every: PositiveInt = 1
     """Apply activation_checkpoint to every n-th block only."""
+    activation_checkpoint_blocks: tuple[ActivationCheckpoint, ...] | None = Field(
+        None, strict=False, examples=[["full", "full", "none"]]
+    )
+    """What each block saves, one by one, in place of activation_checkpoint: what auto comes to."""
     reshard_after_forward: ReshardAfterForward = "auto"
     """Whether gathered parameters are freed after forward, or kept on groups of n ranks; auto: unless pp > 1."""
     prefetch: NonNegativeInt = 1
@@ -89,6 +95,18 @@ class Layout(Noun):
     def may_split_backward(self) -> bool:
         """Return whether a stage's backward may run in two parts: a schedule from a file can ask for anything."""
         return self.pp > 1 and (self.schedule in SPLIT_BACKWARD_SCHEDULES or self.schedule not in SCHEDULES)
+
+    @property
+    def recomputes(self) -> bool:
+        """Return whether any block saves less than everything."""
+        return any(one != "none" for one in self.activation_checkpoint_blocks or [self.activation_checkpoint])
+
+    def checkpoint_of(self, block: int) -> ActivationCheckpoint:
+        """Return what the block with this number in the whole model saves; not to be asked while that is auto."""
+        if self.activation_checkpoint_blocks is not None:
+            return self.activation_checkpoint_blocks[block]
+        assert self.activation_checkpoint != "auto", "auto is settled before any rank starts"
+        return self.activation_checkpoint if block % self.activation_checkpoint_every == 0 else "none"
 
     @property
     def fsdp(self) -> int:
@@ -133,6 +151,8 @@ class LayoutRequest(Layout):
     """Context-parallel degree: ranks that share one sequence; -1 takes the rest."""
     tp: RequestedDegree = 1
     """Tensor-parallel degree: ranks that share each matmul; -1 takes the rest."""
+    memory_budget_bytes: PositiveInt | None = Field(None, examples=[64_000_000_000])
+    """Most bytes of tensors on one device, for activation_checkpoint = "auto"; default: 95 % of what it can use."""
     search: bool = False
     """Whether the planner chooses the layout, keeping the keys that are set as constraints."""
 

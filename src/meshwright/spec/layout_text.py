@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,6 +49,11 @@ def parse_layout(text: str) -> Layout:
         raise ConfigError("\n".join(f"layout {text!r}: {_advice(name, values[name])}" for name in wrong)) from None
 
 
+def checkpoint_words(blocks: Sequence[str]) -> str:
+    """Return what blocks save, those that follow each other and do the same as one: `5 full, 3 none`."""
+    return ", ".join(f"{len([*same])} {kind}" for kind, same in groupby(blocks))
+
+
 def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -87,14 +94,20 @@ def _advice(name: str, value: Any) -> str:
     if "enum" in kinds[0]:
         example = get_close_matches(str(value).casefold(), kinds[0]["enum"], n=1, cutoff=0.0)[0]
     else:
-        example = {"integer": "1", "boolean": "true", "array": "1;2"}[kinds[0]["type"]]
+        example = {"integer": "1", "boolean": "true", "array": _list_example(kinds[0])}[kinds[0]["type"]]
     return f"{name}={_value_text(value)} must be {rule}: write {name}={example}, for one"
 
 
 def _rule(kind: dict[str, Any]) -> str:
     if "enum" in kind:
         return " or ".join(kind["enum"])
+    if "enum" in kind.get("items", {}):
+        return f"{' or '.join(kind['items']['enum'])} for each block, with {_IN_LIST} between them"
     if kind["type"] == "array":
         return f"whole numbers, 0 or more, with {_IN_LIST} between them"
     at_least = kind.get("minimum", kind.get("exclusiveMinimum", 0) + 1)
     return "true or false" if kind["type"] == "boolean" else f"a whole number, {at_least} or more"
+
+
+def _list_example(kind: dict[str, Any]) -> str:
+    return _IN_LIST.join(kind.get("items", {}).get("enum", ["1", "2"])[:2])

@@ -48,6 +48,7 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
         problems += head_exchange_problems(layout, architecture)
     num_layers = None if architecture is None else architecture.num_layers
     problems += [*expert_problems(layout, architecture), *_stage_problems(layout, num_layers)]
+    problems += _checkpoint_problems(layout, num_layers)
     return [*problems, *_reshard_problems(layout), *_option_problems(layout)]
 
 
@@ -150,13 +151,33 @@ def _reshard_problems(layout: Layout) -> Iterator[str]:
         )
 
 
-def _option_problems(layout: Layout) -> Iterator[str]:
-    if layout.activation_checkpoint_every > 1 and layout.activation_checkpoint == "none":
+def _checkpoint_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
+    """Yield what is contradictory in what the blocks of a model of `num_layers` (None: not known yet) save."""
+    kind, every, blocks = (
+        layout.activation_checkpoint,
+        layout.activation_checkpoint_every,
+        layout.activation_checkpoint_blocks,
+    )
+    if blocks is not None and (kind, every) != ("none", 1):
         yield (
-            f"layout.activation_checkpoint_every = {layout.activation_checkpoint_every} has nothing to apply with "
-            'layout.activation_checkpoint = "none": set layout.activation_checkpoint to "full" or "selective", or '
+            f"layout.activation_checkpoint_blocks says what each block saves, but layout.activation_checkpoint = "
+            f'"{kind}" and layout.activation_checkpoint_every = {every} say it, too: leave out the two, or '
+            "layout.activation_checkpoint_blocks"
+        )
+    elif blocks is not None and num_layers is not None and len(blocks) != num_layers:
+        yield (
+            f"layout.activation_checkpoint_blocks names {len(blocks)} blocks of a model with num_layers = "
+            f"{num_layers}: name {num_layers}, or leave it out"
+        )
+    elif every > 1 and kind in ("none", "auto"):
+        yield (
+            f"layout.activation_checkpoint_every = {every} has nothing to apply with "
+            f'layout.activation_checkpoint = "{kind}": set layout.activation_checkpoint to "full" or "selective", or '
             "layout.activation_checkpoint_every to 1"
         )
+
+
+def _option_problems(layout: Layout) -> Iterator[str]:
     if layout.async_tp:
         changes = [] if layout.tp > 1 else ["layout.tp to 2"]
         changes += [] if layout.compile else ["layout.compile to true"]

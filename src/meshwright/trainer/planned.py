@@ -1,6 +1,8 @@
-"""The layout of a job that leaves it to the planner: settled once, before any rank starts."""
+"""The layout of a job that leaves it to the planner, or what its blocks save: settled once, before any rank starts."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError
@@ -11,11 +13,12 @@ from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout, LayoutRequest
 from meshwright.spec.noun import Noun
 from meshwright.spec.run import Run
+from meshwright.trainer.recompute_budget import settle_checkpoints
 from meshwright.trainer.run_folder import read_manifest
 
 
 class Planned(Noun):
-    """What the launcher tells each rank in place of layout.search = true."""
+    """What the launcher tells each rank in place of what the job leaves open."""
 
     layout: Layout
     """The layout that all ranks take."""
@@ -47,3 +50,15 @@ def plan_layout(resolved: ResolvedJob, run: Run, num_ranks: int | None, *, resum
         question = question.with_setting(cluster=question.cluster.with_num_devices(num_ranks))
     pick = make_plan(question, min_scored=0).pick
     return Planned(layout=pick.layout, estimate=pick.estimate)
+
+
+def budget_layout(
+    resolved: ResolvedJob, run: Run, num_ranks: int, overrides: Sequence[str], *, resume: bool
+) -> Planned:
+    """Return the layout of a job with activation_checkpoint = "auto": what its blocks save in the run that is resumed
+    by as many ranks, or else what a traced step has memory for; raises InfeasibleLayout where nothing fits.
+    """
+    manifest = read_manifest(run) if resume else None
+    if manifest is not None and manifest.attempts and manifest.attempts[-1].layout.num_ranks == num_ranks:
+        return Planned(layout=manifest.attempts[-1].layout)
+    return Planned(layout=settle_checkpoints(resolved, num_ranks, overrides))

@@ -155,7 +155,13 @@ def with_stage_boundaries(job: Job, layout: Layout, model: nn.Module) -> Layout:
 
 def require_valid(job: Job, layout: Layout) -> None:
     """Raise InfeasibleLayout naming everything that keeps `layout` from running this job."""
-    if problems := layout_problems(job, layout):
+    problems = layout_problems(job, layout)
+    if layout.activation_checkpoint == "auto":
+        problems.append(
+            'layout.activation_checkpoint = "auto" is settled before ranks start, by `meshwright train`: set '
+            "layout.activation_checkpoint to none, selective or full"
+        )
+    if problems:
         raise InfeasibleLayout("\n".join(problems))
 
 

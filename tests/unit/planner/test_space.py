@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,9 +31,7 @@ SPACES = {id(question): layout_space(question, menu_of(question)) for question i
 
 
 def keys(table: LayoutTable) -> set[tuple[int, ...]]:
-    return set(
-        map(tuple, np.stack([getattr(table, field.name).astype(int) for field in fields(table)], axis=1).tolist())
-    )
+    return set(map(tuple, np.stack([column.astype(int) for column in table.columns().values()], axis=1).tolist()))
 
 
 @settings(max_examples=60, deadline=None)

@@ -77,6 +77,12 @@ LATENT = EXPERTS.replace(
         ("activation_checkpoint_every=2", "layout.activation_checkpoint_every = 2 has nothing to apply with "
          'layout.activation_checkpoint = "none": set layout.activation_checkpoint to "full" or "selective", or '
          "layout.activation_checkpoint_every to 1"),
+        ("activation_checkpoint_blocks=full;none", "layout.activation_checkpoint_blocks names 2 blocks of a model with "
+         "num_layers = 4: name 4, or leave it out"),
+        ("activation_checkpoint=full,activation_checkpoint_blocks=full;none;none;none",
+         "layout.activation_checkpoint_blocks says what each block saves, but layout.activation_checkpoint = "
+         '"full" and layout.activation_checkpoint_every = 1 say it, too: leave out the two, or '
+         "layout.activation_checkpoint_blocks"),
         ("tp=2,async_tp=true,compile_backend=eager", "layout.async_tp = true needs matmuls that are split and "
          'compiled, but layout.tp = 2, layout.compile = false and layout.compile_backend = "eager": set '
          'layout.compile to true and layout.compile_backend to "inductor", or layout.async_tp to false'),

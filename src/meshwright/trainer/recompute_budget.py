@@ -1,0 +1,82 @@
+"""settle_checkpoints: layout.activation_checkpoint = "auto" becomes what each block saves, before any rank starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.config.load import ResolvedJob
+from meshwright.errors import UnsupportedError
+from meshwright.hardware.catalogue import load_cluster, load_device, with_example_rates
+from meshwright.hardware.local import LOCAL
+from meshwright.simulator.choose_checkpoints import Checkpoints, Need, choose_checkpoints
+from meshwright.simulator.roles import in_phase
+from meshwright.spec.device import Device
+from meshwright.spec.job import Job
+from meshwright.spec.layout import Layout
+from meshwright.spec.schedule import build_schedule
+from meshwright.spec.schedule_csv import read_schedule
+from meshwright.spec.trace import NONE, Trace
+from meshwright.tracer.dry_run import trace_job
+from meshwright.tracer.stage_contents import blocks_of_stages
+
+_SHARE_OF_DEVICE = 0.95
+"""Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""
+_FLOPS_PER_BYTE = 100.0
+"""What a device computes while it moves a byte: from some tens to 300. It decides only whether selective comes before
+full, which is seldom close: what selective computes again moves bytes and multiplies nothing."""
+
+
+def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, overrides: Sequence[str]) -> Layout:
+    """Return the layout of a job of `num_ranks` ranks with what each block saves, as its traced step has memory for.
+
+    Raises InfeasibleLayout if nothing fits, and UnsupportedError for a model whose blocks only it knows.
+    """
+    job = resolved.job
+    layout = job.layout.resolve(num_ranks)
+    budget_bytes = job.layout.memory_budget_bytes or int(_SHARE_OF_DEVICE * _device(job, num_ranks).usable_memory_bytes)
+
+    def measure(saves: Checkpoints) -> list[Need]:
+        changes = ["layout.activation_checkpoint=none", f"layout.activation_checkpoint_blocks={json.dumps(saves)}"]
+        traces = trace_job(str(resolved.path), [*overrides, *changes], num_ranks)
+        needs = {rank: _need(trace) for rank, trace in traces.traces.items()}
+        size = num_ranks // layout.pp
+        classes = [set(traces.class_of_rank[at : at + size].tolist()) for at in range(0, num_ranks, size)]
+        return [max((needs[rank] for rank in ranks), key=lambda need: need.peak_bytes) for ranks in classes]
+
+    saves = choose_checkpoints(_blocks_of_pipeline_ranks(job, layout), budget_bytes, measure)
+    # One policy for all has a shorter name.
+    if len(set(saves)) == 1:
+        return layout.replace(activation_checkpoint=saves[0])
+    return layout.replace(activation_checkpoint="none", activation_checkpoint_blocks=saves)
+
+
+def _need(trace: Trace) -> Need:
+    moved = [one.read_bytes + one.written_bytes for one in trace.signatures]
+    work = np.maximum([one.flops / _FLOPS_PER_BYTE for one in trace.signatures], moved)
+    again = in_phase(trace, "recompute") & (trace.records.signature != NONE)
+    return Need(int(trace.live_bytes().max()), float(work[trace.records.signature[again]].sum()))
+
+
+def _blocks_of_pipeline_ranks(job: Job, layout: Layout) -> list[list[int]]:
+    blocks = blocks_of_stages(job, layout)
+    if blocks is None:
+        raise UnsupportedError(
+            'layout.activation_checkpoint = "auto" needs to know how many blocks a model has, and model.source = '
+            f'"{job.model.source}" is your own: set layout.activation_checkpoint to none, selective or full, or say '
+            "of each block what it saves in layout.activation_checkpoint_blocks"
+        )
+    schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+    stages = [schedule.stages_of_rank(rank) for rank in range(layout.pp)]
+    return [[block for stage in own for block in blocks[stage]] for own in stages]
+
+
+def _device(job: Job, num_ranks: int) -> Device:
+    """Return what the job runs on; this machine's memory is shared by its ranks."""
+    section = job.cluster
+    cluster = load_cluster(section.name).with_num_devices(num_ranks)
+    if section.name == LOCAL and section.device is not None:
+        return load_device(section.device)
+    return with_example_rates(cluster).device
