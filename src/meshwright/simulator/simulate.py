@@ -10,6 +10,7 @@ from meshwright.errors import ConfigError
 from meshwright.simulator.check import check
 from meshwright.simulator.collective_times import meeting_times
 from meshwright.simulator.conditions import USUAL, Conditions, meetings_under, records_under
+from meshwright.simulator.host_meetings import on_the_host
 from meshwright.simulator.matching import Meetings, match
 from meshwright.simulator.memory import memory_of
 from meshwright.simulator.moments import moments_of
@@ -43,6 +44,8 @@ def costs_of(traces: Traces, meetings: Meetings, cluster: Cluster, conditions: C
     """Return what everything takes on `cluster`."""
     records = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
     times = meeting_times(traces, meetings, cluster)
+    if cluster.device.is_host:
+        records = on_the_host(records, meetings, times)
     return Costs(
         records=records_under(conditions, traces, records),
         meetings=meetings_under(conditions, traces, meetings, times),
