@@ -65,14 +65,14 @@ def parts_table(columns: dict[str, StepParts]) -> Table:
     return table
 
 
-def signed(seconds: float) -> str:
+def signed(difference_s: float) -> str:
     """Return a difference with its sign."""
-    return "0 s" if seconds == 0 else f"{'+' if seconds > 0 else '-'}{format_duration(abs(seconds))}"
+    return "0 s" if difference_s == 0 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
 
 
 def _noticeable(operations: Sequence[Operation], found: Comparison) -> list[Operation]:
     least_s = _LEAST_SHARE * max(found.a.step_s, found.b.step_s)
-    return [one for one in operations if max(one.a.seconds, one.b.seconds) >= least_s][:_MOST_ROWS]
+    return [one for one in operations if max(one.a.total_s, one.b.total_s) >= least_s][:_MOST_ROWS]
 
 
 def _operations_table(title: str, operations: Sequence[Operation]) -> Table:
@@ -84,7 +84,7 @@ def _operations_table(title: str, operations: Sequence[Operation]) -> Table:
     for one in operations:
         name = f"waiting for {one.name}" if one.kind == "waiting" else one.name
         counts = ("", "") if one.kind == "waiting" else (f"{one.a.count:g}", f"{one.b.count:g}")
-        seconds = (format_duration(one.a.seconds), format_duration(one.b.seconds), signed(one.difference_s))
+        seconds = (format_duration(one.a.total_s), format_duration(one.b.total_s), signed(one.difference_s))
         table.add_row(escape(name), escape(one.scope), one.axis, *counts, *seconds)
     return table
 

@@ -25,7 +25,7 @@ Key = tuple[str, str, str, str]
 class Use(Noun):
     """What one rank, on average, spends on an operation in a step."""
 
-    seconds: NonNegativeFloat = 0.0
+    total_s: NonNegativeFloat = 0.0
     """From its beginning to its end, whatever runs beside it."""
     count: NonNegativeFloat = 0.0
     """How often it runs."""
@@ -48,7 +48,7 @@ class Operation(Noun):
     @property
     def difference_s(self) -> float:
         """Return the seconds that B takes more than A."""
-        return self.b.seconds - self.a.seconds
+        return self.b.total_s - self.a.total_s
 
 
 class RankParts(Noun):
@@ -134,7 +134,7 @@ def _uses(timeline: Timeline) -> dict[Key, Use]:
             module_list(_text(timeline.scopes, scope)),
             _text(timeline.axes, axis),
         )
-        more = Use(seconds=max(float(seconds_here), 0.0), count=float(count))
+        more = Use(total_s=max(float(seconds_here), 0.0), count=float(count))
         found[key] = _sum(found.get(key, Use()), more)
     return found
 
@@ -156,7 +156,7 @@ def _text(texts: tuple[str, ...], position: int) -> str:
 
 
 def _sum(one: Use, other: Use) -> Use:
-    return Use(seconds=one.seconds + other.seconds, count=one.count + other.count)
+    return Use(total_s=one.total_s + other.total_s, count=one.count + other.count)
 
 
 def _operation(key: Key, a: Use, b: Use) -> Operation:

@@ -155,5 +155,5 @@ def _is_covered(edges: Floats, start: Floats, end: Floats, mask: Mask) -> Mask:
     return covered
 
 
-def _parts(seconds: Floats) -> StepParts:
-    return StepParts(**{name: float(max(value, 0.0)) for name, value in zip(PARTS, seconds, strict=True)})
+def _parts(parts_s: Floats) -> StepParts:
+    return StepParts(**{name: float(max(value, 0.0)) for name, value in zip(PARTS, parts_s, strict=True)})

@@ -52,8 +52,8 @@ def test_the_difference_is_told_by_component_and_by_operation(
     assert (matmul["name"], matmul["scope"], matmul["a"], matmul["b"]) == (
         "aten.mm",
         "blocks.*",
-        {"seconds": 2.0, "count": 2.0},
-        {"seconds": 3.0, "count": 3.0},
+        {"total_s": 2.0, "count": 2.0},
+        {"total_s": 3.0, "count": 3.0},
     )
     assert run(["compare", *map(str, files)]) == ExitCode.DONE
     page = capsys.readouterr().out

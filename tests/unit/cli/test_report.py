@@ -1,5 +1,6 @@
 """`meshwright report`: a run's steps beside what was expected of its layout."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -47,12 +48,30 @@ def test_the_waterfall_ends_at_the_expected_step_beside_the_measured_one(
     expected_s = sum(record["expected"]["estimate"]["step"].values())
     assert record["measured_step_s"] == pytest.approx(1.0)
     assert 0.2 < expected_s < 2
+    assert sum(record["parts"]["expected"].values()) == pytest.approx(expected_s)
+    assert "profiled" not in record["parts"]
     assert run(["report", str(folder)]) == ExitCode.DONE
     page = capsys.readouterr().out
     assert "dp_shard=8" in page
     assert "measured, the median" in page
     assert f"{100 * (expected_s - 1):.1f} % of the measured step" in page
     assert "MFU" in page
+    assert "no step of this run was profiled" in page
+    assert "run.profile_start" in page
+
+
+def test_a_profiled_step_stands_beside_the_expected_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    (folder / "timelines").mkdir()
+    mark = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 0, "dur": 1.2e6, "tid": 1, "pid": 1}
+    operator = mark | {"cat": "cpu_op", "name": "aten::mm", "ts": 1e5, "dur": 9e5}
+    with gzip.open(folder / "timelines" / "step-4-rank-0.json.gz", "wt", encoding="utf-8") as stream:
+        json.dump({"traceEvents": [mark, operator]}, stream)
+    assert run(["report", str(folder), "--json"]) == ExitCode.DONE
+    profiled = json.loads(capsys.readouterr().out)["parts"]["profiled"]
+    assert (profiled["compute_s"], profiled["host_s"]) == pytest.approx((0.9, 0.3))
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    assert "The profiled step took 1.2 s, 20.0 % more" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
