@@ -14,6 +14,14 @@ from meshwright.spec.trace import NONE, RecordKind
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _MESH_PREFIX = "mesh_"
+_SHARDING, _MESSAGES, _FUNCTIONAL = ("fsdp", "efsdp"), ("pp", "cp"), ("ep", "tp", "cp")
+_AXES_OF_OPERATOR = {
+    "_allgather_base_": _SHARDING,
+    "_reduce_scatter_base_": _SHARDING,
+    "send": _MESSAGES,
+    "recv_": _MESSAGES,
+}
+"""Axes along which the runtime calls an operator; functional collectives run along the others, the rest along none."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ def collective_of(func: Any, args: Any) -> FoundCollective | None:
         return None
     found = group_of(args)
     ranks = None if found is None else tuple(dist.get_process_group_ranks(found))
-    group = None if found is None or ranks is None else (ranks, _axis(found))
+    group = None if found is None or ranks is None else (ranks, _axis(found, func))
     if func._opname in ("send", "recv_"):
         kind = RecordKind.SEND if func._opname == "send" else RecordKind.RECEIVE
         peer = next((leaf for leaf in tree_leaves(args) if type(leaf) is int), NONE)
@@ -56,10 +64,19 @@ def group_of(args: Any) -> ProcessGroup | None:
     return None
 
 
-def _axis(group: ProcessGroup) -> str:
-    """Return what torch's DeviceMesh wrote on the group: the name of its axis."""
-    is_of_mesh = group.group_desc.startswith(_MESH_PREFIX)
-    return group.group_desc.removeprefix(_MESH_PREFIX) if is_of_mesh else ""
+def _axis(group: ProcessGroup, func: Any) -> str:
+    """Return the mesh axis of a group: the name that torch's DeviceMesh wrote on it.
+
+    For an axis that spans all ranks DeviceMesh takes the group of all ranks. Its axis is then one that the operator
+    runs along and that no group is named after, if the runtime's own meshes are there.
+    """
+    if group.group_desc.startswith(_MESH_PREFIX):
+        return group.group_desc.removeprefix(_MESH_PREFIX)
+    named = {one.group_desc.removeprefix(_MESH_PREFIX) for one in dist.distributed_c10d._world.pg_map}
+    if not named & {"pp", "dp_replicate"}:
+        return ""
+    axes = _AXES_OF_OPERATOR.get(func._opname, _FUNCTIONAL if func.namespace != "c10d" else ())
+    return next((axis for axis in axes if axis not in named), "")
 
 
 def _by_name(name: str) -> ProcessGroup | None:
