@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.spec.trace import Signature, TensorShape
 
-_NUM_WARM_UP, _NUM_STEPS = 2, 5
+_MOST_STEPS = 7
 _NOT_RECORDED = ("profiler", "prim")
 _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
@@ -40,10 +40,11 @@ class OpSample:
     """Of one of them, in the mean of a step."""
 
 
-def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int) -> list[OpSample]:
+def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int, duration_s: float) -> list[OpSample]:
     """Return what the operators of this rank cost in a step of each job; a collective over the group that exists.
 
-    `build` names a builder, as module:function, that takes (device, rank, world_size, *arguments) and returns a step.
+    It takes about `duration_s`, or a step of each job. `build` names a builder, as module:function, that takes (device,
+    rank, world_size, *arguments) and returns a step.
     """
     torch.set_num_threads(num_threads)
     module, _, function = build.partition(":")
@@ -51,16 +52,27 @@ def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int) -
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     samples: list[OpSample] = []
     for job in jobs:
-        samples += watched_step(builder(torch.device("cpu"), rank, num_ranks, *job))
+        step = builder(torch.device("cpu"), rank, num_ranks, *job)
+        # The first makes the optimizer's state.
+        step()
+        started_s = time.perf_counter()
+        step()
+        passed_s = time.perf_counter() - started_s
+        samples += watched_step(step, _agreed(duration_s / len(jobs) / (2 * passed_s)))
     return samples
 
 
-def watched_step(step: Callable[[], object]) -> list[OpSample]:
-    """Return what the operators of a step cost; its first runs, which make the optimizer's state, do not count."""
-    for _ in range(_NUM_WARM_UP):
-        step()
+def _agreed(wanted: float) -> int:
+    """Return how many steps the slowest rank has time for: all run the same."""
+    count = torch.tensor(min(max(1, int(wanted)), _MOST_STEPS))
+    dist.all_reduce(count, op=dist.ReduceOp.MIN)
+    return int(count)
+
+
+def watched_step(step: Callable[[], object], num_steps: int) -> list[OpSample]:
+    """Return what the operators of a step cost, from `num_steps` that are watched and as many that are not."""
     watches, shares = [], []
-    for _ in range(_NUM_STEPS):
+    for _ in range(num_steps):
         started_s = time.thread_time()
         step()
         plain_s = time.thread_time() - started_s

@@ -27,7 +27,14 @@ _BUILD = "meshwright.trainer.build_step:build_step"
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks that work at once; default: one a GPU, or one a core.")
 @click.option("--name", help="Name in the catalogue; default: cpu-local, or the GPU's name and -local.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder; default: your own catalogue's.")
-@click.option("--seconds", "duration_s", type=click.FloatRange(min=1), default=30, show_default=True, help="Roughly.")
+@click.option(
+    "--seconds",
+    "duration_s",
+    type=click.FloatRange(min=1),
+    default=30,
+    show_default=True,
+    help="Roughly; on a processor as long again for steps.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print device and cluster, and where they were written, as JSON.")
 def command(
     device: str, ranks: int | None, name: str | None, out: Path | None, duration_s: float, as_json: bool
@@ -64,10 +71,10 @@ def calibrate(
     menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
     machine = this_machine(device_type, num_ranks, name)
     measured = mean_of(_measure_on_ranks(device_type, num_ranks, duration_s))
-    return describe(machine, menu, measured, _watch_on_ranks(num_ranks) if device_type == "cpu" else ())
+    return describe(machine, menu, measured, _watch_on_ranks(num_ranks, duration_s) if device_type == "cpu" else ())
 
 
-def _watch_on_ranks(num_ranks: int) -> list[OpSample]:
+def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[OpSample]:
     """Return what operators cost in steps of small jobs; on an accelerator the host's clock would not tell."""
     from meshwright.calibrator.machine import num_threads
     from meshwright.calibrator.step_jobs import JOB_TEXT, step_jobs
@@ -80,7 +87,15 @@ def _watch_on_ranks(num_ranks: int) -> list[OpSample]:
         job_file.write_text(JOB_TEXT, encoding="utf-8")
         jobs = [[str(job_file), *changes] for changes in step_jobs(num_ranks)]
         try:
-            watched = run_ranks(watched_steps, num_ranks, _BUILD, jobs, num_threads(num_ranks), timeout_s=_LEAST_S)
+            watched = run_ranks(
+                watched_steps,
+                num_ranks,
+                _BUILD,
+                jobs,
+                num_threads(num_ranks),
+                duration_s,
+                timeout_s=_PATIENCE * duration_s + _LEAST_S,
+            )
         except RanksFailed as failure:
             raise MeshwrightError(f"calibrate on {num_ranks} ranks: {failure}") from None
     return [sample for of_rank in watched for sample in of_rank]
