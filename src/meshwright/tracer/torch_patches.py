@@ -28,6 +28,7 @@ from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.simulated_device import NAME
 from meshwright.tracer.torch_data_parallel import reduce_by_hook
+from meshwright.tracer.torch_moved_states import move_states_first
 from meshwright.tracer.untraceable import refuse_object_collectives
 
 _ATTENTION_ARGUMENTS = ("attn_mask", "dropout_p", "is_causal")
@@ -42,6 +43,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     _fsdp_param._chunk_with_empty = _LazyChunks  # type: ignore[assignment]
     ShardingPropagator._fake_mode_lock = _Paused(recorder)  # type: ignore[assignment]
     reduce_by_hook()
+    move_states_first(mode.device_type)
     refuse_object_collectives(recorder.scopes)
     # By default an optimizer works on lists of tensors, if it knows their type.
     for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
