@@ -11,6 +11,7 @@ from meshwright.report.part_words import PART_WORDS
 from meshwright.report.timeline_figures import PURPOSE, style, time_scale
 from meshwright.spec.dry_run import ExposedAt, Outcome
 from meshwright.spec.step_parts import PARTS
+from meshwright.units import format_duration
 
 _LEAST_SHARE = 0.0005
 _COLOURS = {
@@ -27,7 +28,8 @@ _COLOURS = {
 def waterfall_figure(outcome: Outcome) -> Any:
     """Return the parts of the step one after another, beside what the formulas say of each."""
     go, (scale, unit) = import_extra("plotly.graph_objects", PURPOSE), time_scale(outcome.step_s)
-    named = {"traced": outcome.parts} | ({"formula": outcome.expected_parts} if outcome.expected_parts else {})
+    # Of bars in one place the last is on top.
+    named = ({"formula": outcome.expected_parts} if outcome.expected_parts else {}) | {"traced": outcome.parts}
     least_s = _LEAST_SHARE * outcome.step_s
     shown = [name for name in PARTS if any(getattr(each, name) >= least_s for each in named.values())]
     rows = [PART_WORDS[name] for name in shown]
@@ -43,7 +45,7 @@ def waterfall_figure(outcome: Outcome) -> Any:
             x=[value * scale for value in seconds],
             base=[start * scale for start in starts],
             marker={"color": colours, "line": {"width": 0}},
-            text=[f"{value * scale:.3g}" for value in seconds],
+            text=[format_duration(value) for value in seconds],
             textposition="outside",
             cliponaxis=False,
             hovertemplate=f"%{{y}}<br>%{{x:.4g}} {unit}<extra>{who}</extra>",
@@ -51,6 +53,7 @@ def waterfall_figure(outcome: Outcome) -> Any:
     end_s = max(parts.total_s for parts in named.values())
     style(figure, rows, 46 if len(named) > 1 else 30)
     figure.update_layout(barmode="group", bargap=0.25, showlegend=len(named) > 1, margin={"l": 230})
+    figure.update_layout(legend_traceorder="reversed")
     figure.update_xaxes(title=f"time, {unit}", range=[0, end_s * scale * 1.08])
     return figure
 

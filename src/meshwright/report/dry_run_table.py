@@ -125,10 +125,10 @@ def _parts_table(outcome: Outcome) -> Table:
     return table
 
 
-def _beside(seconds: float, expected_s: float | None) -> tuple[str, ...]:
+def _beside(took_s: float, expected_s: float | None) -> tuple[str, ...]:
     if expected_s is None:
         return ()
-    return format_duration(expected_s), f"{100 * (seconds / expected_s - 1):+.1f} %" if expected_s else "-"
+    return format_duration(expected_s), f"{100 * (took_s / expected_s - 1):+.1f} %" if expected_s else "-"
 
 
 def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:

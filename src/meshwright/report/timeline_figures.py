@@ -17,8 +17,9 @@ from meshwright.spec.timeline import MemoryCurve, TensorRole, Timeline
 from meshwright.units import GiB, MiB
 
 PURPOSE = "a report as a page"
-_MOST_ACTIONS, _MOST_INTERVALS, _MOST_MOMENTS = 20_000, 1_200, 500
-"""What is shown of all ranks together, of the streams of one rank, and of its memory."""
+_MOST_ACTIONS, _MOST_INTERVALS, _MOST_MOMENTS = 20_000, 16_000, 500
+"""What is shown of all ranks, of the streams of all of them, and of one rank's memory."""
+_MOST_OF_RANK = 4_000
 _STREAM_KEYS = {**COMPUTE, **{name: PHASES[name] for name in ("recompute", "optimizer")}, **AXES}
 _STREAM_KEYS |= {NO_AXIS: REST, "waiting": WAIT, "host": HOST, "data": REST}
 
@@ -42,8 +43,9 @@ def streams_figure(timeline: Timeline) -> tuple[Any, float]:
     """Return what each stream of a rank, chosen in a menu, does when, and the share of the time that is shown."""
     go, scale = import_extra("plotly.graph_objects", PURPOSE), time_scale(timeline.step_s)
     figure, owners, rows, share = go.Figure(), [], dict[str, None](), 1.0
+    most = min(_MOST_OF_RANK, _MOST_INTERVALS // len(timeline.ranks))
     for rank in timeline.ranks:
-        drawn = stream_intervals(timeline, rank, _MOST_INTERVALS)
+        drawn = stream_intervals(timeline, rank, most)
         share = min(share, drawn.share)
         rows |= dict.fromkeys(one.row for one in drawn.intervals)
         for name, colour in _STREAM_KEYS.items():
