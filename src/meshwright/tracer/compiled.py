@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from meshwright.spec.trace import Signature, TensorShape
@@ -101,15 +103,25 @@ class CompiledGraph:
         inputs = [
             leaf for node in reads for leaf in tree_leaves(self._quietly(node, values)) if isinstance(leaf, Tensor)
         ]
-        for node in kernel.nodes:
-            self._quietly(node, values)
+        for node in kernel.results:
+            if node not in values:
+                values[node] = self._empty_like(node) if _is_new(node) else self._quietly(node, values)
         outputs = _tensors(values[node] for node in kernel.results)
         if number not in self._signatures:
             self._signatures[number] = _signature(kernel, outputs)
         self._mode.kernel(self._signatures[number], inputs, outputs)
         for node in own.difference(kernel.results):
             # It stays in registers.
-            values.pop(node)
+            values.pop(node, None)
+
+    def _empty_like(self, node: fx.Node) -> Tensor:
+        """Return a tensor like a node's value: of what is fused, nothing in between has to be computed to have it."""
+        before, self._mode.recorder.is_paused = self._mode.recorder.is_paused, True
+        try:
+            value = node.meta["val"]
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+        finally:
+            self._mode.recorder.is_paused = before
 
     def _last_uses(self) -> list[list[fx.Node]]:
         """Return for each kernel the nodes that nothing after it reads, be it by way of nodes without a kernel."""
@@ -125,6 +137,14 @@ class CompiledGraph:
             if node not in kept:
                 freed[number].append(node)
         return freed
+
+
+def _is_new(node: fx.Node) -> bool:
+    """Return whether a node's value is a tensor of known size in memory of its own."""
+    operator, value = node.target, node.meta.get("val")
+    if not isinstance(operator, OpOverload) or operator.is_view or operator._schema.is_mutable:
+        return False
+    return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.size())
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
