@@ -59,6 +59,15 @@ def test_what_few_microbatches_tell_is_what_all_of_them_do(layout: str) -> None:
         assert_same(told.traces[rank], trace)
 
 
+@pytest.mark.long
+def test_so_it_is_on_a_processor() -> None:
+    overrides = [*MICROBATCHES, *LAYOUTS["1F1B"]]
+    told = trace_job(JOB, overrides, device="cpu", how=UNCACHED)
+    whole = trace_job(JOB, overrides, device="cpu", how=replace(UNCACHED, mode="whole"))
+    for rank, trace in whole.traces.items():
+        assert_same(told.traces[rank], trace)
+
+
 def test_a_pipeline_rank_in_the_middle_is_told_by_another() -> None:
     steps = job_steps(JOB, [*MICROBATCHES, *LAYOUTS["1F1B"]], None)
     assert steps.alike == {0: [0], 1: [1, 2], 3: [3]}

@@ -101,6 +101,8 @@ class _Instantiation:
     def _resolved(self, things: Ints, instance: Ints, made: Made, first: Ints) -> Ints:
         """Return the numbers in the whole step of things that instances name by their numbers in the trace."""
         is_named = things != NONE
+        if not is_named.any():
+            return things
         owner = np.where(is_named, made.chunk[things], BEFORE)
         pairs, where = np.unique(instance * len(self.traced.chunks) + owner, return_inverse=True)
         makers = np.array([self._maker(*divmod(int(pair), len(self.traced.chunks))) for pair in pairs], np.int64)
