@@ -59,13 +59,15 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
     """Return what each record takes the device, and the host before it.
 
     What launches no kernel costs the host nothing of its own: it is in the kernels' share. A collective costs it as
-    much as some launches.
+    much as some launches. Where the host itself computes, what was measured holds its own work, too.
     """
     records, constants, figure = trace.records, fitted_constants(), cluster.device.host_launch_s
-    launch_s = constants["launch_s.eager"] if figure is None else figure.value
     is_op = records.kind == RecordKind.OP
     device_s = np.zeros(len(records))
     device_s[is_op] = op_seconds(trace.signatures, cluster.device)[records.signature[is_op]]
+    if cluster.device.is_host:
+        return RecordTimes(device_s, np.zeros(len(records)))
+    launch_s = constants["launch_s.eager"] if figure is None else figure.value
     is_meeting = np.isin(records.kind, (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE))
     num_launches = np.where(is_meeting, constants["collective_launches"], device_s > 0)
     return RecordTimes(device_s, launch_s * num_launches)

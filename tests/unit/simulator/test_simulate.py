@@ -16,6 +16,7 @@ from meshwright.simulator.collective_times import group_at, kind_of, meeting_tim
 from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.matching import match
 from meshwright.simulator.simulate import simulate
+from meshwright.spec.device import Device
 from meshwright.spec.fault import Fault
 from meshwright.spec.timeline import SpanKind, Timeline
 from meshwright.spec.traces import Traces
@@ -167,6 +168,31 @@ def test_jitter_leaves_the_mean_of_what_operations_take() -> None:
         for step in (simulate(traces, CLUSTER, "", Conditions(jitter=jitter)) for jitter in (0.0, 0.3))
     )
     assert jittered_s == pytest.approx(usual_s, rel=0.03)
+
+
+def test_ranks_that_are_slow_by_chance_are_so_for_the_whole_step() -> None:
+    steps = [_step(Conditions(seed=seed, rank_spread=3.0)).step_s for seed in range(4)]
+    assert min(steps) > _step().step_s
+    assert len(set(steps)) == 4
+
+
+def test_a_host_that_computes_has_one_stream_and_holds_what_is_asked_for() -> None:
+    line = {"op": "aten.add.Tensor", "dtype": "float32", "start_s": _figure(2e-3)}
+    device = {**CLUSTER.device.to_dict(), "is_host": True, "op_lines": [line]}
+    host = CLUSTER.replace(device=Device.from_dict(device))
+    script = Script(0, 1, device="cpu")
+    script.op()
+    script.op(stream=1)
+    script.allocate(100)
+    script.sync()
+    step = simulate(all_of(script), host)
+    assert step.step_s == pytest.approx(4e-3)
+    assert set(step.spans.stream.tolist()) == {0}
+    assert step.memory[0].reserved_bytes.tolist() == [100]
+
+
+def _figure(value: float) -> dict[str, object]:
+    return {"value": value, "source": {"kind": "measured", "title": "this test", "date": "2026"}}
 
 
 def test_a_slow_link_and_a_slow_rank_hold_all_others_up() -> None:
