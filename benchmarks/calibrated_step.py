@@ -22,7 +22,7 @@ from rich.table import Table
 BAR = 0.15
 _NUM_WARM_UP = 5
 _ROOT = Path(__file__).resolve().parent.parent
-_JOB = str(_ROOT / "examples" / "tiny.toml")
+JOB = str(_ROOT / "examples" / "tiny.toml")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Shape:
 
     def words(self) -> tuple[str, ...]:
         """Return the job and what is changed in it; every degree is said, so that plan judges this very layout."""
-        return (_JOB, *self.overrides)
+        return (JOB, *self.overrides)
 
 
 SHAPES = (
@@ -60,36 +60,40 @@ def main() -> int:
         catalogue = given.catalogue or Path(folder)
         os.environ["MESHWRIGHT_CATALOGUE"] = str(catalogue)
         if given.catalogue is None:
-            _meshwright("calibrate", "--out", folder, "--seconds", f"{given.seconds:g}")
+            run_meshwright("calibrate", "--out", folder, "--seconds", f"{given.seconds:g}")
         # First, so that nobody can say it knew.
         predicted_s = [_predicted_s(shape) for shape in SHAPES]
         print("predicted, ms:", *(f"{seconds * 1e3:.0f}" for seconds in predicted_s), file=sys.stderr, flush=True)
         # All shapes in turn, so that a busy minute does not meet all runs of one.
         rounds = [
-            [_measured_s(shape, given.steps, Path(folder) / f"{run}-{index}") for index, shape in enumerate(SHAPES)]
+            [measured_s(shape, given.steps, Path(folder) / f"{run}-{index}") for index, shape in enumerate(SHAPES)]
             for run in range(given.runs)
         ]
     return _report(predicted_s, [list(times) for times in zip(*rounds, strict=True)])
 
 
 def _predicted_s(shape: Shape) -> float:
-    text = _meshwright("plan", *shape.words(), "--cluster", f"local:{shape.num_ranks}", "--json")
+    text = run_meshwright("plan", *shape.words(), "--cluster", f"local:{shape.num_ranks}", "--json")
     step: dict[str, float] = json.loads(text)["given"]["estimate"]["step"]
     return sum(step.values())
 
 
-def _measured_s(shape: Shape, num_steps: int, folder: Path) -> float:
+def measured_s(shape: Shape, num_steps: int, folder: Path) -> float:
     """Return the median step of a run, the first few left out."""
-    _meshwright(
+    median_s = statistics.median(row["step_ms"] for row in trained(shape, num_steps, folder)) / 1000
+    print(f"{shape.title}: {median_s * 1e3:.0f} ms, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    return median_s
+
+
+def trained(shape: Shape, num_steps: int, folder: Path) -> list[dict[str, float]]:
+    """Return the metrics of a run's steps, the first few left out."""
+    run_meshwright(
         "train",
         *shape.words(),
         *(f"train.steps={num_steps}", "train.validation_interval=1000", "checkpoint.interval=1000"),
         *("optimizer.warmup_steps=2", f"run.dir={folder}", "--ranks", str(shape.num_ranks)),
     )
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    median_s = statistics.median(row["step_ms"] for row in rows[_NUM_WARM_UP:]) / 1000
-    print(f"{shape.title}: {median_s * 1e3:.0f} ms, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-    return median_s
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][_NUM_WARM_UP:]
 
 
 def _report(predicted_s: list[float], measured_s: list[list[float]]) -> int:
@@ -111,7 +115,8 @@ def _report(predicted_s: list[float], measured_s: list[list[float]]) -> int:
     return 0 if is_met else 1
 
 
-def _meshwright(*words: str) -> str:
+def run_meshwright(*words: str) -> str:
+    """Return what `meshwright` prints, each rank on one thread; ends the program where it fails."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     command = [sys.executable, "-m", "meshwright", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
