@@ -1,0 +1,41 @@
+"""Overlap: which communication of a rank's step nothing hides, what could hide it, and which key of a job has a say."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from meshwright.spec.noun import Noun
+
+
+class Exposed(Noun):
+    """Collectives or messages of one kind, in one place of the model, that a rank waits for."""
+
+    axis: str
+    """The mesh axis; "" for groups that nobody named."""
+    op: str
+    phase: str
+    scope: str
+    """The module in whose code they are, with * for numbers; "" outside of modules."""
+    count: PositiveInt
+    exposed_s: NonNegativeFloat
+    """While the rank computes nothing."""
+    earlier_s: NonNegativeFloat
+    """Of it, what computation before could hide if they began as soon as what they read is there."""
+    later_s: NonNegativeFloat
+    """Of it, what computation behind could hide if nobody waited for them before what they write is used."""
+    gain_s: NonNegativeFloat
+    """What both would save, if nothing else waited instead."""
+    keys: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Keys of a job that change when they begin, or how long they take."""
+
+
+class Overlap(Noun):
+    """What one rank's communication waits for."""
+
+    rank: NonNegativeInt
+    communication_s: NonNegativeFloat
+    exposed_s: NonNegativeFloat
+    exposed: Annotated[tuple[Exposed, ...], Field(strict=False)] = ()
+    """The most gain first."""
