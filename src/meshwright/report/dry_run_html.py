@@ -85,16 +85,16 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[str]:
 def _time(outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     means = f"{MFU_MEANS}." if outcome.mfu is not None else ""
     yield _section("Where the step goes", f"The mean over all ranks. {means}", _plot(waterfall_figure(outcome)))
-    figure, share = pipeline_figure(timeline)
+    figure, cut_s = pipeline_figure(timeline)
     note = "What each rank computes, one rank of each kind. Draw a range to zoom, click twice to go back."
-    yield _section("Ranks", note + _cut(share), _plot(figure))
-    figure, share = streams_figure(timeline)
+    yield _section("Ranks", note + _cut(cut_s), _plot(figure))
+    figure, cut_s = streams_figure(timeline)
     note = "What the streams of one rank do: operations by kind, communication by mesh axis."
-    yield _section("Streams of a rank", note + _cut(share), _plot(figure))
+    yield _section("Streams of a rank", note + _cut(cut_s), _plot(figure))
 
 
-def _cut(share: float) -> str:
-    return "" if share > 0.9995 else f" Only the longest spans are drawn: {percent(share)} of the time or more."
+def _cut(cut_s: float) -> str:
+    return f" Runs of spans shorter than {format_duration(cut_s)} are not drawn." if cut_s > 0 else ""
 
 
 def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Spans of a timeline put together to what can be drawn: a pipeline's actions, and what each stream is busy with.
 
 A step of one rank has tens of thousands of spans, of which a screen shows a thousand. What follows each other on a
-stream and has one colour becomes one interval; of those that are still too many the longest are kept, and it is said
-what share of the time is theirs.
+stream and has one colour becomes one interval; while those are too many the shortest are left out, and it is said how
+short they are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from meshwright.report.streams import stream_names
 from meshwright.spec.op_kind import op_kind
 from meshwright.spec.timeline import Ints, SpanKind, Spans, Timeline
 
+_LEAVES_OUT = 0.2
+"""Of intervals that are too many, at once."""
 _LEAST_GAP = 1 / 3000
 """Of the step: what is no wider on a screen is no gap."""
 
@@ -39,8 +41,8 @@ class Drawn(NamedTuple):
     """The intervals that are shown."""
 
     intervals: list[Interval]
-    share: float
-    """Of the time of all intervals what these take."""
+    cut_s: float
+    """Runs no longer than this are left out, or are part of what they interrupt."""
 
 
 def action_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
@@ -51,7 +53,7 @@ def action_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
     names = (*timeline.actions, *timeline.phases)
     code = np.where(spans.action >= 0, spans.action, len(timeline.actions) + np.maximum(spans.phase, 0))
     gap_s = np.where(spans.action[1:] >= 0, np.inf, _LEAST_GAP * timeline.step_s)
-    return _longest(_merged(spans, code, gap_s, f"rank {rank}", lambda row: (names[code[row]],) * 2), most)
+    return _coarse(_merged(spans, code, gap_s, f"rank {rank}", lambda row: (names[code[row]],) * 2), most)
 
 
 def stream_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
@@ -64,7 +66,7 @@ def stream_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
         code = np.unique(np.array(keys), return_inverse=True)[1]
         gap_s = np.full(len(own) - 1, _LEAST_GAP * timeline.step_s)
         found += _merged(own, code, gap_s, row, _namer(timeline, own, keys))
-    return _longest(found, most)
+    return _coarse(found, most)
 
 
 def _merged(
@@ -112,9 +114,24 @@ def _words(timeline: Timeline, spans: Spans, row: int) -> str:
     return ", ".join(text for text in texts if text)
 
 
-def _longest(intervals: list[Interval], most: int) -> Drawn:
-    if len(intervals) <= most:
-        return Drawn(intervals, 1.0)
-    took_s = np.array([one.end_s - one.start_s for one in intervals])
-    rows = np.sort(np.argsort(-took_s, kind="stable")[:most])
-    return Drawn([intervals[row] for row in rows.tolist()], float(took_s[rows].sum() / took_s.sum()))
+def _coarse(intervals: list[Interval], most: int) -> Drawn:
+    """Return at most `most` intervals: the shortest are left out, and what was only apart by them becomes one."""
+    cut_s = 0.0
+    while len(intervals) > most:
+        took_s = np.array([one.end_s - one.start_s for one in intervals])
+        cut_s = max(2 * cut_s, float(np.quantile(took_s, _LEAVES_OUT)))
+        kept = [one for one, long_s in zip(intervals, took_s.tolist(), strict=True) if long_s > cut_s]
+        intervals = _joined(kept, cut_s)
+    return Drawn(intervals, cut_s)
+
+
+def _joined(intervals: list[Interval], gap_s: float) -> list[Interval]:
+    """Return the intervals, those of one row and colour that have no more than `gap_s` between them as one."""
+    found: list[Interval] = []
+    for one in intervals:
+        last = found[-1] if found else None
+        if last and (last.row, last.key) == (one.row, one.key) and one.start_s - last.end_s <= gap_s:
+            found[-1] = last._replace(end_s=one.end_s)
+        else:
+            found.append(one)
+    return found

@@ -25,7 +25,7 @@ _STREAM_KEYS |= {NO_AXIS: REST, "waiting": WAIT, "host": HOST, "data": REST}
 
 
 def pipeline_figure(timeline: Timeline) -> tuple[Any, float]:
-    """Return who computes what when, a row a rank, and the share of the time that is shown."""
+    """Return who computes what when, a row a rank, and what is too short to be shown, seconds."""
     most = _MOST_ACTIONS // len(timeline.ranks)
     drawn = [action_intervals(timeline, rank, most) for rank in timeline.ranks]
     by_name: dict[str, tuple[str, list[Interval]]] = {}
@@ -36,17 +36,17 @@ def pipeline_figure(timeline: Timeline) -> tuple[Any, float]:
     figure = go.Figure([_bars(name, colour, own, scale) for name, (colour, own) in by_name.items()])
     style(figure, [f"rank {rank}" for rank in timeline.ranks], 26)
     _span_step(figure, timeline)
-    return figure, min(each.share for each in drawn)
+    return figure, max(each.cut_s for each in drawn)
 
 
 def streams_figure(timeline: Timeline) -> tuple[Any, float]:
-    """Return what each stream of a rank, chosen in a menu, does when, and the share of the time that is shown."""
+    """Return what each stream of a rank, chosen in a menu, does when, and what is too short to be shown, seconds."""
     go, scale = import_extra("plotly.graph_objects", PURPOSE), time_scale(timeline.step_s)
-    figure, owners, rows, share = go.Figure(), [], dict[str, None](), 1.0
+    figure, owners, rows, cut_s = go.Figure(), [], dict[str, None](), 0.0
     most = min(_MOST_OF_RANK, _MOST_INTERVALS // len(timeline.ranks))
     for rank in timeline.ranks:
         drawn = stream_intervals(timeline, rank, most)
-        share = min(share, drawn.share)
+        cut_s = max(cut_s, drawn.cut_s)
         rows |= dict.fromkeys(one.row for one in drawn.intervals)
         for name, colour in _STREAM_KEYS.items():
             if own := [one for one in drawn.intervals if one.key == name]:
@@ -55,7 +55,7 @@ def streams_figure(timeline: Timeline) -> tuple[Any, float]:
     style(figure, list(rows), 34)
     _span_step(figure, timeline)
     _add_menu(figure, timeline.ranks, owners)
-    return figure, share
+    return figure, cut_s
 
 
 def memory_figure(timeline: Timeline, usable_bytes: float) -> Any:

@@ -6,7 +6,7 @@ import re
 
 OP_KINDS = ("matmul", "attention", "other")
 
-_MATMUL = re.compile(r"\b(_?(grouped|scaled)_mm|(add|b|badd|add_?b)?mm|addmv|mv|linear|matmul)\b")
+_MATMUL = re.compile(r"\b(_?(grouped|scaled)_mm|(add|b|baddb)?mm|addmv|mv|linear|matmul)\b")
 _ATTENTION = re.compile(r"attention|flash_attn|fmha")
 
 
