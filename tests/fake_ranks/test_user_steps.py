@@ -22,8 +22,13 @@ def ops(found: Trace) -> list[str]:
     ("build", "collective", "scope"),
     [
         ("data_parallel", "c10d.allreduce_.default", "layers.0.up"),
-        ("fully_sharded", "c10d._reduce_scatter_base_.default", "layers.1.down"),
-        ("tensor_parallel", "_c10d_functional.all_gather_into_tensor.default", "layers.0.norm"),
+        pytest.param("fully_sharded", "c10d._reduce_scatter_base_.default", "layers.1.down", marks=pytest.mark.long),
+        pytest.param(
+            "tensor_parallel",
+            "_c10d_functional.all_gather_into_tensor.default",
+            "layers.0.norm",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_step_by_torchs_own_parallelism_is_traced(build: str, collective: str, scope: str) -> None:
@@ -41,11 +46,13 @@ def test_a_step_by_torchs_own_parallelism_is_traced(build: str, collective: str,
     [
         ("spectral_denoiser.toml", ("layout.dp_shard=4",)),
         ("hf_causal_lm.toml", ("layout.dp_shard=4",)),
-        ("hf_causal_lm.toml", ("layout.dp_shard=2", "layout.activation_checkpoint=full")),
+        ("hf_causal_lm.toml", ("layout.dp_shard=4", "layout.activation_checkpoint=full")),
     ],
 )
-def test_models_of_others_are_traced(job: str, layout: tuple[str, ...]) -> None:
-    found = trace(JOB_BUILD, 1, 4, [str(EXAMPLES / job), *layout])
+def test_models_of_others_are_traced(job: str, layout: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    # A job's own code is found where its caller finds it.
+    monkeypatch.syspath_prepend(EXAMPLES)
+    found = trace(JOB_BUILD, 1, 4, [str(EXAMPLES / job), "layout.microbatch_size=4", *layout])
     assert "c10d._reduce_scatter_base_.default" in ops(found)
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from meshwright.config.load import load_job
-from meshwright.data.loader import Microbatch
+from meshwright.data.loader import Microbatch, stack
+from meshwright.data.user_data import load_user_data, read_pair
 from meshwright.spec.job import Job
+from meshwright.spec.user_object import is_object_source
 from meshwright.trainer.optimizer import build_optimizer
 from meshwright.trainer.ranks import Ranks
 from meshwright.trainer.train_step import TrainStep
@@ -41,6 +43,12 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
 
 
 def _microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
-    tokens_BS = torch.zeros(size, job.train.seq_len, dtype=torch.int64)
-    documents_BS = tokens_BS if job.data.mask_documents else None
-    return [Microbatch(tokens_BS, tokens_BS, index * size, documents_BS) for index in range(count)]
+    """Return microbatches of token 0, or of the first sample where somebody's own object makes them."""
+    inputs = targets = torch.zeros(size, job.train.seq_len, dtype=torch.int64)
+    if is_object_source(job.data.source):
+        sample = read_pair(load_user_data(job.data), 0, job.data.source)
+        inputs, targets = (
+            stack(size * [value], size * [0], what) for value, what in zip(sample, ("inputs", "targets"), strict=True)
+        )
+    documents_BS = inputs if job.data.mask_documents else None
+    return [Microbatch(inputs, targets, index * size, documents_BS) for index in range(count)]
