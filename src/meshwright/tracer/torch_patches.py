@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
@@ -40,6 +41,7 @@ _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "
 def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     """Apply all of them to this process, for good."""
     _real_mesh_algebra()
+    device_mesh.new_group = _own_groups_only(device_mesh.new_group)
     _fsdp_param._chunk_with_empty = _LazyChunks  # type: ignore[assignment]
     ShardingPropagator._fake_mode_lock = _Paused(recorder)  # type: ignore[assignment]
     reduce_by_hook()
@@ -94,6 +96,17 @@ def _real_mesh_algebra() -> None:
             setattr(DeviceMesh, name, property(_outside_of_fake_mode(found.fget)))
     device_mesh.init_device_mesh = _outside_of_fake_mode(device_mesh.init_device_mesh)
     _utils._compute_local_shape_and_global_offset = _outside_of_fake_mode(_utils._compute_local_shape_and_global_offset)
+
+
+def _own_groups_only(new_group: Callable[..., Any]) -> Callable[..., Any]:
+    """A mesh makes every group along its axes, though a rank is in one of each: 100,000 of them take seconds."""
+
+    @functools.wraps(new_group)
+    def made(ranks: Any = None, **kwargs: Any) -> Any:
+        is_member = ranks is None or dist.get_rank() in ranks
+        return new_group(ranks=ranks, **kwargs) if is_member else dist.GroupMember.NON_GROUP_MEMBER
+
+    return made
 
 
 def _outside_of_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:
