@@ -253,3 +253,16 @@ def test_a_cell_holds_none_one_or_an_overlapped_pair() -> None:
 def test_what_is_no_action(text: str) -> None:
     with pytest.raises(ConfigError, match="is no action of a pipeline: write the stage"):
         parse_cell(text)
+
+
+@given(schedules(), st.data())
+def test_some_microbatches_of_a_schedule_are_a_schedule_in_the_same_order(
+    case: tuple[Layout, Schedule], data: st.DataObject
+) -> None:
+    _, schedule = case
+    some = sorted(data.draw(st.sets(st.integers(0, schedule.num_microbatches - 1), min_size=1)))
+    part = schedule.of_microbatches(some)
+    check_schedule(part)
+    for order, whole in zip(part.actions, schedule.actions, strict=True):
+        named = [action._replace(microbatch=some[action.microbatch]) for action in order]
+        assert named == [action for action in whole if action.microbatch in some]
