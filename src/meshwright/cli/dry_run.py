@@ -14,15 +14,22 @@ from meshwright.simulator.check import check
 from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
 from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_times
+from meshwright.simulator.overlap import overlap_of
 from meshwright.simulator.simulate import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory
 from meshwright.spec.expected_parts import expected_parts
 from meshwright.spec.layout import Layout
+from meshwright.spec.overlap import Overlap
 from meshwright.spec.step_parts import step_parts
 from meshwright.spec.timeline import Timeline
 from meshwright.spec.traces import Traces
 from meshwright.spec.workload import Workload
+from meshwright.units import format_duration
+
+_NUM_SUGGESTIONS = 3
+_LEAST_GAIN = 0.002
+"""Of the step: what saves less is not worth a line."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +77,28 @@ def _padding(subject: Subject) -> Padding | None:
 
 def _outcome(subject: Subject, traces: Traces, timeline: Timeline) -> Outcome:
     memory = rank_memory(timeline, traces, subject.layout)
+    ranks = rank_times(timeline, subject.layout)
+    most_exposed = max(ranks, key=lambda one: one.parts.exposed_s).rank
     return Outcome(
         step_s=timeline.step_s,
         parts=step_parts(timeline),
         compute=compute_seconds(timeline),
         memory=memory,
-        ranks=rank_times(timeline, subject.layout),
+        ranks=ranks,
         collectives=collective_uses(timeline, traces),
         exposed=exposed_places(timeline),
+        suggestions=_suggestions(overlap_of(traces.of_rank(most_exposed), timeline), timeline.step_s),
         **_formulas(subject, timeline, memory),
+    )
+
+
+def _suggestions(overlap: Overlap, step_s: float) -> tuple[str, ...]:
+    """Return what would hide most of a rank's communication, where that is worth it."""
+    worth = [one for one in overlap.exposed if one.keys and one.gain_s >= _LEAST_GAIN * step_s]
+    return tuple(
+        f"rank {overlap.rank}: up to {format_duration(one.gain_s)} of {one.op} ({one.axis}, {one.phase}, "
+        f"{one.scope or 'outside of modules'}) could hide behind computation: {', '.join(one.keys)}"
+        for one in worth[:_NUM_SUGGESTIONS]
     )
 
 
