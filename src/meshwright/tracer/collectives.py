@@ -33,6 +33,8 @@ class FoundCollective:
     """Global ranks of its group, in order, and the mesh axis that it is; None where the operator names no group."""
     peer: int = NONE
     """Global rank at the other end of a message."""
+    is_functional: bool = False
+    """Whether it is waited for by an operator on its result, and not by a Work object."""
 
 
 def collective_of(func: Any, args: Any) -> FoundCollective | None:
@@ -46,7 +48,7 @@ def collective_of(func: Any, args: Any) -> FoundCollective | None:
         kind = RecordKind.SEND if func._opname == "send" else RecordKind.RECEIVE
         peer = next((leaf for leaf in tree_leaves(args) if type(leaf) is int), NONE)
         return FoundCollective(kind, group, NONE if ranks is None or peer == NONE else ranks[peer])
-    return FoundCollective(RecordKind.COLLECTIVE, group)
+    return FoundCollective(RecordKind.COLLECTIVE, group, is_functional=func.namespace != _NAMESPACES[0])
 
 
 def group_of(args: Any) -> ProcessGroup | None:

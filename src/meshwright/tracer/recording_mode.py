@@ -39,6 +39,7 @@ class RecordingMode(TorchDispatchMode):
         self._storages: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
         self._work_of_storage: dict[int, int] = {}
         self._works: dict[int, tuple[Any, int]] = {}
+        self._sent: dict[int, list[Tensor]] = {}
         self._written: dict[Any, tuple[bool, ...]] = {}
         self._is_view: dict[Any, bool] = {}
         self._signatures: dict[Any, int] = {}
@@ -132,6 +133,9 @@ class RecordingMode(TorchDispatchMode):
         size = max((tensor.nbytes for tensor in (*inputs, *outputs)), default=0)
         more = {"signature": signature, "group": group, "peer": found.peer, "num_bytes": size, "work": work}
         self.recorder.record(found.kind, **more)
+        if found.is_functional and any(isinstance(tensor, FakeTensor) for tensor in inputs):
+            # A real group keeps what it sends until it is waited for; a fake one lets go at once.
+            self._sent[work] = inputs
         for tensor in outputs:
             self._work_of_storage[tensor.untyped_storage()._cdata] = work
         for leaf in tree_leaves(result):
@@ -153,6 +157,7 @@ class RecordingMode(TorchDispatchMode):
     def _wait(self, tensor: Tensor) -> None:
         work = self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
         self.recorder.record(RecordKind.WAIT, work=work)
+        self._sent.pop(work, None)
 
     def waited(self, work: Any) -> None:
         """Notice that the current stream waits for one of torch's Work objects."""
