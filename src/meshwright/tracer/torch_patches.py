@@ -54,7 +54,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     F.scaled_dot_product_attention = _one_attention_kernel(F.scaled_dot_product_attention)
     _functional_collectives._are_we_tracing = _is_compiling
     torch.tensor = _tensor_by_way_of_cpu(torch.tensor, mode)
-    FakeTensor.tolist = _list_read_at_once(mode)  # type: ignore[method-assign]
+    FakeTensor.tolist = _list_read_at_once(mode)  # type: ignore[method-assign, assignment]
 
 
 def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> Callable[..., Tensor]:
