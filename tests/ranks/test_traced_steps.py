@@ -25,7 +25,6 @@ BUILD = "meshwright.trainer.build_step:build_step"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = (str(EXAMPLES / "tiny.toml"), "train.seq_len=64", "train.global_batch_size=4", "layout.dp_shard=1")
 EXPERTS = (str(EXAMPLES / "tiny-moe.toml"), "train.seq_len=64", "train.global_batch_size=4", "layout.dp_shard=1")
-PIPELINE = ("layout.pp=2", "layout.dp_shard=1")
 QUICK = {
     "fsdp, recomputed": (*SMALL, "layout.dp_shard=2", "layout.activation_checkpoint=full"),
     "tp": (*SMALL, "layout.tp=2"),
