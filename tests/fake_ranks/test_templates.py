@@ -32,7 +32,7 @@ LAYOUTS = {
     "DualPipeV": ("layout.dp_shard=1", "layout.pp=2", "layout.schedule=DualPipeV"),
     "recomputed": ("layout.dp_shard=2", "layout.pp=2", "layout.activation_checkpoint=full"),
     "experts": ("model.source=moe-4m", "layout.dp_shard=2", "layout.ep=2", "layout.pp=2"),
-    "tp and cp": ("layout.tp=2", "layout.cp=2", "layout.pp=2", "layout.cp_method=ring"),
+    "tp and cp": ("layout.dp_shard=1", "layout.tp=2", "layout.cp=2", "layout.pp=2", "layout.cp_method=ring"),
     "freed in a pipeline": ("layout.dp_shard=2", "layout.pp=2", "layout.reshard_after_forward=always"),
 }
 UNCACHED = How(use_cache=False)
