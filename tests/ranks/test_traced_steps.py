@@ -95,6 +95,22 @@ def live_without(trace: Trace, copies: list[int]) -> Any:
     return replace(trace, storages=Storages(**storages)).live_bytes()
 
 
+def in_flight(trace: Trace) -> Any:
+    """Return before which records a functional collective is not waited for yet.
+
+    Until then gloo's threads keep what it sends, or not any more: that hangs on how fast they are.
+    """
+    rows, begun = np.zeros(len(trace.records) + 1, np.bool_), {}
+    for row, (kind, work, at) in enumerate(
+        zip(trace.records.kind, trace.records.work, trace.records.signature, strict=True)
+    ):
+        if kind == RecordKind.WAIT and work in begun:
+            rows[begun[work] + 1 : row + 1] = True
+        elif at >= 0 and trace.signatures[at].op.startswith("_c10d_functional"):
+            begun[work] = row
+    return rows
+
+
 def require_equal(real: Trace, fake: Trace) -> None:
     """Fail unless both do the same in the same order with the same memory, but for gloo's copies."""
     ours, theirs = list(names(fake)), list(names(real))
@@ -107,7 +123,7 @@ def require_equal(real: Trace, fake: Trace) -> None:
     kept = np.delete(np.arange(len(theirs) + 1), copies)
     expected = live_without(real, copies)[kept]
     found = fake.live_bytes()
-    differs = np.flatnonzero(found != expected)
+    differs = np.flatnonzero((found != expected) & ~in_flight(fake))
     assert not len(differs), [(row, *ours[min(row, len(ours) - 1)], expected[row], found[row]) for row in differs[:5]]
 
 
