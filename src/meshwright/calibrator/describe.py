@@ -10,9 +10,9 @@ import numpy as np
 
 from meshwright.calibrator.measure import Measurements
 from meshwright.calibrator.menu import Menu
-from meshwright.calibrator.op_lines import fitted_lines
+from meshwright.calibrator.op_lines import exchange_line, fitted_lines
 from meshwright.calibrator.tiny_step import NUM_BLOCKS
-from meshwright.calibrator.watched_step import OpSample
+from meshwright.calibrator.watched_step import OpSample, WatchedStep
 from meshwright.hardware import quantity
 from meshwright.spec.cluster import Cluster, Link
 from meshwright.spec.device import Device, MatmulRates
@@ -50,11 +50,11 @@ class Machine:
 
 
 def describe(
-    machine: Machine, menu: Menu, measured: Measurements, samples: Sequence[OpSample] = ()
+    machine: Machine, menu: Menu, measured: Measurements, steps: Sequence[WatchedStep] = ()
 ) -> tuple[Device, Cluster]:
     """Return the machine's device, as one rank of all that work at once sees it, and the cluster of all ranks.
 
-    `samples` are of steps that were watched, where any were.
+    `steps` are those that were watched, where any were.
     """
     device = machine.device.replace(
         measured_memory_bytes_per_s=_memory_rate(machine, measured),
@@ -63,7 +63,7 @@ def describe(
         matmul_points=_matmul_points(machine, measured),
         attention_points=_attention_points(machine, menu, measured),
         memory_op_points=_memory_op_points(machine, measured),
-        op_lines=_op_lines(machine, samples),
+        op_lines=_op_lines(machine, [op for step in steps for op in step.ops]),
     )
     if device.memory_bytes_per_s is None:
         device = device.replace(memory_bytes_per_s=device.measured_memory_bytes_per_s)
@@ -74,7 +74,7 @@ def describe(
         num_devices=machine.num_ranks,
         devices_per_node=machine.num_ranks,
         is_usual=True,
-        intra_node=_link(machine, measured) if machine.num_ranks > 1 else None,
+        intra_node=_link(machine, measured, steps) if machine.num_ranks > 1 else None,
         source=machine.source,
     )
     return device, cluster
@@ -167,7 +167,7 @@ def _op_lines(machine: Machine, samples: Sequence[OpSample]) -> tuple[OpLine, ..
     )
 
 
-def _link(machine: Machine, measured: Measurements) -> Link:
+def _link(machine: Machine, measured: Measurements, steps: Sequence[WatchedStep]) -> Link:
     """Return what joins the ranks: each collective's own line, and from all-gathers what a ring's step would be."""
     by_group: dict[tuple[CollectiveKind, int], list[tuple[int, float]]] = {}
     for (kind, num_ranks, num_bytes), took_s in measured.collective_s.items():
@@ -175,6 +175,8 @@ def _link(machine: Machine, measured: Measurements) -> Link:
     for kind, points in _unit_points(measured).items():
         by_group[kind, machine.num_ranks] = points
     lines = {group: _line(points) for group, points in by_group.items()}
+    if steps:
+        lines["exchange", machine.num_ranks] = exchange_line(steps)
     num_steps = machine.num_ranks - 1
     latency_s, s_per_byte = lines["all-gather", machine.num_ranks]
     return Link(

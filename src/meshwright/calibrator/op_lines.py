@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.calibrator.watched_step import OpSample
+from meshwright.calibrator.watched_step import OpSample, WatchedStep
 from meshwright.cost.host_op_time import dtype_of
 from meshwright.cost.op_shapes import op_flops
 from meshwright.units import KiB
@@ -27,6 +27,7 @@ Line = tuple[float, float, float]
 
 _LARGE_BYTES = 64 * KiB
 _SHORTEST_S = 1e-6
+_LEAST_S_PER_BYTE = 1e-14
 _LEAST = 1e-30
 """Of a column that is nothing but zeros."""
 
@@ -43,6 +44,14 @@ def fitted_lines(samples: Sequence[OpSample]) -> dict[tuple[str, str], Line]:
     return lines | small
 
 
+def exchange_line(steps: Sequence[WatchedStep]) -> tuple[float, float]:
+    """Return (seconds of one, seconds per byte) of the exchanges in steps, each step's error in proportion."""
+    seconds = np.array([max(step.exchanges_s, _SHORTEST_S) for step in steps])
+    columns = np.array([(step.num_exchanges, step.exchanged_bytes) for step in steps], np.float64)
+    start_s, s_per_byte = least_squares(columns / seconds[:, None], np.ones(len(steps)))
+    return max(float(start_s), _SHORTEST_S), max(float(s_per_byte), _LEAST_S_PER_BYTE)
+
+
 def _has_large(samples: Sequence[OpSample]) -> bool:
     return any(_num_bytes(sample) >= _LARGE_BYTES or op_flops(sample.signature) > 0 for sample in samples)
 
@@ -53,20 +62,20 @@ def _num_bytes(sample: OpSample) -> float:
 
 def _small_line(samples: Sequence[OpSample], s_per_byte: float) -> Line:
     counts = [sample.count for sample in samples]
-    starts_s = [sample.seconds - s_per_byte * _num_bytes(sample) for sample in samples]
+    starts_s = [sample.mean_s - s_per_byte * _num_bytes(sample) for sample in samples]
     return max(float(np.average(starts_s, weights=counts)), _SHORTEST_S), s_per_byte, 0.0
 
 
 def _line(samples: Sequence[OpSample]) -> Line:
-    seconds = np.array([sample.seconds for sample in samples])
-    weights = np.sqrt([sample.count / max(sample.seconds, _SHORTEST_S) for sample in samples])
+    seconds = np.array([sample.mean_s for sample in samples])
+    weights = np.sqrt([sample.count / max(sample.mean_s, _SHORTEST_S) for sample in samples])
     columns = np.array([(1.0, _num_bytes(sample), op_flops(sample.signature)) for sample in samples])
-    start_s, s_per_byte, s_per_flop = _least_squares(columns * weights[:, None], seconds * weights)
+    start_s, s_per_byte, s_per_flop = least_squares(columns * weights[:, None], seconds * weights)
     return max(start_s, _SHORTEST_S), s_per_byte, s_per_flop
 
 
-def _least_squares(columns: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the best coefficients of which none is negative: with so few columns, by trying every set of them."""
+def least_squares(columns: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the best coefficients [columns] of which none is negative: of few columns every set can be tried."""
     best, least = np.zeros(columns.shape[1]), float(target @ target)
     scale = np.maximum(np.abs(columns).max(axis=0), _LEAST)
     used = np.flatnonzero(columns.any(axis=0))

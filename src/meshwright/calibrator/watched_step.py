@@ -1,10 +1,11 @@
-"""OpSample: what operators cost in a step of training, the host's seconds before each of them included.
+"""WatchedStep: what operators cost in a step of training, the host's seconds before each of them included.
 
     seconds = inside the operator + share x between the one before and this one
 
 Watching makes what lies between operators (Python, autograd, hooks, views) take longer, so of that only a share counts:
 the one with which the samples of a step add up to what it takes unwatched. All are seconds of the thread, which stand
-still while another program has the core. Waiting for other ranks is no part of it: communication.py times that.
+still while another program has the core. What a step takes by the wall's clock besides is that of its exchanges, waits
+included.
 """
 
 from __future__ import annotations
@@ -36,12 +37,25 @@ class OpSample:
 
     signature: Signature
     count: int
-    seconds: float
+    mean_s: float
     """Of one of them, in the mean of a step."""
 
 
-def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int, duration_s: float) -> list[OpSample]:
-    """Return what the operators of this rank cost in a step of each job; a collective over the group that exists.
+@dataclass(frozen=True)
+class WatchedStep:
+    """What a step is made of."""
+
+    ops: list[OpSample]
+    num_exchanges: int
+    """Collectives, all of them those of sharded parameters and gradients but for two small ones."""
+    exchanged_bytes: int
+    """Of their whole tensors."""
+    exchanges_s: float
+    """Seconds of the step beside its operators."""
+
+
+def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int, duration_s: float) -> list[WatchedStep]:
+    """Return what a step of each job is made of on this rank; a collective over the group that exists.
 
     It takes about `duration_s`, or a step of each job. `build` names a builder, as module:function, that takes (device,
     rank, world_size, *arguments) and returns a step.
@@ -50,7 +64,7 @@ def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int, d
     module, _, function = build.partition(":")
     builder = getattr(importlib.import_module(module), function)
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    samples: list[OpSample] = []
+    watched = []
     for job in jobs:
         step = builder(torch.device("cpu"), rank, num_ranks, *job)
         # The first makes the optimizer's state.
@@ -58,8 +72,8 @@ def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int, d
         started_s = time.perf_counter()
         step()
         passed_s = time.perf_counter() - started_s
-        samples += watched_step(step, _agreed(duration_s / len(jobs) / (2 * passed_s)))
-    return samples
+        watched.append(watched_step(step, _agreed(duration_s / len(jobs) / (2 * passed_s))))
+    return watched
 
 
 def _agreed(wanted: float) -> int:
@@ -69,22 +83,25 @@ def _agreed(wanted: float) -> int:
     return int(count)
 
 
-def watched_step(step: Callable[[], object], num_steps: int) -> list[OpSample]:
-    """Return what the operators of a step cost, from `num_steps` that are watched and as many that are not."""
-    watches, shares = [], []
+def watched_step(step: Callable[[], object], num_steps: int) -> WatchedStep:
+    """Return what a step is made of, from `num_steps` that are watched and as many that are not."""
+    watches, shares, walls_s = [], [], []
     for _ in range(num_steps):
-        started_s = time.thread_time()
+        started_s, began_s = time.thread_time(), time.perf_counter()
         step()
         plain_s = time.thread_time() - started_s
+        walls_s.append(time.perf_counter() - began_s)
         with torch.autograd.set_multithreading_enabled(False), _Watch() as watch:
             step()
         watches.append(watch)
         shares.append((plain_s - watch.inside_s) / watch.between_s)
     share = min(max(statistics.median(shares), 0.0), 1.0)
-    return [
-        OpSample(watches[0].signatures[key], len(rows), _usual_s(watches, key, share))
-        for key, rows in watches[0].rows.items()
+    first = watches[0]
+    ops = [
+        OpSample(first.signatures[key], len(rows), _usual_s(watches, key, share)) for key, rows in first.rows.items()
     ]
+    beside_s = statistics.median(walls_s) - sum(one.count * one.mean_s for one in ops)
+    return WatchedStep(ops, first.num_exchanges, first.exchanged_bytes, max(beside_s, 0.0))
 
 
 def _usual_s(watches: list[_Watch], key: Any, share: float) -> float:
@@ -104,6 +121,7 @@ class _Watch(TorchDispatchMode):
         self.rows: dict[Any, list[tuple[float, float]]] = defaultdict(list)
         self.signatures: dict[Any, Signature] = {}
         self.inside_s, self.between_s = 0.0, 0.0
+        self.num_exchanges, self.exchanged_bytes = 0, 0
         self._since_s = 0.0
         """Between the last operator that asked something of the device and now."""
         self._ended_s = time.thread_time()
@@ -127,16 +145,18 @@ class _Watch(TorchDispatchMode):
         self._ended_s = time.thread_time()
         return result
 
-    def _pass(self, seconds: float) -> None:
-        self.between_s += seconds
-        self._since_s += seconds
+    def _pass(self, took_s: float) -> None:
+        self.between_s += took_s
+        self._since_s += took_s
 
     def _record(self, took_s: tuple[float, float], func: Any, args: Any, kwargs: Any, result: Any) -> None:
         self.inside_s += took_s[0]
-        if func.namespace in _COMMUNICATION:
-            return
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if func.namespace in _COMMUNICATION:
+            self.num_exchanges += 1
+            self.exchanged_bytes += max((tensor.nbytes for tensor in (*inputs, *outputs)), default=0)
+            return
         key = (func, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
         if key not in self.signatures:
             self.signatures[key] = _signature(func, args, kwargs, inputs, outputs)

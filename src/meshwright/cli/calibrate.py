@@ -12,7 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from meshwright.calibrator.measure import Measurements
-    from meshwright.calibrator.watched_step import OpSample
+    from meshwright.calibrator.watched_step import WatchedStep
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.device import Device
 
@@ -74,8 +74,8 @@ def calibrate(
     return describe(machine, menu, measured, _watch_on_ranks(num_ranks, duration_s) if device_type == "cpu" else ())
 
 
-def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[OpSample]:
-    """Return what operators cost in steps of small jobs; on an accelerator the host's clock would not tell."""
+def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[WatchedStep]:
+    """Return what steps of small jobs are made of, on all ranks; on an accelerator the host's clock would not tell."""
     from meshwright.calibrator.machine import num_threads
     from meshwright.calibrator.step_jobs import JOB_TEXT, step_jobs
     from meshwright.calibrator.watched_step import watched_steps
@@ -98,7 +98,7 @@ def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[OpSample]:
             )
         except RanksFailed as failure:
             raise MeshwrightError(f"calibrate on {num_ranks} ranks: {failure}") from None
-    return [sample for of_rank in watched for sample in of_rank]
+    return [step for of_rank in watched for step in of_rank]
 
 
 def _measure_on_ranks(device_type: str, num_ranks: int, duration_s: float) -> list[Measurements]:

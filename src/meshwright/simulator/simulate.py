@@ -45,7 +45,7 @@ def costs_of(traces: Traces, meetings: Meetings, cluster: Cluster, conditions: C
     records = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
     times = meeting_times(traces, meetings, cluster)
     if cluster.device.is_host:
-        records = on_the_host(records, meetings, times)
+        records, times = on_the_host(traces, records, meetings, times, cluster.intra_node)
     return Costs(
         records=records_under(conditions, traces, records),
         meetings=meetings_under(conditions, traces, meetings, times),

@@ -13,9 +13,12 @@ from pydantic import PositiveInt
 from meshwright.spec.figure import Figure
 from meshwright.spec.noun import Noun
 
-CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send", "unshard", "reduce-grads"]
+CollectiveKind = Literal[
+    "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send", "unshard", "reduce-grads", "exchange"
+]
 """send is to the next rank while the one before sends here. unshard and reduce-grads are what FSDP does with one unit,
-around its all-gather and reduce-scatter: copies into and out of one buffer, hooks, and the waits of threads."""
+around its all-gather and reduce-scatter: copies into and out of one buffer, hooks, and the waits of threads. exchange
+is either of the two as steps of training have it, without copies and hooks: what a step takes beside its operators."""
 
 MemoryOp = Literal["add", "swiglu", "norm", "rope", "loss", "update", "clip"]
 """A residual addition (backward adds the gradients of its two uses), silu(gate) x up, RMSNorm, rotary embedding,

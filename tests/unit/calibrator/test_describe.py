@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meshwright.calibrator.describe import Machine, describe
 from meshwright.calibrator.measure import Measurements, mean_of
 from meshwright.calibrator.menu import CPU_MENU
-from meshwright.calibrator.watched_step import OpSample
+from meshwright.calibrator.watched_step import OpSample, WatchedStep
 from meshwright.cost.op_time import op_seconds
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
@@ -114,11 +114,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_lines_of_operators_are_written_and_read_back(tmp_path: Path) -> None:
     shape = TensorShape(dtype="float32", dims=(512, 512))
     product = Signature(op="aten.mm.default", inputs=(shape, shape), outputs=(shape,), read_bytes=2**21)
-    device, _ = describe(machine(), CPU_MENU, measurements(), [OpSample(product, 3, 2e-3)])
+    device, cluster = describe(
+        machine(), CPU_MENU, measurements(), [WatchedStep([OpSample(product, 3, 2e-3)], 4, 0, 8e-3)]
+    )
     file = tmp_path / "cpu-local.toml"
     file.write_text(device_toml(device))
     assert read_device(file, "cpu-local") == device
     assert op_seconds([product], device) == pytest.approx([2e-3], rel=1e-3)
+    assert point(cluster, "exchange").latency_s.value == pytest.approx(2e-3)
 
 
 def test_ranks_are_averaged() -> None:

@@ -22,7 +22,7 @@ def figure(value: float) -> Figure:
     return Figure(value=value, source=SOURCE)
 
 
-def host_cluster() -> Cluster:
+def host_cluster(*more: CollectivePoint) -> Cluster:
     line = OpLine(op="aten.add.Tensor", dtype="float32", start_s=figure(2e-3))
     point = CollectivePoint(
         kind="all-gather", num_ranks=2, latency_s=figure(LATENCY_S), bytes_per_s=figure(BYTES_PER_S)
@@ -35,7 +35,7 @@ def host_cluster() -> Cluster:
         num_devices=2,
         devices_per_node=2,
         intra_node=Link(
-            name="gloo", bytes_per_s=figure(BYTES_PER_S), latency_s=figure(LATENCY_S), collectives=(point,)
+            name="gloo", bytes_per_s=figure(BYTES_PER_S), latency_s=figure(LATENCY_S), collectives=(point, *more)
         ),
         source=SOURCE,
     )
@@ -61,3 +61,10 @@ def test_a_step_on_a_host_is_the_sum_of_its_parts() -> None:
     spans = timeline.spans
     lasted_s = (spans.end_s - spans.start_s)[spans.kind == SpanKind.COMMUNICATION]
     assert lasted_s == pytest.approx([GATHER_S] * len(lasted_s), rel=0.01)
+
+
+def test_what_steps_were_seen_to_take_for_sharing_comes_first() -> None:
+    seen = CollectivePoint(kind="exchange", num_ranks=2, latency_s=figure(5e-3), bytes_per_s=figure(BYTES_PER_S))
+    traces = all_of(rank(0), rank(1))
+    plain_s, seen_s = (simulate(traces, host_cluster(*more), "by hand").step_s for more in ((), (seen,)))
+    assert seen_s - plain_s == pytest.approx(5e-3 - LATENCY_S, rel=0.01)
