@@ -100,7 +100,8 @@ def in_flight(trace: Trace) -> Any:
 
     Until then gloo's threads keep what it sends, or not any more: that hangs on how fast they are.
     """
-    rows, begun = np.zeros(len(trace.records) + 1, np.bool_), {}
+    rows = np.zeros(len(trace.records) + 1, np.bool_)
+    begun: dict[int, int] = {}
     for row, (kind, work, at) in enumerate(
         zip(trace.records.kind, trace.records.work, trace.records.signature, strict=True)
     ):
