@@ -23,6 +23,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FinishedR
         (4, {"dp_shard": 2, "dp_replicate": -1, "microbatch_size": 2}),
         (2, {"dp_shard": 2, "activation_checkpoint": "full", "microbatch_size": 4}),
         (2, {"dp_shard": 2, "activation_checkpoint": "selective"}),
+        (2, {"dp_shard": 2, "activation_checkpoint_blocks": ["full", "selective"]}),
         (1, {"dp_shard": 1, "microbatch_size": 8}),
     ],
     ids=str,
