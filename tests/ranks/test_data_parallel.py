@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.parallelism.fully_sharded import (
+    await_gradients,
     reduce_gradients,
     reshard_model,
     set_gradient_sync,
@@ -125,6 +126,7 @@ def reduced_late(layout: Layout, compute: Any) -> bool:
     accumulate(early, meshes)
     accumulate(late, meshes, reduces_last=False)
     reduce_gradients(late, layout)
+    await_gradients(late)
     assert all(isinstance(parameter, DTensor) for parameter in late.parameters())
     pairs = zip(gradients_of(early).values(), gradients_of(late).values(), strict=True)
     return all(one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs)

@@ -21,7 +21,12 @@ from torch.distributed.tensor import Shard
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.experts import expert_modules, expert_shard_dim, have_own_ranks
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.torch_fsdp import hide_from_selective_checkpoint, run_gradient_reduction
+from meshwright.parallelism.torch_fsdp import (
+    begin_gathering,
+    begin_gradient_reduction,
+    end_gradient_reduction,
+    hide_from_selective_checkpoint,
+)
 from meshwright.spec.layout import Layout
 from meshwright.spec.sections import DType, PrecisionSection
 
@@ -66,13 +71,29 @@ def set_gradient_sync(model: nn.Module, layout: Layout, *, is_on: bool) -> None:
 
 
 def reduce_gradients(model: nn.Module, layout: Layout) -> None:
-    """Reduce the gradients that a stage's backward passes without gradient sync have added up; a collective.
+    """Begin to reduce the gradients that a stage's backward passes without gradient sync have added up; a collective.
 
-    Parameters hold their shards again afterwards, as the optimizer wants them.
+    Parameters hold their shards again afterwards, as the optimizer wants them; gradients after `await_gradients`.
     """
     assert isinstance(model, FSDPModule)
     set_gradient_sync(model, layout, is_on=True)
-    run_gradient_reduction(model)
+    begin_gradient_reduction(model)
+
+
+def await_gradients(model: nn.Module) -> None:
+    """Wait for what `reduce_gradients` began."""
+    assert isinstance(model, FSDPModule)
+    end_gradient_reduction(model)
+
+
+def gather_ahead(model: nn.Module, layout: Layout) -> None:
+    """Begin to gather a stage's parameters, if they then stay; a collective.
+
+    A pipeline's stages wait for their first microbatch, and would gather after it came.
+    """
+    assert isinstance(model, FSDPModule)
+    if layout.pp > 1 and layout.fsdp > 1 and not _reshard_after_forward(layout, layout.fsdp):
+        begin_gathering(model)
 
 
 def reshard_model(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 
 from meshwright.models.contract import Loss, require_scalar
 from meshwright.parallelism.buffers import statistics_of, unchanged
-from meshwright.parallelism.fully_sharded import reduce_gradients, set_gradient_sync
+from meshwright.parallelism.fully_sharded import await_gradients, gather_ahead, reduce_gradients, set_gradient_sync
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.split_backward import PendingWeights, backward_to_inputs, backward_to_weights
 from meshwright.parallelism.stages import Stages
@@ -64,12 +64,9 @@ class Pipeline:
     def __init__(self, stages: Stages, schedule: Schedule, loss: Loss, meshes: Meshes, dtype: torch.dtype) -> None:
         self.stages, self._loss, self._meshes, self._dtype = stages, loss, meshes, dtype
         self._actions = lower(schedule)[meshes.rank("pp")]
-        self._last_backward = {
-            action.stage: index for index, action in enumerate(self._actions) if action.kind in ("B", "W")
-        }
+        self._reduced_in, self._reduced_after = _reduction_places(self._actions)
         recomputes = meshes.layout.recomputes
         self._statistics = {n: statistics_of(stages[n]) if recomputes else [] for n in stages.numbers}
-        self._splits_backward = {action.stage for action in self._actions if action.kind == "W"}
         self._passed: dict[tuple[int, int], _Passed] = {}
         self._arriving: dict[tuple[str, int, int], tuple[dist.Work | None, Tensor]] = {}
         self._outgoing: dict[tuple[str, int, int], Tensor] = {}
@@ -84,20 +81,22 @@ class Pipeline:
         A collective. After it the gradients of each stage are complete over the ranks that shard it.
         """
         self._start(microbatches)
+        layout = self._meshes.layout
         for number in self.stages.numbers:
-            set_gradient_sync(self.stages[number], self._meshes.layout, is_on=False)
+            set_gradient_sync(self.stages[number], layout, is_on=False)
+            gather_ahead(self.stages[number], layout)
         for index, action in enumerate(self._actions):
-            is_last = self._last_backward.get(action.stage) == index
-            if is_last and action.stage not in self._splits_backward:
+            if index in self._reduced_in:
                 # The reduction of each block then hides behind the backward of the one before it.
-                set_gradient_sync(self.stages[action.stage], self._meshes.layout, is_on=True)
+                set_gradient_sync(self.stages[action.stage], layout, is_on=True)
             self.observe(f"{ACTION_MARK}{action}")
             with record_function(f"{ACTION_MARK}{action}"):
                 self._run(action, microbatches[action.microbatch])
-            if is_last and action.stage in self._splits_backward:
-                # The hooks that reduce gradients fire in the backward to the inputs, when there are none yet.
-                reduce_gradients(self.stages[action.stage], self._meshes.layout)
+            if index in self._reduced_after:
+                reduce_gradients(self.stages[action.stage], layout)
         self._finish()
+        for index in self._reduced_after:
+            await_gradients(self.stages[self._actions[index].stage])
         return self._total
 
     @torch.no_grad()
@@ -216,3 +215,23 @@ class Pipeline:
         peer = self.stages.rank_of_stage[action.stage + (-1 if kind == "F" else 1)]
         work = dist.irecv(buffer, group=self._meshes.group("pp"), group_src=peer)
         self._arriving[kind, action.stage, action.microbatch] = (work, buffer)
+
+
+def _reduction_places(actions: Sequence[Action]) -> tuple[set[int], list[int]]:
+    """Return in which actions, and after which, each stage's gradients are reduced over ranks, as places in the list.
+
+    A backward that reduces ends when all is reduced, and FSDP2 lets nothing pass it: a stage that sends a gradient to
+    the one before reduces after that, so that a pipeline does not wait for the reductions of all its stages in turn.
+    A backward in two parts reduces after the second: FSDP2's hooks fire in the first, when gradients are none yet.
+    """
+    last = {action.stage: index for index, action in enumerate(actions) if action.kind in ("B", "W")}
+    inside, after = set[int](), list[int]()
+    for stage, index in last.items():
+        send = Action("SEND_B", stage, actions[index].microbatch)
+        if actions[index].kind == "W":
+            after.append(index)
+        elif send in actions:
+            after.append(actions.index(send))
+        else:
+            inside.add(index)
+    return inside, after

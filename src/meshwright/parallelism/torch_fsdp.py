@@ -16,12 +16,27 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_t
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 
-def run_gradient_reduction(root: FSDPModule) -> None:
-    """Run what follows the last backward in every unit under `root`: reduce, reshard, wait; a collective."""
-    state: Any = root._get_fsdp_state()
-    for group in _param_groups(state):
+def begin_gradient_reduction(root: FSDPModule) -> None:
+    """Run what follows the last backward in every unit under `root`, reduce and reshard, and wait for none of it.
+
+    A collective, which `end_gradient_reduction` ends.
+    """
+    for group in _param_groups(root._get_fsdp_state()):
         group.post_backward()
+
+
+def end_gradient_reduction(root: FSDPModule) -> None:
+    """Wait for the reductions that began under `root`."""
+    state: Any = root._get_fsdp_state()
     state._root_post_backward_final_callback()
+
+
+def begin_gathering(root: FSDPModule) -> None:
+    """Begin to gather the parameters of every unit under `root`; a collective. Each unit waits when it is called."""
+    state: Any = root._get_fsdp_state()
+    state._lazy_init()
+    for unit in reversed(list(_param_groups(state))):
+        unit.unshard(async_op=True)
 
 
 def hide_from_selective_checkpoint(unit: nn.Module) -> None:
