@@ -1,4 +1,4 @@
-"""`make demo`: plans, proves a split, trains with it, kills a process, resumes, exports, generates, measures its plan.
+"""`make demo`: plans, dry-runs, proves a split, trains, kills a process, resumes, exports, generates, compares.
 
 Each act shows the `meshwright` command that it runs and one line of proof. Everything lands in .demo/.
 """
@@ -42,6 +42,7 @@ LAYOUT = "--ranks 4 layout.tp=2 layout.pp=2"
 TRAIN = f"train examples/tiny.toml {LAYOUT}"
 COMMANDS = {
     "plan": "plan --model llama3-405b --cluster h100-ib400:16384 --seq-len 8192 --global-batch-tokens 16M",
+    "simulate": "simulate examples/llama3-405b-16k.toml",
     "check": f"check examples/tiny.toml {LAYOUT}",
     "prove": "prove examples/tiny.toml dp_shard=2,tp=2,pp=2 --exact",
     "train": f"{TRAIN} run.dir={STRAIGHT.folder}",
@@ -51,7 +52,7 @@ COMMANDS = {
     "generate": f'generate {KILLED.folder} --prompt "def " --max-new-tokens 160 --temperature 0.5 --seed 1',
     "calibrate": "calibrate --device cpu --ranks 2 --seconds 10",
     "train to measure": f"train examples/tiny.toml --ranks 2 run.device=cpu train.steps=15 run.dir={PREDICTED.folder}",
-    "report": f"report {PREDICTED.folder}",
+    "report": f"report {PREDICTED.folder} --simulate",
 }
 NEXT = ("prove examples/tiny-moe.toml dp_shard=2,tp=2,ep=4", "check examples/deepseek-v3.toml", "init llama3-8b")
 
@@ -98,6 +99,20 @@ def plan(measured: dict[str, str]) -> None:
     assert scored is not None
     assert mfu is not None
     claim(f"{scored[1]} layouts scored, and one picked, in {measured['plan']}: {mfu[1]} MFU expected")
+
+
+def simulate(measured: dict[str, str]) -> None:
+    """Run the program of all 16,384 ranks of Llama 3 405B on fake tensors, and play them against the cluster"""
+    started_s = time.perf_counter()
+    output = run("simulate")
+    measured["dry run of 16,384 ranks"] = took = format_duration(time.perf_counter() - started_s)
+    quote(output[: output.index(" at its peak")].rpartition("\n")[0])
+    step = re.search(r"^step +([\d.]+ m?s) +100 %", output, re.MULTILINE)
+    reserved = re.findall(r"^rank \d+, pp \d+ +[\d,]+ +[\d.]+ \w+ +([\d.]+) GiB", output, re.MULTILINE)
+    expect(step is not None and len(reserved) == 16, "the dry run has no step of 16 pipeline ranks", "simulate")
+    assert step is not None
+    largest = max(float(one) for one in reserved)
+    claim(f"a step of {step[1]}, and {largest:.1f} GiB on the fullest device, after {took}")
 
 
 def check(measured: dict[str, str]) -> None:
@@ -204,7 +219,18 @@ def compare(measured: dict[str, str]) -> None:
     claim(f"the step was predicted {difference[1]} off: 15 % are aimed at, on a machine that does nothing else")
 
 
-ACTS: Sequence[Callable[[dict[str, str]], None]] = (plan, check, prove, train, kill, resume, export, generate, compare)
+ACTS: Sequence[Callable[[dict[str, str]], None]] = (
+    plan,
+    simulate,
+    check,
+    prove,
+    train,
+    kill,
+    resume,
+    export,
+    generate,
+    compare,
+)
 
 
 def closing_card(measured: dict[str, str]) -> None:

@@ -1,1 +1,1 @@
-"""Real steps under torch.profiler: Chrome traces now, a Timeline with the dry run."""
+"""Real steps under torch.profiler: their Chrome traces, and the Timeline that those of all ranks make."""

@@ -1,4 +1,4 @@
-"""Which kind of work an operation is, by its name in torch: what matmuls and attention take is told apart from the rest."""
+"""Which kind of work an operation is, by its name in torch: matmuls and attention are told apart from the rest."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Place(Noun):
     op: str
     """As torch calls it, or what the record does."""
     scope: str = ""
-    """Module in whose code it is."""
+    """Module in whose code it is, or the line of the program."""
     phase: str = ""
     action: str = ""
     """Of the pipeline's schedule."""

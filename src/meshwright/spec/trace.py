@@ -145,7 +145,9 @@ class Trace:
     traced: Traced
     signatures: tuple[Signature, ...]
     scopes: tuple[str, ...]
-    """Fully qualified names of modules, or torch's own marks of what runs between them."""
+    """Fully qualified names of modules, or torch's own marks of what runs between them; of what ranks have to agree on
+    and stands in neither, the line of the program, such as train.py:40.
+    """
     phases: tuple[str, ...]
     """forward, backward, recompute (a forward done again in backward), optimizer."""
     actions: tuple[str, ...]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, Trace, Traced, Uses
 from meshwright.tracer.scopes import Scopes
+from meshwright.tracer.untraceable import line_of_program
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -28,6 +29,10 @@ class Interned(Generic[Key]):
     def all(self) -> tuple[Key, ...]:
         """Return everything seen."""
         return tuple(self._positions)
+
+
+_TOLD_BY_LINE = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE, RecordKind.WAIT)
+"""What ranks have to agree on: where it stands in no module, the line of the program stands for it."""
 
 
 class Recorder:
@@ -68,11 +73,13 @@ class Recorder:
         """Add a record on the current stream, in the current module, phase and action."""
         if self.is_paused:
             return
-        action = self.scopes.action
+        action, scope = self.scopes.action, self.scopes.scope
+        if not scope and kind in _TOLD_BY_LINE:
+            scope = line_of_program()
         row = {
             "kind": int(kind),
             "stream": self.stream,
-            "scope": self.scope_names.position(self.scopes.scope),
+            "scope": self.scope_names.position(scope),
             "phase": self.phases.position(self.scopes.phase),
             "action": NONE if action is None else self.actions.position(action),
             **values,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -92,6 +94,14 @@ def _refused(name: str, original: Callable[..., Any], scopes: Scopes) -> Callabl
 
 def _in(scopes: Scopes) -> str:
     return f" in {scopes.scope}" if scopes.scope else ""
+
+
+def line_of_program() -> str:
+    """Return where the program stands, as file:line, in the innermost code that is neither torch's nor the tracer's."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _line_of(error: BaseException | None) -> str:
