@@ -7,7 +7,8 @@ Exit code 1 if the median error is more than 10 % or one is more than 20 %.
 
 Expected, written before the first run of this script: median 8 %, worst 18 %. The seconds of threads (without waits) of
 the same cases had been seen by then, and in their view two choices were made: a line's start holds only a share of what
-lies between watched operators, and operators met only in small tensors take the usual rate.
+lies between watched operators, and operators met only in small tensors take the usual rate. That FSDP's collectives
+take more than bare ones was found after shared ranks had come out 16.6 % too fast.
 """
 
 from __future__ import annotations
