@@ -102,7 +102,7 @@ def plan(measured: dict[str, str]) -> None:
 
 
 def simulate(measured: dict[str, str]) -> None:
-    """Run the program of all 16,384 ranks of Llama 3 405B on fake tensors, and play them against the cluster"""
+    """Run the program of all its 16,384 ranks on fake tensors, and play them"""
     started_s = time.perf_counter()
     output = run("simulate")
     measured["dry run of 16,384 ranks"] = took = format_duration(time.perf_counter() - started_s)

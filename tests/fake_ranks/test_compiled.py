@@ -58,6 +58,18 @@ def test_the_same_is_multiplied_attended_and_sent(eager: Trace, compiled: Trace)
         assert counts[0] == counts[1] > 0, part
 
 
+def test_what_is_computed_again_is_told(eager: Trace, compiled: Trace) -> None:
+    def again(found: Trace) -> int:
+        """Return the FLOPs of a forward that is done again."""
+        phases = [found.phases[phase] for phase in found.records.phase]
+        pairs = zip(phases, found.records.signature, strict=True)
+        return sum(
+            found.signatures[position].flops for phase, position in pairs if phase == "recompute" and position >= 0
+        )
+
+    assert again(compiled) == again(eager) > 0
+
+
 def test_fusing_saves_traffic_and_memory(eager: Trace, compiled: Trace) -> None:
     assert moved_bytes(compiled) < 0.8 * moved_bytes(eager)
     # What is computed again is done for a whole block at once, as without a compiler.

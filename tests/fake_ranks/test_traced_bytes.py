@@ -31,13 +31,15 @@ BFLOAT16, FLOAT32 = 2, 4
 
 
 def sent(found: Trace) -> Counter[tuple[str, str, str]]:
-    """Return the bytes of all collectives and messages by axis, phase and kind of scope: block, mark or other."""
+    """Return the bytes of all collectives and messages by axis, phase and kind of scope: block, mark or file."""
     records, total = found.records, Counter[tuple[str, str, str]]()
     for row, work in enumerate(records.work):
         if work == NONE or records.kind[row] == RecordKind.WAIT:
             continue
         scope, axis = found.scopes[records.scope[row]], found.group_names[records.group[row]]
-        where = "block" if "blocks." in scope else scope.partition(" ")[0]
+        where = (
+            "block" if "blocks." in scope else scope.partition(":")[0] if ".py:" in scope else scope.partition(" ")[0]
+        )
         total[axis, found.phases[records.phase[row]], where] += int(records.num_bytes[row])
     return total
 
@@ -58,7 +60,11 @@ def test_wire_bytes_of_a_stage_are_the_formulas(found: Counter[tuple[str, str, s
     assert found["tp", "forward", "block"] == found["tp", "backward", "block"] == of_tp
     # What the formula leaves out, and below what it does not price.
     assert found["tp", "forward", "embedding"] == found["tp", "backward", "embedding"] == NUM_MICROBATCHES * residual
-    assert found["pp", "forward", ""] == found["pp", "backward", ""] == NUM_MICROBATCHES * residual // TP
+    assert (
+        found["pp", "forward", "pipeline.py"]
+        == found["pp", "backward", "pipeline.py"]
+        == NUM_MICROBATCHES * residual // TP
+    )
     of_block, of_ends = (int(owners.dense_parameters[at]) for at in (block, embedding))
     # A pipeline keeps what it gathered until its step ends.
     blocks = BLOCKS_OF_STAGE * of_block

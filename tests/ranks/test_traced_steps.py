@@ -85,7 +85,9 @@ def names(trace: Trace) -> Iterator[Any]:
     for row, kind in enumerate(records.kind):
         at = records.signature[row]
         what = RecordKind(kind).name if at < 0 else (trace.signatures[at].op, trace.signatures[at].outputs)
-        yield what, trace.scopes[records.scope[row]], trace.phases[records.phase[row]]
+        scope = trace.scopes[records.scope[row]]
+        # A line of the program, where there is no module: here the mode above is the innermost code.
+        yield what, "" if ".py:" in scope else scope, trace.phases[records.phase[row]]
 
 
 def live_without(trace: Trace, copies: list[int]) -> Any:

@@ -71,7 +71,7 @@ def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, width in (("key", 27), ("value", 22), ("from", 12)):
+    for name, width in (("key", 28), ("value", 21), ("from", 12)):
         table.add_column(name, width=width, overflow="fold")
     table.add_column("meaning", ratio=1)
     section = ""

@@ -66,11 +66,14 @@ class CompiledGraph:
         values = dict(zip(self._inputs, args, strict=True))
         args.clear()
         for number, kernel in enumerate(self._kernels):
+            # In a backward's graph that is what is computed again.
+            self._mode.recorder.scopes.is_compiled_forward = not any(map(_is_of_backward, kernel.nodes))
             if kernel.is_fused:
                 self._run_fused(number, kernel, values)
             else:
                 for node in kernel.nodes:
                     self._value(node, values)
+            self._mode.recorder.scopes.is_compiled_forward = False
             for node in self._free_after[number]:
                 values.pop(node, None)
         return fx.map_arg(self._output.args[0], lambda node: self._quietly(node, values))
@@ -137,6 +140,11 @@ class CompiledGraph:
             if node not in kept:
                 freed[number].append(node)
         return freed
+
+
+def _is_of_backward(node: fx.Node) -> bool:
+    """Return whether torch's partitioner knows a node as a part of the backward."""
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
 def _is_new(node: fx.Node) -> bool:

@@ -64,6 +64,7 @@ class Recorder:
 
     def begin(self) -> None:
         """Forget what was recorded, but for storages that are still there: they were there before the step."""
+        self.scopes.begin()
         for column in (*self._records.values(), *self._uses.values()):
             column.clear()
         self._gone = [freed_at != NONE for freed_at in self._storages["freed_at"]]

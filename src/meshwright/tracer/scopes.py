@@ -46,6 +46,8 @@ class Scopes:
     def __init__(self) -> None:
         self.action: str | None = None
         """The action of the pipeline's schedule, as spec/action.py writes it; None outside of all."""
+        self.is_compiled_forward = False
+        """Whether a compiled graph runs what it has of its forward."""
         self._open = [_Open("", _NO_TASK, is_again=False)]
         self._names = weakref.WeakKeyDictionary[nn.Module, str]()
         self._first_nodes, self._makers = [0], [""]
@@ -74,10 +76,15 @@ class Scopes:
         if torch._C._current_graph_task_id() != _NO_TASK:
             self._is_after_backward = True
             # Of what a backward runs only a forward that is done again wants gradients, but for its own functions.
-            return "recompute" if self._open[-1].is_again or torch.is_grad_enabled() else "backward"
+            is_again = self.is_compiled_forward or self._open[-1].is_again or torch.is_grad_enabled()
+            return "recompute" if is_again else "backward"
         if self.action is not None:
             return "forward" if parse_action(self.action).kind.endswith("F") else "backward"
         return "optimizer" if self._is_after_backward else "forward"
+
+    def begin(self) -> None:
+        """Take what comes for the beginning of a step: no longer what follows a backward."""
+        self._is_after_backward = False
 
     def open(self, name: str, *, is_module: bool = False) -> None:
         """Follow the program into a module, or into what one of torch's marks names."""

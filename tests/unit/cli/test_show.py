@@ -49,19 +49,19 @@ def test_golden_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith(
         "job.toml\n"
         "\n"
-        "key                          value                   from          meaning\n"
-        "schema_version               1                       default       Version of the job format; a file\n"
+        "key                           value                  from          meaning\n"
+        "schema_version                1                      default       Version of the job format; a file\n"
     )
     assert "\n[train]                                                            How long, on how much," in text
     assert (
-        "\noptions                      { num_layers = 2 }      line 2        Fields of the architecture to\n" in text
+        "\noptions                       { num_layers = 2 }     line 2        Fields of the architecture to\n" in text
     )
     assert (
-        "\nsteps                        7                       line 5        Optimizer steps of the whole run.\n"
+        "\nsteps                         7                      line 5        Optimizer steps of the whole run.\n"
         in text
     )
-    assert "\nseq_len                      64                      command line  Tokens in one sequence.\n" in text
-    assert "\nstop_after                   none                    default       Step after" in text
+    assert "\nseq_len                       64                     command line  Tokens in one sequence.\n" in text
+    assert "\nstop_after                    none                   default       Step after" in text
 
 
 def test_values_that_follow_from_others_are_resolved(capsys: pytest.CaptureFixture[str]) -> None:
