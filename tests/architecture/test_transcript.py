@@ -31,10 +31,10 @@ def test_the_commands_are_those_of_the_demo() -> None:
 
 
 def test_the_acts_are_those_of_the_demo() -> None:
-    assert re.findall(r"^\d\. (.*)$", TEXT, re.MULTILINE) == [act.__doc__ for act in demo.ACTS]
+    assert re.findall(r"^\d+\. (.*)$", TEXT, re.MULTILINE) == [act.__doc__ for act in demo.ACTS]
 
 
 def test_each_act_proved_its_point() -> None:
-    acts = re.split(r"^\d\. ", TEXT, flags=re.MULTILINE)[1:]
+    acts = re.split(r"^\d+\. ", TEXT, flags=re.MULTILINE)[1:]
     assert all("\n✓ " in act for act in acts)
     assert "✗" not in TEXT
