@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from meshwright.spec.trace import Signature, TensorShape
+from meshwright.parallelism.torch_operator import is_causal_attention, only_views, signature_of, tensors_in
+from meshwright.spec.trace import Signature
 
 _MOST_STEPS = 7
 _NOT_RECORDED = ("profiler", "prim")
@@ -136,7 +135,7 @@ class _Watch(TorchDispatchMode):
         started_s = time.thread_time()
         result = func(*args, **kwargs)
         ended_s = time.thread_time()
-        if func.namespace in _NOT_RECORDED or _is_view(func):
+        if func.namespace in _NOT_RECORDED or only_views(func):
             self._pass(ended_s - self._ended_s)
         else:
             self._pass(started_s - self._ended_s)
@@ -151,34 +150,14 @@ class _Watch(TorchDispatchMode):
 
     def _record(self, took_s: tuple[float, float], func: Any, args: Any, kwargs: Any, result: Any) -> None:
         self.inside_s += took_s[0]
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         if func.namespace in _COMMUNICATION:
             self.num_exchanges += 1
             self.exchanged_bytes += max((tensor.nbytes for tensor in (*inputs, *outputs)), default=0)
             return
         key = (func, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
         if key not in self.signatures:
-            self.signatures[key] = _signature(func, args, kwargs, inputs, outputs)
+            self.signatures[key] = signature_of(
+                func, inputs, outputs, is_causal=is_causal_attention(func, args, kwargs)
+            )
         self.rows[key].append(took_s)
-
-
-def _is_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
-
-
-def _signature(func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Signature:
-    names = [argument.name for argument in func._schema.arguments]
-    return Signature(
-        op=str(func),
-        inputs=tuple(_shape(tensor) for tensor in inputs),
-        outputs=tuple(_shape(tensor) for tensor in outputs),
-        is_causal=bool((dict(zip(names, args, strict=False)) | kwargs).get("is_causal", False)),
-        read_bytes=sum(tensor.nbytes for tensor in inputs),
-        written_bytes=sum(tensor.nbytes for tensor in outputs),
-    )
-
-
-def _shape(tensor: Tensor) -> TensorShape:
-    return TensorShape(dtype=str(tensor.dtype).removeprefix("torch."), dims=tuple(tensor.shape))

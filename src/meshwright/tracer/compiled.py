@@ -7,7 +7,7 @@ graph are operators as in eager code, and are recorded as such.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
-from meshwright.spec.trace import Signature, TensorShape
+from meshwright.parallelism.torch_operator import shape_of, tensors_in
+from meshwright.spec.trace import Signature
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.simulated_device import NAME
 from meshwright.tracer.torch_inductor import Kernel, kernels_of, needed_by, register_device
@@ -102,14 +102,12 @@ class CompiledGraph:
 
     def _run_fused(self, number: int, kernel: Kernel, values: dict[fx.Node, Any]) -> None:
         own = set(kernel.nodes)
-        reads = {one for node in kernel.nodes for one in node.all_input_nodes if one not in own}
-        inputs = [
-            leaf for node in reads for leaf in tree_leaves(self._quietly(node, values)) if isinstance(leaf, Tensor)
-        ]
+        reads = dict.fromkeys(one for node in kernel.nodes for one in node.all_input_nodes if one not in own)
+        inputs = tensors_in([self._quietly(node, values) for node in reads])
         for node in kernel.results:
             if node not in values:
                 values[node] = self._empty_like(node) if _is_new(node) else self._quietly(node, values)
-        outputs = _tensors(values[node] for node in kernel.results)
+        outputs = tensors_in([values[node] for node in kernel.results])
         if number not in self._signatures:
             self._signatures[number] = _signature(kernel, outputs)
         self._mode.kernel(self._signatures[number], inputs, outputs)
@@ -155,19 +153,13 @@ def _is_new(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.size())
 
 
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    return [leaf for value in values for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
 def _signature(kernel: Kernel, outputs: list[Tensor]) -> Signature:
     names = (getattr(node.target, "_opname", str(node.target)) for node in kernel.nodes)
     written = sum(tensor.nbytes for tensor in outputs)
     return Signature(
         op=f"{_FUSED}({', '.join(dict.fromkeys(names))})",
         inputs=(),
-        outputs=tuple(
-            TensorShape(dtype=str(tensor.dtype).removeprefix("torch."), dims=tuple(tensor.shape)) for tensor in outputs
-        ),
+        outputs=tuple(shape_of(tensor) for tensor in outputs),
         read_bytes=max(kernel.moved_bytes - written, 0),
         written_bytes=written,
     )

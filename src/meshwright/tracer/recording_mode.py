@@ -20,7 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from meshwright.spec.trace import NONE, RecordKind, Signature, TensorShape
+from meshwright.parallelism.torch_operator import (
+    argument_names,
+    is_causal_attention,
+    only_views,
+    signature_of,
+    tensors_in,
+)
+from meshwright.spec.trace import NONE, RecordKind, Signature
 from meshwright.tracer.collectives import FoundCollective, collective_of
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.untraceable import refuse, refuse_number
@@ -41,7 +48,6 @@ class RecordingMode(TorchDispatchMode):
         self._works: dict[int, tuple[Any, int]] = {}
         self._sent: dict[int, list[Tensor]] = {}
         self._written: dict[Any, tuple[bool, ...]] = {}
-        self._is_view: dict[Any, bool] = {}
         self._signatures: dict[Any, int] = {}
         self._numbers: dict[int, list[Any]] = {}
 
@@ -72,7 +78,7 @@ class RecordingMode(TorchDispatchMode):
             result = func(*args, **kwargs)
         except Exception as error:
             refuse(func, error, self.recorder.scopes)
-        if not self._views(func):
+        if not only_views(func):
             self._record(func, args, kwargs, result)
         return result
 
@@ -84,18 +90,8 @@ class RecordingMode(TorchDispatchMode):
             self.recorder.scopes.close()
         return func(*args, **kwargs)
 
-    def _views(self, func: Any) -> bool:
-        """Return whether an operator's results are views, which ask nothing of a device."""
-        if func not in self._is_view:
-            returns = func._schema.returns
-            self._is_view[func] = bool(returns) and all(
-                one.alias_info is not None and not one.alias_info.is_write for one in returns
-            )
-        return self._is_view[func]
-
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         written = self._written_tensors(func, args, kwargs)
         found = collective_of(func, args)
         # What other ranks bring to a collective is taken to be what this one does.
@@ -104,11 +100,13 @@ class RecordingMode(TorchDispatchMode):
         if not any(tensor.device.type == self.device_type for tensor in (*inputs, *outputs)):
             return
         # Making a noun of each operator would take longer than all the rest.
-        is_causal = _is_causal(func, args, kwargs)
+        is_causal = is_causal_attention(func, args, kwargs)
         key = (func, is_causal, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
         position = self._signatures.get(key)
         if position is None:
-            signature = _signature(func, args, kwargs, result, inputs, outputs).replace(is_causal=is_causal)
+            count = flop_registry.get(func._overloadpacket)
+            flops = 0 if count is None else int(count(*args, **kwargs, out_val=result))
+            signature = signature_of(func, inputs, outputs, is_causal=is_causal).replace(flops=flops)
             position = self._signatures[key] = self.recorder.signatures.position(signature)
         if found is None:
             self.recorder.record(RecordKind.OP, signature=position)
@@ -149,10 +147,10 @@ class RecordingMode(TorchDispatchMode):
         if func not in self._written:
             infos = (argument.alias_info for argument in func._schema.arguments)
             self._written[func] = tuple(info is not None and info.is_write for info in infos)
-        names = [argument.name for argument in func._schema.arguments]
+        names = argument_names(func)
         given = dict(zip(names, args, strict=False)) | kwargs
         written = [given.get(name) for name, writes in zip(names, self._written[func], strict=True) if writes]
-        return {id(leaf) for leaf in tree_leaves(written) if isinstance(leaf, Tensor)}
+        return {id(tensor) for tensor in tensors_in(written)}
 
     def _wait(self, tensor: Tensor) -> None:
         work = self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
@@ -223,29 +221,3 @@ class RecordingMode(TorchDispatchMode):
         """Notice that a storage was given another size, as FSDP does to what it gathered."""
         if storage._cdata in self._storages:
             self._follow(storage, by_newest=False)
-
-
-def _signature(
-    func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor], outputs: list[Tensor]
-) -> Signature:
-    count = flop_registry.get(func._overloadpacket)
-    return Signature(
-        op=str(func),
-        inputs=tuple(_shape(tensor) for tensor in inputs),
-        outputs=tuple(_shape(tensor) for tensor in outputs),
-        flops=0 if count is None else int(count(*args, **kwargs, out_val=result)),
-        read_bytes=sum(tensor.nbytes for tensor in inputs),
-        written_bytes=sum(tensor.nbytes for tensor in outputs),
-    )
-
-
-def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether an operator is attention with a causal mask."""
-    if "attention" not in func._opname:
-        return False
-    names = [argument.name for argument in func._schema.arguments]
-    return bool((dict(zip(names, args, strict=False)) | kwargs).get("is_causal", False))
-
-
-def _shape(tensor: Tensor) -> TensorShape:
-    return TensorShape(dtype=str(tensor.dtype).removeprefix("torch."), dims=tuple(tensor.shape))
