@@ -1,4 +1,8 @@
-"""What a traced step's storages are for, against what the planner's formulas say of the same layout."""
+"""What a traced step's storages are for, against what the planner's formulas say of the same layout.
+
+In bfloat16: in float32 the grouped heads of this model have no fused attention on CUDA before torch 2.14, so that all
+scores are kept (38 % more activations here), which the formulas leave out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ from meshwright.tracer.trace import trace
 
 JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
 LAYOUT = Layout(dp_shard=2, tp=2, microbatch_size=2)
-OVERRIDES = ("layout.dp_shard=2", "layout.tp=2", "cluster.name=h100-ib400", "cluster.num_devices=4")
+CLUSTER = ("cluster.name=h100-ib400", "cluster.num_devices=4")
+OVERRIDES = ("layout.dp_shard=2", "layout.tp=2", "precision.compute=bfloat16", *CLUSTER)
 
 
 def predicted() -> MemoryUse:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +25,13 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
+from meshwright.tracer.attention_kernels import as_on_cuda
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
-from meshwright.tracer.simulated_device import NAME
 from meshwright.tracer.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_moved_states import move_states_first
 from meshwright.tracer.untraceable import refuse_object_collectives
 
-_ATTENTION_ARGUMENTS = ("attn_mask", "dropout_p", "is_causal")
-"""Those of scaled_dot_product_attention that may stand without their names, after the three tensors."""
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
 """Methods of a mesh that never look at its ranks."""
 
@@ -51,7 +49,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         types.append(FakeTensor)
     _silent_kernels()
-    F.scaled_dot_product_attention = _one_attention_kernel(F.scaled_dot_product_attention)
+    F.scaled_dot_product_attention = as_on_cuda(F.scaled_dot_product_attention)
     _functional_collectives._are_we_tracing = _is_compiling
     torch.tensor = _tensor_by_way_of_cpu(torch.tensor, mode)
     FakeTensor.tolist = _list_read_at_once(mode)  # type: ignore[method-assign, assignment]
@@ -154,31 +152,6 @@ class _Paused:
 def _is_compiling() -> bool:
     """Under fake tensors torch thinks that it compiles, and waits for a collective at once, not when it is used."""
     return torch.compiler.is_compiling() or get_proxy_mode() is not None
-
-
-def _one_attention_kernel(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """On a device without kernels of its own torch computes attention by matmuls, which CUDA never would."""
-    kernels = torch.ops.aten
-
-    @functools.wraps(attend)
-    def attended(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if query.device.type != NAME:
-            return attend(query, key, value, *args, **kwargs)
-        given: dict[str, Any] = dict(zip(_ATTENTION_ARGUMENTS, args, strict=False)) | kwargs
-        mask, scale, is_causal = given.get("attn_mask"), given.get("scale"), given.get("is_causal", False)
-        dropout = given.get("dropout_p", 0.0)
-        if mask is None and query.dtype in (torch.bfloat16, torch.float16):
-            result = kernels._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, scale=scale)
-            return cast(Tensor, result[0])
-        if given.get("enable_gqa"):
-            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-        is_training = torch.is_grad_enabled() and query.requires_grad
-        result = kernels._scaled_dot_product_efficient_attention(
-            query, key, value, mask, is_training, dropout, is_causal, scale=scale
-        )
-        return cast(Tensor, result[0])
-
-    return attended
 
 
 def _silent_kernels() -> None:
