@@ -6,6 +6,7 @@ from meshwright.simulator.exposure import exposed_places
 from meshwright.simulator.outcome import compute_seconds, rank_times
 from meshwright.spec.dry_run import CollectiveUse, DryRun, LiveTensors, Outcome, PaddedParameter, Padding, RankMemory
 from meshwright.spec.layout import Layout
+from meshwright.spec.liveness import SavedTensors
 from meshwright.spec.plan import Fix
 from meshwright.spec.problem import Place, Problem
 from meshwright.spec.step_parts import StepParts, step_parts
@@ -62,6 +63,7 @@ def _outcome(timeline: Timeline) -> Outcome:
         compute=compute_seconds(timeline),
         expected_parts=StepParts(compute_s=0.9 * parts.compute_s),
         memory=tuple(_memory(timeline, place) for place in range(len(timeline.ranks))),
+        savings=(SavedTensors(num_bytes=2**34, count=32, op="aten.silu.default", scope="layers.*.ffn", again_s=0.25),),
         fixes=(Fix(change="activation_checkpoint=selective", step_s=1.2),),
         ranks=rank_times(timeline, LAYOUT),
         collectives=(gather,),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.cost.op_time import op_seconds
 from meshwright.cost.padding import padding_of
 from meshwright.planner.answer import judge
 from meshwright.planner.memory_fixes import memory_fixes
@@ -13,8 +14,10 @@ from meshwright.planner.question import Question
 from meshwright.simulator.check import check
 from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
+from meshwright.simulator.liveness import liveness_of
 from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_times
 from meshwright.simulator.overlap import overlap_of
+from meshwright.simulator.savings import savings_of
 from meshwright.simulator.simulate import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory
@@ -78,12 +81,14 @@ def _padding(subject: Subject) -> Padding | None:
 def _outcome(subject: Subject, traces: Traces, timeline: Timeline) -> Outcome:
     memory = rank_memory(timeline, traces, subject.layout)
     ranks = rank_times(timeline, subject.layout)
+    fullest, device = traces.of_rank(max(memory, key=lambda rank: rank.reserved_bytes).rank), subject.cluster.device
     most_exposed = max(ranks, key=lambda one: one.parts.exposed_s).rank
     return Outcome(
         step_s=timeline.step_s,
         parts=step_parts(timeline),
         compute=compute_seconds(timeline),
         memory=memory,
+        savings=savings_of(liveness_of(fullest, op_seconds(fullest.signatures, device)), is_host=device.is_host),
         ranks=ranks,
         collectives=collective_uses(timeline, traces),
         exposed=exposed_places(timeline),

@@ -62,6 +62,7 @@ def _job(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Traces
     from meshwright.errors import ConfigError
     from meshwright.tracer.dry_run import How, trace_job
     from meshwright.tracer.job_steps import layout_of
+    from meshwright.tracer.trace import device_type_of
 
     files, overrides = _split(words)
     if len(files) != 1 or given["ranks"]:
@@ -71,7 +72,7 @@ def _job(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Traces
             if given["ranks"]
             else f"{told}: name one, or give --build and --ranks for a program of your own"
         )
-    resolved = load_job(files[0], overrides)
+    resolved, overrides = _settled(load_job(files[0], overrides), overrides, given["cluster"])
     cluster, question = _asked(resolved, given["cluster"])
     layout = layout_of(resolved.job, cluster.num_devices)
     subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, question)
@@ -79,22 +80,43 @@ def _job(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Traces
         files[0],
         overrides,
         cluster.num_devices,
-        device="cpu" if cluster.device.is_host else "simgpu",
+        device=device_type_of(cluster.device),
         how=How(routing=given["routing"], use_cache=not given["no_cache"]),
     )
     return subject, traces
 
 
+def _settled(
+    resolved: ResolvedJob, overrides: tuple[str, ...], text: str | None
+) -> tuple[ResolvedJob, tuple[str, ...]]:
+    """Return the job with what its blocks save, chosen as before training if it leaves that open, and its overrides."""
+    from meshwright.config.load import load_job
+
+    if resolved.job.layout.activation_checkpoint != "auto":
+        return resolved, overrides
+    from meshwright.trainer.recompute_budget import checkpoint_keys, settle_checkpoints
+
+    cluster = _cluster(resolved, text)
+    layout = settle_checkpoints(resolved, cluster.num_devices, overrides, cluster.device)
+    overrides = (*overrides, *checkpoint_keys(layout))
+    return load_job(resolved.path, overrides), overrides
+
+
+def _cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
+    from meshwright.hardware.catalogue import with_example_rates
+    from meshwright.planner.ask import Options, cluster_of, set_layout_keys
+
+    return with_example_rates(cluster_of(resolved.job, Options(text, takes_example=True), set_layout_keys(resolved)))
+
+
 def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
     """Return the cluster, and what the planner would be asked, None for a model that its formulas do not know."""
-    from meshwright.hardware.catalogue import with_example_rates
-    from meshwright.planner.ask import Options, cluster_of, question_of, set_layout_keys
+    from meshwright.planner.ask import Options, question_of
     from meshwright.spec.model_source import resolve_architecture
 
-    options = Options(text, takes_example=True)
     if resolve_architecture(resolved.job.model) is None:
-        return with_example_rates(cluster_of(resolved.job, options, set_layout_keys(resolved))), None
-    question = question_of(resolved, options)
+        return _cluster(resolved, text), None
+    question = question_of(resolved, Options(text, takes_example=True))
     return question.cluster, question
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.extras import import_extra
 from meshwright.report.dry_run_figures import exposed_figure, waterfall_figure
+from meshwright.report.dry_run_memory import saving_cells
 from meshwright.report.dry_run_table import (
     job_words,
     misfit_words,
@@ -115,6 +116,12 @@ def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     title = f"Rank {fullest.rank} at its peak"
     note = "What takes most of the fullest rank's memory, by the operation and the module that made it."
     yield _section(title, note, _table(("class", "bytes#", "tensors#", "made by", "in"), held))
+    if outcome.savings:
+        note = (
+            "What of it is cheapest to do without, each line alone: computed again in backward, or moved to the host."
+        )
+        columns = ("bytes#", "tensors#", "computed again in#", "or moved in#", "made by", "in")
+        yield _section("What it could do without", note, _table(columns, [*map(saving_cells, outcome.savings)]))
 
 
 def _peak_cells(rank: RankMemory) -> _Cells:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from meshwright.report.dry_run_memory import largest_table, rank_memory_table, savings_table, shown_ranks
 from meshwright.report.part_words import NO_AXIS, PART_WORDS
 from meshwright.report.waterfall import MFU_MEANS, percent, plain_table
 from meshwright.spec.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
@@ -16,9 +16,7 @@ from meshwright.spec.layout_text import layout_text
 from meshwright.spec.step_parts import StepParts
 from meshwright.units import format_bytes, format_count, format_duration
 
-Row = TypeVar("Row")
-
-_MOST_RANKS, _MOST_ROWS = 16, 10
+_MOST_ROWS = 10
 _LEAST_SHARE = 0.0005
 """Of the step: what takes less is not worth a line."""
 
@@ -38,8 +36,13 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
         yield ""
         yield from _speed(run, run.outcome)
         yield ""
-        yield _memory_table(run, run.outcome)
-        tables = [_largest_table(run.outcome), _exposed_table(run.outcome), _collective_table(run.outcome)]
+        yield rank_memory_table(run, run.outcome)
+        tables = [
+            largest_table(run.outcome),
+            savings_table(run.outcome),
+            _exposed_table(run.outcome),
+            _collective_table(run.outcome),
+        ]
         tables += [_rank_table(run.outcome), _padding_table(run.padding)]
     for table in tables:
         if table.row_count:
@@ -84,6 +87,8 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
     for fix in outcome.fixes:
         table.add_row(f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
     yield table
+    if any("activation_checkpoint" in fix.change for fix in outcome.fixes):
+        yield '[dim]layout.activation_checkpoint = "auto" takes of it as little as the traced step needs[/]'
 
 
 def misfit_words(rank: RankMemory, run: DryRun) -> str:
@@ -139,41 +144,6 @@ def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
         yield f"[dim]{MFU_MEANS}.[/]"
 
 
-def _memory_table(run: DryRun, outcome: Outcome) -> Table:
-    table = plain_table()
-    for header in ("memory", "ranks", "allocated", "reserved", "free", "peak in", "module", "mostly"):
-        is_number = header in ("ranks", "allocated", "reserved", "free")
-        table.add_column(header, justify="right" if is_number else "left", overflow="fold")
-    for rank in _shown(outcome.memory):
-        left = run.usable_memory_bytes - rank.reserved_bytes
-        free = format_bytes(left) if left >= 0 else f"[red]-{format_bytes(-left)}"
-        most = sorted(rank.by_role, key=lambda role: -rank.by_role[role])[:2]
-        table.add_row(
-            f"rank {rank.rank}, pp {rank.pipeline_rank}"
-            if run.layout is not None and run.layout.pp > 1
-            else f"rank {rank.rank}",
-            f"{rank.num_ranks:,}",
-            format_bytes(rank.allocated_bytes),
-            format_bytes(rank.reserved_bytes),
-            free,
-            rank.phase,
-            escape(rank.scope) or "-",
-            ", ".join(f"{role.replace('_', ' ')} {format_bytes(rank.by_role[role])}" for role in most),
-        )
-    return table
-
-
-def _largest_table(outcome: Outcome) -> Table:
-    """Return what the fullest rank holds at its peak."""
-    table, fullest = plain_table(), outcome.fullest
-    for header in (f"rank {fullest.rank} at its peak", "bytes", "tensors", "made by", "in"):
-        table.add_column(header, justify="right" if header in ("bytes", "tensors") else "left", overflow="fold")
-    for live in fullest.largest:
-        cells = (format_bytes(live.num_bytes), f"{live.count:,}", live.op, escape(live.scope))
-        table.add_row(live.role.replace("_", " "), *cells)
-    return table
-
-
 def _exposed_table(outcome: Outcome) -> Table:
     table = plain_table()
     for header in ("exposed", "of the step", "hidden", "axis", "collective", "times", "in", "module"):
@@ -226,7 +196,7 @@ def _rank_table(outcome: Outcome) -> Table:
     table = plain_table()
     for header in ("rank", "pp", "computes", "exposed", "bubble", "optimizer", "host"):
         table.add_column(header, justify="right")
-    for rank in _shown(outcome.ranks):
+    for rank in shown_ranks(outcome.ranks):
         seconds = rank_seconds(rank.parts)
         table.add_row(f"{rank.rank}", f"{rank.pipeline_rank}", *(percent(value / outcome.step_s) for value in seconds))
     return table
@@ -253,10 +223,3 @@ def _padding_table(padding: Padding | None) -> Table:
     table.caption = state
     table.caption_justify = "left"
     return table
-
-
-def _shown(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows; of many the first and the last."""
-    if len(rows) <= _MOST_RANKS:
-        return list(rows)
-    return [*rows[: _MOST_RANKS // 2], *rows[-_MOST_RANKS // 2 :]]

@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import Layout
+from meshwright.spec.liveness import SavedTensors
 from meshwright.spec.noun import Noun
 from meshwright.spec.plan import Fix
 from meshwright.spec.problem import Problem
@@ -137,6 +138,8 @@ class Outcome(Noun):
     """The same in the components of `parts`."""
     memory: Annotated[tuple[RankMemory, ...], Field(strict=False)]
     """Of each class of ranks, by rank."""
+    savings: Annotated[tuple[SavedTensors, ...], Field(strict=False)] = ()
+    """Of what the fullest rank holds, what is cheapest to do without, best first."""
     fixes: Annotated[tuple[Fix, ...], Field(strict=False)] = ()
     """Where a rank does not fit: changes of one key with which all do, cheapest first."""
     ranks: Annotated[tuple[RankTime, ...], Field(strict=False)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from meshwright.spec.noun import Noun
 
@@ -44,6 +44,27 @@ class Saving(Noun):
     def bytes_per_s(self) -> float:
         """Return the bytes that a second buys; infinite where a second look at other memory is all."""
         return self.tensor.num_bytes / self.seconds if self.seconds else float("inf")
+
+
+class SavedTensors(Noun):
+    """Activations that one line of the program made, there at the peak, and what doing without them costs."""
+
+    num_bytes: NonNegativeInt
+    """Of all of them together."""
+    count: PositiveInt
+    op: str
+    """The operation that made them."""
+    scope: str
+    """The module in whose code it did, with * for numbers where several did; "" outside of modules."""
+    again_s: NonNegativeFloat | None = None
+    """Seconds of the device for making all of them again; None where ranks would have to talk again."""
+    moved_s: NonNegativeFloat | None = None
+    """To the host's memory and back, if nothing hides it; None where that is the memory they are in."""
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Return the seconds of each way to do without them; what costs nothing is none of them."""
+        return tuple(seconds for seconds in (self.again_s, self.moved_s) if seconds)
 
 
 class Liveness(Noun):

@@ -94,6 +94,9 @@ class RecordingMode(TorchDispatchMode):
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         written = self._written_tensors(func, args, kwargs)
         found = collective_of(func, args)
+        if found is not None and found.kind == RecordKind.RECEIVE:
+            # Its schema does not say so.
+            written = {id(tensor) for tensor in inputs}
         # What other ranks bring to a collective is taken to be what this one does.
         if self._numbers and found is None:
             self._forget([*(tensor for tensor in inputs if id(tensor) in written), *outputs])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from meshwright.errors import UnsupportedError
+from meshwright.spec.device import Device
 from meshwright.spec.trace import Trace
 
 _TIMEOUT_S = 1800.0
@@ -20,6 +21,11 @@ _NUM_PROCESSES = 2
 
 DeviceType = Literal["simgpu", "cpu"]
 """What a step is traced on: an accelerator with streams, or a processor, where the host itself computes."""
+
+
+def device_type_of(device: Device) -> DeviceType:
+    """Return what a step for a device is traced on."""
+    return "cpu" if device.is_host else "simgpu"
 
 
 class Program(NamedTuple):

@@ -21,6 +21,7 @@ from meshwright.spec.schedule_csv import read_schedule
 from meshwright.spec.trace import NONE, Trace
 from meshwright.tracer.dry_run import trace_job
 from meshwright.tracer.stage_contents import blocks_of_stages
+from meshwright.tracer.trace import device_type_of
 
 _SHARE_OF_DEVICE = 0.95
 """Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""
@@ -29,18 +30,21 @@ _FLOPS_PER_BYTE = 100.0
 full, which is seldom close: what selective computes again moves bytes and multiplies nothing."""
 
 
-def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, overrides: Sequence[str]) -> Layout:
+def settle_checkpoints(
+    resolved: ResolvedJob, num_ranks: int, overrides: Sequence[str], device: Device | None = None
+) -> Layout:
     """Return the layout of a job of `num_ranks` ranks with what each block saves, as its traced step has memory for.
 
-    Raises InfeasibleLayout if nothing fits, and UnsupportedError for a model whose blocks only it knows.
+    `device` is in place of the job's own. Raises InfeasibleLayout if nothing fits, and UnsupportedError for a model
+    whose blocks only it knows.
     """
-    job = resolved.job
+    job, device = resolved.job, device or _device(resolved.job, num_ranks)
     layout = job.layout.resolve(num_ranks)
-    budget_bytes = job.layout.memory_budget_bytes or int(_SHARE_OF_DEVICE * _device(job, num_ranks).usable_memory_bytes)
+    budget_bytes = job.layout.memory_budget_bytes or int(_SHARE_OF_DEVICE * device.usable_memory_bytes)
 
     def measure(saves: Checkpoints) -> list[Need]:
-        changes = ["layout.activation_checkpoint=none", f"layout.activation_checkpoint_blocks={json.dumps(saves)}"]
-        traces = trace_job(str(resolved.path), [*overrides, *changes], num_ranks)
+        said = [*overrides, *checkpoint_keys(layout.replace(activation_checkpoint_blocks=saves))]
+        traces = trace_job(str(resolved.path), said, num_ranks, device=device_type_of(device))
         needs = {rank: _need(trace) for rank, trace in traces.traces.items()}
         size = num_ranks // layout.pp
         classes = [set(traces.class_of_rank[at : at + size].tolist()) for at in range(0, num_ranks, size)]
@@ -51,6 +55,14 @@ def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, overrides: Sequenc
     if len(set(saves)) == 1:
         return layout.replace(activation_checkpoint=saves[0])
     return layout.replace(activation_checkpoint="none", activation_checkpoint_blocks=saves)
+
+
+def checkpoint_keys(layout: Layout) -> tuple[str, ...]:
+    """Return what a job has to be told for its blocks to save what those of a layout do."""
+    blocks = layout.activation_checkpoint_blocks
+    if blocks is None:
+        return (f"layout.activation_checkpoint={layout.activation_checkpoint}",)
+    return ("layout.activation_checkpoint=none", f"layout.activation_checkpoint_blocks={json.dumps(blocks)}")
 
 
 def _need(trace: Trace) -> Need:

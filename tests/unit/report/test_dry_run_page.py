@@ -50,6 +50,9 @@ def test_the_page_tells_time_memory_communication_ranks_and_padding(timeline: Ti
         "layers.3.attention",
         "rank 0 at its peak",
         "layers.*.attention.query",
+        "rank 0 could do without",
+        "layers.*.ffn",
+        "250 ms",
         "allgather_base",
         "blocks.attention.key",
         "1.5 x",
@@ -65,6 +68,7 @@ def test_ranks_that_do_not_fit_come_first_with_what_would_make_them(timeline: Ti
     assert text.index("out of memory") < text.index("where the step goes")
     assert "rank 0 (and 1 alike) needs 29.1 GiB: 9.1" in text
     assert "layout.activation_checkpoint=selective" in text
+    assert 'layout.activation_checkpoint = "auto"' in text
 
 
 def test_a_step_that_would_not_end_has_no_times_and_says_why() -> None:
@@ -111,7 +115,15 @@ def test_html_is_one_file_with_every_section(timeline: Timeline, tmp_path: Path)
     write_html(dry_run_of(timeline), timeline, tmp_path / "report.html")
     page = read(tmp_path / "report.html")
     assert page.loaded == []
-    for title in ("Where the step goes", "Ranks", "Streams of a rank", "Memory", "Exposed communication", "Padding"):
+    for title in (
+        "Where the step goes",
+        "Ranks",
+        "Streams of a rank",
+        "Memory",
+        "What it could do without",
+        "Exposed communication",
+        "Padding",
+    ):
         assert title in page.text
     assert "examples/<job>.toml" in page.text
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
