@@ -38,7 +38,7 @@ LONG = {
     "fsdp, bfloat16": (*SMALL, "layout.dp_shard=2", "precision.compute=bfloat16"),
     "fsdp, not clipped": (*SMALL, "layout.dp_shard=2", "optimizer.max_grad_norm=0"),
     "replicas": (*SMALL, "layout.dp_replicate=2"),
-    "replicas of shards": (*SMALL, "layout.dp_replicate=2", "layout.dp_shard=2"),
+    "replicas of shards": (*SMALL, "layout.dp_replicate=2", "layout.dp_shard=2", "layout.microbatch_size=1"),
     "tp, recomputed": (*SMALL, "layout.tp=2", "layout.activation_checkpoint=selective"),
     "tp and fsdp": (*SMALL, "layout.tp=2", "layout.dp_shard=2"),
     "pp, recomputed": (*SMALL, "layout.pp=2", "layout.activation_checkpoint=selective"),
