@@ -16,6 +16,7 @@ from meshwright.cost.case import Cases, Setting
 from meshwright.cost.footprint import footprint
 from meshwright.cost.footprint_constants import WORKSPACE_BYTES
 from meshwright.cost.layout_table import layout_table
+from meshwright.cost.stacks import load_stack
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
@@ -27,7 +28,6 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.schedule import build_schedule
 from meshwright.spec.sections import OptimizerSection, PrecisionSection
-from meshwright.spec.stack import Stack
 from meshwright.spec.workload import Workload
 from meshwright.trainer.optimizer import build_optimizer
 from run_ranks import run_ranks
@@ -124,7 +124,7 @@ def _predicted_bytes(case: Case) -> float:
         model_spec(LlamaArchitecture(**SIZES | sizes)),
         Workload(seq_len=SEQ_LEN, global_batch_size=num_microbatches * layout.microbatch_size),
         load_cluster("h100-ib400"),
-        Stack(name="ours", title="ours", kernels="eager"),
+        load_stack("meshwright"),
     )
     # The CPU has no library that wants a workspace.
     return float(footprint(Cases.of_one(setting, layout_table([layout]))).allocated_bytes[0]) - WORKSPACE_BYTES

@@ -1,15 +1,20 @@
 """Communication: what tensor, context, expert and pipeline parallelism add to a block, in exposed seconds.
 
-    tp   gathers and scatters of the residual stream: 2 of each forward, and one gather more backward; without sequence
-         parallelism 2 all-reduces each way
+    tp   gathers and scatters of the residual stream: 2 of each forward and backward, one more where the embedding
+         ends and the head begins; without sequence parallelism all-reduces in their place
     cp   keys and values from the other ranks: gathered (exposed), or round a ring (what attention does not hide), or
-         four all-to-alls (ulysses); backward twice as much
+         two all-to-alls (ulysses); backward their gradients come back, round a ring in float32 and one step further
     ep   tokens to their experts and back, both ways forward and backward
     pp   one send of the residual stream forward and one backward for each microbatch and chunk
 
+Stacks that keep a part of what they gathered (Stack.gathers_again) gather keys again in backward, and the residual
+stream before each of a block's two gradients of weights; half of this hides behind the gradient of the input, so that
+it counts as one. Their rings pass gradients on in the activations' format.
+
 Sources: Korthikanti et al. 2022 (arXiv:2205.05198) for tp with sequence parallelism, Llama 3 (arXiv:2407.21783, 3.3.2)
 for gathered keys, Jacobs et al. 2023 (arXiv:2309.14509) for ulysses. Where a stack overlaps, a fitted share stays
-exposed. Ignored: contention between axes.
+exposed. Ignored: contention between axes; what is a few bytes a token or less (sums of a loss over the vocabulary, how
+many tokens go where).
 """
 
 from __future__ import annotations
@@ -27,9 +32,11 @@ from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import group_of
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.point_to_point import send_s
-from meshwright.cost.work import Work
+from meshwright.cost.work import FIRST, Work
 
 Index = NDArray[np.int64]
+
+_FLOAT32_BYTES = 4.0
 
 
 def communication_of(cases: Cases, work: Work) -> Communication:
@@ -46,6 +53,8 @@ def communication_of(cases: Cases, work: Work) -> Communication:
         overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
         overlaps_ep=is_set("ep_overlap"),
         overlaps_sends=is_set("p2p_overlap"),
+        gathers_again=is_set("gathers_again"),
+        gathers_routed_tokens=is_set("gathers_routed_tokens"),
         gathers_low=cases.each(lambda s: float(s.gathers_low)) > 0,
         is_deduplicated=cases.each(lambda s: float(s.stack.dispatcher == "fused")) > 0,
     )
@@ -62,21 +71,26 @@ class Communication:
     overlaps_tp: NDArray[np.bool_]
     overlaps_ep: NDArray[np.bool_]
     overlaps_sends: NDArray[np.bool_]
+    gathers_again: NDArray[np.bool_]
+    gathers_routed_tokens: NDArray[np.bool_]
     gathers_low: NDArray[np.bool_]
     """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
     is_deduplicated: NDArray[np.bool_]
 
     def tensor(self, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
-        """Return tp's exposed seconds of one block, forward and backward."""
+        """Return tp's exposed seconds of one block, or of what stands before or after them, forward and backward."""
         owners = self.work.owners
+        # No matmul comes before the embedding's.
+        has_matmuls = owners.kind[owner] != FIRST
         group = group_of(1, self.layouts.tp, fabric)
         element_bytes = self.element_bytes * np.where(self.gathers_low, 0.75, 1.0)
         num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
         # As many gathers as scatters, which take as long unless somebody timed them.
         pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
-        one = 0.5 * pair * np.where(self.overlaps_tp, c["tp_exposed"], 1.0)
+        one = 0.5 * pair * np.where(self.overlaps_tp & has_matmuls, c["tp_exposed"], 1.0)
         count = owners.num_tp_collectives[owner]
-        return one * count, one * count * np.where(self.has_sequence_parallel, 1.25, 1.0)
+        again = self.has_sequence_parallel & self.gathers_again & has_matmuls
+        return one * count, one * count * np.where(again, 1.25, 1.0)
 
     def context(
         self, owner: Index, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats
@@ -87,17 +101,22 @@ class Communication:
         group = group_of(layouts.tp, cp, fabric)
         local = owners.kv_elements[owner] * self.element_bytes
         gathered = all_gather_s(local * cp, group, fabric)
-        ring = (cp - 1) * send_s(local, group, fabric)
+        one = send_s(local, group, fabric)
+        wide = send_s(owners.kv_elements[owner] * _FLOAT32_BYTES, group, fabric)
+        ring = (cp - 1) * one
+        ring_back = ring + np.where(self.gathers_again, ring, cp * wide)
         # Heads x their width, which is not the residual stream's in every model.
-        queries = owners.attention_flops[owner] / (4 * owners.context[owner]) * self.element_bytes
-        swapped = all_to_all_s(2 * queries + local, group, fabric)
+        queries = owners.attention_flops[owner] / (4 * owners.context[owner])
+        swapped = all_to_all_s((2 * queries + owners.swapped_kv_elements[owner]) * self.element_bytes, group, fabric)
         is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
         is_swap = layouts.cp_method == CONTEXT_METHODS.index("ulysses")
-        hidden_f, hidden_b = 0.8 * attention_f, 0.8 * attention_b
-        ring_f = np.maximum(c["cp_exposed"] * ring, ring - hidden_f)
-        ring_b = np.maximum(c["cp_exposed"] * 2 * ring, 2 * ring - hidden_b)
+        ring_f, ring_b = (
+            np.maximum(c["cp_exposed"] * whole, whole - 0.8 * attention)
+            for whole, attention in ((ring, attention_f), (ring_back, attention_b))
+        )
         forward = np.where(is_ring, ring_f, np.where(is_swap, swapped, gathered))
-        backward = np.where(is_ring, ring_b, np.where(is_swap, swapped, 2 * gathered))
+        back = np.where(self.gathers_again, 2.0, 1.0) * gathered
+        backward = np.where(is_ring, ring_b, np.where(is_swap, swapped, back))
         has_attention = owners.attention_flops[owner] > 0
         return forward * has_attention, backward * has_attention
 
@@ -107,7 +126,8 @@ class Communication:
         copies = owners.routed_copies[owner]
         stride = np.where(layouts.etp > 1, layouts.tp, 1)
         group = group_of(stride, layouts.ep, fabric)
-        num_bytes = owners.tokens[owner] / layouts.tp * owners.width[owner] * self.element_bytes
+        senders = np.where(self.gathers_routed_tokens, layouts.tp, layouts.tp / layouts.etp)
+        num_bytes = owners.tokens[owner] / senders * owners.width[owner] * self.element_bytes
         routing = Routing(np.maximum(copies, 1), self.is_deduplicated)
         one = token_exchange_s(num_bytes, routing, group, fabric)
         one = one * np.where(copies > 0, 1.0, 0.0) * np.where(self.overlaps_ep, c["ep_exposed"], 1.0)

@@ -3,11 +3,13 @@
     FSDP     each block: exposed = max(block, communication) - block + slowdown x the shorter of the two;
              forward gathers, backward gathers again (if resharded) and scatters; the ends of the step are exposed
     ZeRO-1   gradients scattered and parameters gathered once a step, hidden behind the last microbatch but for a share
-    HSDP     one all-reduce of a block's gradient shard over the replicas besides
+    HSDP     one all-reduce of each gradient shard over the replicas besides
+    tp       gradients of what its ranks all hold whole (norms, routers) are summed over them once a step, since each
+             has seen its part of the sequence
 
 Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054), Galvatron (arXiv:2211.13878) for the slowdown. Kept
 parameters, and gradients that add up over microbatches, travel once a step. Ignored: dim-0 padding of shards; prefetch
-of more than one block.
+of more than one block; copies on groups of n ranks (reshard_after_forward = n), gathered as from all of them.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class DataParallel:
     dense_parameters: Floats
     """Of the fullest rank, before data-parallel ranks share them."""
     expert_parameters: Floats
+    replicated_parameters: Floats
+    """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
     updated: Floats
     """Parameters that one rank updates."""
     num_microbatches: Floats
@@ -60,8 +64,11 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         total = np.bincount(owners.key[mask], (values * owners.count)[mask], minlength=len(work.setting))
         return np.asarray(total[work.key_of_case])
 
-    ends = per_key(owners.dense_parameters, ~is_block)
-    dense = per_key(owners.dense_parameters, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
+    def of_rank(values: Floats) -> Floats:
+        ends = per_key(values, ~is_block)
+        return per_key(values, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
+
+    dense = of_rank(owners.dense_parameters)
     experts = per_key(owners.expert_parameters, is_block) / layouts.pp
     sharding = [setting.stack.sharding for setting in cases.settings]
     shards = np.array([name == "parameters" for name in sharding])[cases.setting]
@@ -80,6 +87,8 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         reduce_bytes=cases.each(lambda s: 4.0 if s.workload.gradient_dtype == "float32" else 2.0),
         dense_parameters=dense,
         expert_parameters=experts,
+        replicated_parameters=of_rank(owners.replicated_parameters)
+        * cases.each(lambda s: float(s.stack.sequence_parallel)),
         updated=updated,
         num_microbatches=cases.num_microbatches,
     )
@@ -122,13 +131,26 @@ def fsdp_exposed_s(
 
 def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants) -> Floats:
     """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
-    gradients once a step: at the ends of the step there is nothing to hide them behind.
+    gradients: at the ends of a pass there is nothing to hide them behind.
     """
     layouts, parameters = dp.layouts, dp.work.owners.dense_parameters[owner]
     group = group_of(layouts.tp, layouts.fsdp, fabric)
-    wide = np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
-    once = all_gather_s(parameters * dp.element_bytes, group, fabric) * (1 + wide)
-    return np.where(dp.shards_parameters, once / dp.num_microbatches, 0.0)
+    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
+    whole = all_gather_s(parameters * dp.element_bytes, group, fabric)
+    scatter = whole * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
+    scatter = scatter + all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
+    # Kept from forward to backward, but for one microbatch only if blocks are freed.
+    gathers = np.where(layouts.is_resharded, 1.0, 1.0 / dp.num_microbatches)
+    reduces = np.where(dp.reduces_once, 1.0 / dp.num_microbatches, 1.0)
+    return np.where(dp.shards_parameters, gathers * whole + reduces * scatter, 0.0)
+
+
+def replicated_sums_s(dp: DataParallel, fabric: Fabric) -> Floats:
+    """Return the seconds, once a step, of summing over tp the gradients of what all of its ranks hold whole."""
+    layouts = dp.layouts
+    shard = dp.replicated_parameters / np.where(dp.shards_parameters, layouts.fsdp, 1)
+    group = group_of(1, layouts.tp, fabric)
+    return np.where(shard > 0, all_reduce_s(shard * dp.reduce_bytes, group, fabric), 0.0)
 
 
 def exposed_update_s(dp: DataParallel, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:

@@ -99,14 +99,17 @@ class Memory:
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
             ),
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none")),
-            logits_bytes=logits * self._select(self._loss_bytes) * self.element_bytes / 2,
+            logits_bytes=logits * self._loss_bytes() * self.element_bytes / 2,
         )
 
-    def _loss_bytes(self, formats: Formats) -> float:
-        # Compiled blocks leave the loss as it is.
-        if self.setting.stack.joins_loss:
-            return LOSS_BYTES["joined"]
-        return LOSS_BYTES["fused" if formats.kernels == "fused" else "eager"]
+    def _loss_bytes(self) -> Floats:
+        """Return the bytes of a logit at the peak of the loss, which compiled blocks leave as it is."""
+        stack, tp = self.setting.stack, self.layouts.tp
+        if stack.joins_loss:
+            return LOSS_BYTES["joined"] + np.zeros(len(tp))
+        if stack.kernels == "fused" or stack.keeps_logits:
+            return LOSS_BYTES["fused" if stack.kernels == "fused" else "eager"] + np.zeros(len(tp))
+        return np.where(tp > 1, LOSS_BYTES["freed over tp"], LOSS_BYTES["freed"])
 
     def _bytes(self, parts_of: Callable[[Formats], Bytes]) -> Floats:
         """Return this rank's bytes of one microbatch."""
@@ -118,21 +121,14 @@ class Memory:
             total = np.where(chosen, whole, total)
         return total * self.tokens
 
-    def _select(self, value_of: Callable[[Formats], float]) -> Floats:
-        total = np.zeros(len(self.layouts))
-        for formats, chosen in self._by_kernels.values():
-            total = np.where(chosen, value_of(formats), total)
-        return total
-
     def _shares(self) -> dict[Split, Floats]:
         """Return the share of a tensor that a rank holds, by how tp ranks divide it."""
         tp, cp, stack = self.layouts.tp, self.layouts.cp, self.setting.stack
         whole, part = np.ones(len(self.layouts)), 1 / tp
         stream = part if stack.sequence_parallel else whole
-        # Fused stacks gather the input of a matmul again in backward.
-        gathered = stream if stack.kernels == "fused" else whole
-        # Theirs pass keys on in backward as they did in forward, and know the mask.
-        gathers_keys = (self.layouts.cp_method == _ALL_GATHER) & (cp > 1) & (stack.kernels != "fused")
+        gathered = stream if stack.gathers_again else whole
+        # Those who do so for keys, too, know the mask.
+        gathers_keys = (self.layouts.cp_method == _ALL_GATHER) & (cp > 1) & (not stack.gathers_again)
         return {
             "stream": stream,
             "gathered": gathered,

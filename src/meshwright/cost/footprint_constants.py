@@ -12,9 +12,11 @@ SMI_BYTES = 8.5 * 2**30
 """What nvidia-smi shows besides reserved bytes, context and the first communicator. Fitted on the 37 published runs
 that tell it, all of one trainer (Megatron-DeepSpeed): expect another of other trainers."""
 
-LOSS_BYTES = {"eager": 14.0, "fused": 8.0, "joined": 4.0}
+LOSS_BYTES = {"eager": 14.0, "freed": 12.0, "freed over tp": 10.0, "fused": 8.0, "joined": 4.0}
 """Bytes of one logit in a 16-bit workload at the peak of the loss, by how it is computed.
 
-eager: the logit (2), its float32 log-softmax (4), the gradient of that (4) and of the logit in float32 (4). fused: the
-logit, its float32 softmax in place of a copy, the gradient in 16 bits. joined: the logit and its gradient.
+eager: the logit (2), its float32 log-softmax (4), the gradient of that (4) and of the logit in float32 (4). freed: the
+same without the logit. freed over tp, our own: the logit, it in float32 and its exponentials; then these, the gradient
+in float32, and in 16 bits. fused: the logit, its float32 softmax in place of a copy, the gradient in 16 bits. joined:
+the logit and its gradient.
 """

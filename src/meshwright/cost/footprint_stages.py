@@ -16,16 +16,13 @@ In flight at most, as chunks (a stage's share of one microbatch), n microbatches
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats, Setting
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.layout import SCHEDULES, V_SCHEDULES
-from meshwright.spec.model_spec import ModelSpec
-from meshwright.spec.stage_split import block_costs, split_stages
+from meshwright.spec.stage_split import best_boundaries
 
 Ints = NDArray[np.int64]
 
@@ -50,16 +47,11 @@ def _cuts(setting: Setting, num_stages: int) -> tuple[int, ...]:
     num_blocks = sum(group.count for group in setting.model.groups[1:-1])
     # A model of too few blocks for balance is none that anyone runs, and has an answer all the same.
     if setting.stack.stages == "balanced" and num_stages <= num_blocks + 2:
-        return (0, *_balanced_cuts(setting.model, setting.workload.seq_len, num_stages), num_blocks)
+        return (0, *best_boundaries(setting.model, setting.workload.seq_len, num_stages), num_blocks)
     counts_ends = num_blocks % num_stages != 0 and (num_blocks + 2) % num_stages == 0
     small, extra = divmod(num_blocks + 2 * counts_ends, num_stages)
     firsts = [stage * small + min(stage, extra) - counts_ends for stage in range(num_stages + 1)]
     return tuple(min(max(first, 0), num_blocks) for first in firsts)
-
-
-@lru_cache(maxsize=1024)
-def _balanced_cuts(model: ModelSpec, seq_len: int, num_stages: int) -> tuple[int, ...]:
-    return split_stages(*block_costs(model, seq_len), num_stages)
 
 
 def stages_of_rank(layouts: LayoutTable, pp_rank: Ints) -> Ints:

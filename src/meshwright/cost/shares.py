@@ -17,3 +17,4 @@ class Shares:
         self.tokens_between = self.tokens / keys.tp if setting.stack.sequence_parallel else self.tokens
         self.fuses = setting.stack.kernels == "fused"
         self.gathers_low = setting.gathers_low
+        self.gathers_routed_tokens = setting.stack.gathers_routed_tokens

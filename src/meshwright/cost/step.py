@@ -25,6 +25,7 @@ from meshwright.cost.data_parallel import (
     ends_exposed_s,
     exposed_update_s,
     fsdp_exposed_s,
+    replicated_sums_s,
 )
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.measured_op import measured_update_s
@@ -233,7 +234,7 @@ class StepPricer:
             memory_s=steady.memory,
             host_s=steady.host + fixed,
             recompute_s=steady.recompute,
-            tp_s=steady.tp,
+            tp_s=steady.tp + replicated_sums_s(self.parallel, fabric),
             cp_s=steady.cp,
             ep_s=steady.ep,
             dp_s=steady.dp + update,

@@ -56,6 +56,8 @@ class Owners:
     """Elements of the whole matrix of scores, masked ones included."""
     kv_elements: Floats
     """Elements of the keys and values of this rank's part of the sequence."""
+    swapped_kv_elements: Floats
+    """The same with heads repeated until cp ranks get equally many, as ulysses needs them."""
     memory_elements: Floats
     """Elements that memory-bound ops of the forward pass read and write."""
     biased_elements: Floats
@@ -68,11 +70,13 @@ class Owners:
     """Share in every second one."""
     num_ops: Floats
     num_tp_collectives: Floats
-    """All-gathers and reduce-scatters of the residual stream in the forward pass."""
+    """All-gathers and reduce-scatters of the residual stream in the forward pass; as many undo them in backward."""
     routed_copies: Floats
     """Experts that each token goes to; 0 in a dense block."""
     dense_parameters: Floats
     """Parameters that data-parallel ranks share, on this rank before they are sharded."""
+    replicated_parameters: Floats
+    """Those of them that tp does not divide."""
     expert_parameters: Floats
     """The same of experts."""
 
@@ -136,7 +140,7 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
     core = cores[0] if cores else None
     tokens, zero = shares.tokens, np.zeros_like(shares.tokens)
     heads = 0.0 if core is None else core.num_heads / shares.tp
-    kv_heads = 0.0 if core is None else np.maximum(core.num_kv_heads / shares.tp, 1)
+    kv_heads = zero if core is None else np.maximum(core.num_kv_heads / shares.tp, 1)
     head_width = 0.0 if core is None else (core.head_dim + core.value_head_dim) / 2
     context = 1.0 if core is None else core.mean_context(shares.seq_len)
     values = {
@@ -149,6 +153,7 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "head_width": zero + head_width,
         "score_elements": tokens * heads * shares.seq_len,
         "kv_elements": 2 * tokens * kv_heads * head_width,
+        "swapped_kv_elements": 2 * tokens * np.lcm(kv_heads.astype(np.int64), shares.cp) * head_width,
         "memory_elements": zero + sum(moved_elements(op, shares) for op in group.ops if not op.name.endswith("bias")),
         "biased_elements": zero + sum(moved_elements(op, shares) for op in group.ops if op.name.endswith("bias")),
         "loss_elements": zero + sum(tokens * op.vocab_size / shares.tp for op in group.ops if isinstance(op, Head)),
@@ -158,6 +163,7 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "num_tp_collectives": zero + _num_tp_collectives(group, shares),
         "routed_copies": zero + (max(routed) if routed else 0),
         "dense_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops),
+        "replicated_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
     }
     values["expert_parameters"] = values["expert_parameters"] / (shares.ep * shares.etp)
@@ -172,17 +178,26 @@ def _width(group: BlockGroup) -> float:
 def _dense_parameters(op: Op, shares: Shares) -> Floats:
     if isinstance(op, GroupedMatmul):
         return np.zeros_like(shares.tokens)
-    is_split = isinstance(op, Embedding | Head) or (isinstance(op, Matmul) and op.tensor_split != "none")
-    return op.num_parameters / (shares.tp if is_split else np.ones_like(shares.tokens))
+    return op.num_parameters / (shares.tp if _is_split(op) else np.ones_like(shares.tokens))
+
+
+def _is_split(op: Op) -> bool:
+    """Return whether tp ranks divide the parameters of `op`."""
+    return isinstance(op, Embedding | Head) or (isinstance(op, Matmul) and op.tensor_split != "none")
 
 
 def _num_tp_collectives(group: BlockGroup, shares: Shares) -> Floats:
-    """Return 2 for each pair of column and row matmuls, where tp > 1: attention, a dense ffn, shared experts."""
-    num_rows = float(sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops))
-    num_rows += sum(isinstance(op, Head) for op in group.ops) * 0.5
-    # Split experts gather and scatter each token's copies.
+    """Return 2 for each pair of column and row matmuls, where tp > 1: attention, a dense ffn, shared experts.
+
+    An embedding scatters what it has looked up, the head gathers what it reads.
+    """
+    num_pairs = float(sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops))
+    num_pairs += 0.5 * any(isinstance(op, Embedding | Head) for op in group.ops)
     copies = max((op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
-    return np.where(shares.tp > 1, 2.0 * num_rows + np.where(shares.etp > 1, 2.0 * copies, 0.0), 0.0)
+    # Split experts gather and scatter each token's copies, or, beside shared ones, the tokens before they are routed.
+    is_shared = any(isinstance(op, Matmul) and op.name == "ffn.shared.down" for op in group.ops)
+    more = copies if shares.gathers_routed_tokens else float(copies > 0 and not is_shared)
+    return np.where(shares.tp > 1, 2 * num_pairs + np.where(shares.etp > 1, 2.0 * more, 0.0), 0.0)
 
 
 def moved_elements(op: Op, shares: Shares) -> Floats:

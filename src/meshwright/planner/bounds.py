@@ -2,8 +2,9 @@
 
     bound = a step without bubble and sends, of the least recomputation and the fastest method of cp
 
-Ways to spend memory are what is computed again and whether gathered parameters are freed. One that does not fit with
-the schedule that holds fewest microbatches fits with none, and is left out.
+Ways to spend memory are what is computed again and whether gathered parameters are freed. One that fits with none of
+the schedules that may be the leanest is left out: 1F1B, and those whose ranks hold several smaller stages, since cuts
+between blocks then fall more evenly.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from meshwright.planner.menu import Menu
 from meshwright.planner.price import time_steps, weigh
 from meshwright.planner.question import Question
 from meshwright.planner.rules import splits_model
-from meshwright.planner.space import with_ways
+from meshwright.planner.space import vary, with_ways
 from meshwright.spec.layout import SCHEDULES
 
 _SLACK = 0.05
 """Share of the memory by which choices that are not varied here may still be leaner."""
+_LEAN = ("ZBVZeroBubble", "Interleaved1F1B")
+"""Schedules of several stages on each rank that hold no more than others of theirs."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Bounds:
 
 def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
     """Return the bounds of each split and each way that may fit; none at all for a split that cannot."""
-    candidates = candidates.take(_may_fit(leanest(candidates, menu), question))
+    candidates = candidates.take(_may_fit(leanest(candidates, menu), question, menu))
     # An exchange of keys takes as long whatever is kept, but for what is done again.
     gains_s = _gain_of_cp_method_s(_fastest(candidates, menu), question, menu)
     layouts = with_ways(candidates, menu)
@@ -46,10 +49,10 @@ def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds
     columns = {"activation_checkpoint": layouts.activation_checkpoint, "is_resharded": layouts.is_resharded}
     lean = leanest(layouts, menu, **columns)
     every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
-    fits = _may_fit(lean, question)
+    fits = _may_fit(lean, question, menu)
     # What is computed again is held beside what is kept: fewer such blocks can be leaner than more.
     rows = np.flatnonzero(~fits & (layouts.activation_checkpoint > 0))
-    fits[rows] = _may_fit(_with_columns(lean, {"activation_checkpoint_every": every}).take(rows), question)
+    fits[rows] = _may_fit(_with_columns(lean, {"activation_checkpoint_every": every}).take(rows), question, menu)
     layouts, every = layouts.take(fits), every[fits]
     fastest = _with_columns(_fastest(layouts, menu), {"activation_checkpoint_every": every})
     return Bounds(layouts, _without_waiting_s(fastest, question) - gains_s[fits])
@@ -61,7 +64,7 @@ def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:
     gathers = candidates.cp_method == CONTEXT_METHODS.index("all-gather")
     is_ring = gathers & ("ring" in menu.cp_method)
     columns = {
-        # No schedule holds fewer microbatches on any rank, even where there are too few for this one to run.
+        # No schedule of one stage a rank holds less, even where there are too few microbatches for this one to run.
         "schedule": SCHEDULES.index("1F1B"),
         "stages_per_rank": 1,
         "cp_method": np.where(is_ring, CONTEXT_METHODS.index("ring"), candidates.cp_method),
@@ -111,7 +114,18 @@ def _without_waiting_s(table: LayoutTable, question: Question) -> Floats:
     return np.asarray(step.total_s - step.bubble_s - step.pp_s)
 
 
-def _may_fit(candidates: LayoutTable, question: Question) -> Bools:
+def _may_fit(candidates: LayoutTable, question: Question, menu: Menu) -> Bools:
+    fits = _has_room(candidates, question)
+    rows = np.flatnonzero(~fits & (candidates.pp > 1))
+    pipelines = [pipeline for pipeline in menu.pipelines if pipeline[0] in _LEAN]
+    if len(rows) and pipelines:
+        schedules, numbers = zip(*pipelines, strict=True)
+        others = vary(candidates.take(rows), {"schedule": schedules, "stages_per_rank": numbers})
+        fits[rows] = _has_room(others, question).reshape(len(rows), len(pipelines)).any(axis=1)
+    return fits
+
+
+def _has_room(candidates: LayoutTable, question: Question) -> Bools:
     _, headroom = weigh(candidates, question)
     return np.asarray(headroom >= -_SLACK * question.cluster.device.usable_memory_bytes)
 

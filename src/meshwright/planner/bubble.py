@@ -27,7 +27,7 @@ from meshwright.spec.estimate import StepTime
 from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.model_spec import ModelSpec
 from meshwright.spec.schedule_orders import order_of_rank
-from meshwright.spec.stage_split import block_costs, stage_boundaries
+from meshwright.spec.stage_split import best_boundaries, block_costs
 
 _OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
 _RECOMPUTED_STEPS = 20
@@ -58,7 +58,7 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
     num_sends = 2 * (number * layout.stages_per_rank + layout.pp - 1)
     boundaries = layout.stage_boundaries
     if boundaries is None:
-        boundaries = _boundaries(layout.num_stages, question.setting.model, question.workload.seq_len)
+        boundaries = best_boundaries(question.setting.model, question.workload.seq_len, layout.num_stages)
     played = played_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, question.setting.model, question.workload.seq_len),
@@ -147,16 +147,11 @@ def _excess(
     pp: int, stages_per_rank: int, is_v: bool, boundaries: tuple[int, ...] | None, model: ModelSpec, seq_len: int
 ) -> float:
     if boundaries is None:
-        boundaries = _boundaries(pp * stages_per_rank, model, seq_len)
+        boundaries = best_boundaries(model, seq_len, pp * stages_per_rank)
     shares = np.array(_shares(boundaries, model, seq_len)).reshape(stages_per_rank, pp)
     if is_v:
         shares[1] = shares[1, ::-1]
     return float(shares.sum(axis=0).max() * pp - 1)
-
-
-@lru_cache(maxsize=64)
-def _boundaries(num_stages: int, model: ModelSpec, seq_len: int) -> tuple[int, ...]:
-    return stage_boundaries(Layout(pp=num_stages), model, seq_len)
 
 
 @lru_cache(maxsize=1024)

@@ -57,6 +57,8 @@ class Stack(Noun):
     """Whether backward adds to that gradient itself; else a microbatch's own gradients stand beside it."""
     joins_loss: bool = False
     """Whether the loss is one kernel, or compiled to few, and so never holds its logits in float32."""
+    keeps_logits: bool = True
+    """Whether the logits that the model returned are still there while backward makes their gradient."""
     low_precision_gather: bool = False
     """Whether parameters of low-precision matmuls are gathered in that precision."""
     selective: Literal["matmul-outputs", "half-of-matmul-outputs", "core-attention"] = "matmul-outputs"
@@ -81,3 +83,17 @@ class Stack(Noun):
     """Measured runs that the three were fitted on; 0 leaves them at 1."""
     relative_error: NonNegativeFloat = 0.25
     """Half width of the interval that holds 80 % of its runs when they are left out of the fit."""
+
+    @property
+    def gathers_again(self) -> bool:
+        """Return whether backward gathers anew what tp and cp ranks gathered in forward, of which each keeps its part:
+        Megatron and Transformer Engine do. DTensor's modules and ours keep the whole.
+        """
+        return self.kernels == "fused"
+
+    @property
+    def gathers_routed_tokens(self) -> bool:
+        """Return whether ranks that share an expert's matmuls (etp) gather a token's copies where its experts are, as
+        Megatron does. torchtitan and ours gather tokens before they are routed, and each rank sends all of them.
+        """
+        return self.kernels == "fused"

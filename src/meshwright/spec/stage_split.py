@@ -27,7 +27,13 @@ def stage_boundaries(layout: Layout, model_spec: ModelSpec, seq_len: int) -> tup
     """
     if layout.stage_boundaries is not None:
         return layout.stage_boundaries
-    return split_stages(*block_costs(model_spec, seq_len), layout.num_stages)
+    return best_boundaries(model_spec, seq_len, layout.num_stages)
+
+
+@lru_cache(maxsize=1024)
+def best_boundaries(model_spec: ModelSpec, seq_len: int, num_stages: int) -> tuple[int, ...]:
+    """Return the first block of every stage but the first, as `split_stages` has them by FLOPs and bytes."""
+    return split_stages(*block_costs(model_spec, seq_len), num_stages)
 
 
 def block_costs(model_spec: ModelSpec, seq_len: int) -> tuple[list[int], list[int]]:
