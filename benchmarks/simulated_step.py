@@ -1,9 +1,9 @@
 """python -m benchmarks.simulated_step: is what `simulate` says of a traced step what `train` takes on this machine?
 
-Calibrates this machine (or takes what is in --catalogue), traces the step of each case for the device cpu, plays it on
-the calibrated cluster, trains each case for some steps with `meshwright train`, all cases in turn, and compares with
-the best run's median. No case has a shape that calibrate watches, and but for sharing (FSDP) no layout that it watches.
-Exit code 1 if the median error is more than 10 % or one is more than 20 %.
+Calibrates this machine (or takes what is in --catalogue), runs each case dry with `meshwright simulate` on the
+calibrated cluster, which also tells what the planner's formulas say, trains each case for some steps with `meshwright
+train`, all cases in turn, and compares with the best run's median. No case has a shape that calibrate watches, and but
+for sharing (FSDP) no layout that it watches. Exit code 1 if the median error is more than 10 % or one is more than 20 %.
 
 Expected, written before the first run of this script: median 8 %, worst 18 %. The seconds of threads (without waits) of
 the same cases had been seen by then, and in their view two choices were made: a line's start holds only a share of what
@@ -23,10 +23,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.calibrated_step import JOB, Shape, measured_s, run_meshwright
-from meshwright.hardware.catalogue import CATALOGUE_VARIABLE, load_cluster
-from meshwright.simulator.simulate import simulate
-from meshwright.tracer.dry_run import How, trace_job
+from benchmarks.calibrated_step import Shape, measured_s, run_meshwright
+from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
+from meshwright.spec.dry_run import DryRun, Outcome
+from meshwright.units import MiB
 
 MEDIAN_BAR, WORST_BAR = 0.10, 0.20
 _WIDER = ("model.source=llama-15m", "train.global_batch_size=8")
@@ -58,30 +58,43 @@ def main() -> int:
         if given.catalogue is None:
             run_meshwright("calibrate", "--device", "cpu", "--out", folder, "--seconds", f"{given.seconds:g}")
         # First, so that nobody can say it knew.
-        simulated_s = [_simulated_s(case) for case in CASES]
+        outcomes = [_outcome(case) for case in CASES]
         # All cases in turn, so that a busy minute does not meet all runs of one.
         rounds = [
             [measured_s(case, given.steps, Path(folder) / f"{run}-{index}") for index, case in enumerate(CASES)]
             for run in range(given.runs)
         ]
-    return _report(simulated_s, [min(times) for times in zip(*rounds, strict=True)])
+    return _report(outcomes, [min(times) for times in zip(*rounds, strict=True)])
 
 
-def _simulated_s(case: Shape) -> float:
-    cluster = load_cluster("cpu-local").with_num_devices(case.num_ranks)
-    traces = trace_job(JOB, case.overrides, case.num_ranks, device="cpu", how=How(mode="whole", use_cache=False))
-    step_s = simulate(traces, cluster, case.title).step_s
-    print(f"{case.title}: simulated {step_s * 1e3:.0f} ms", file=sys.stderr, flush=True)
-    return step_s
+def _outcome(case: Shape) -> Outcome:
+    text = run_meshwright("simulate", *case.words(), "--cluster", f"cpu-local:{case.num_ranks}", "--no-cache", "--json")
+    outcome = DryRun.from_json(text).outcome
+    assert outcome is not None
+    print(f"{case.title}: simulated {outcome.step_s * 1e3:.0f} ms", file=sys.stderr, flush=True)
+    return outcome
 
 
-def _report(simulated_s: list[float], measured: list[float]) -> int:
-    table = Table("case", "simulated, ms", "measured, ms", "off by")
-    errors = [expected / found - 1 for expected, found in zip(simulated_s, measured, strict=True)]
-    for case, expected, found, error in zip(CASES, simulated_s, measured, errors, strict=True):
-        table.add_row(case.title, f"{expected * 1e3:.0f}", f"{found * 1e3:.0f}", f"{error:+.1%}")
+def _report(outcomes: list[Outcome], measured: list[float]) -> int:
+    table = Table(
+        "case", "formula, ms", "off by", "simulated, ms", "off by", "measured, ms", "formula, MiB", "traced, MiB"
+    )
+    errors = [outcome.step_s / found - 1 for outcome, found in zip(outcomes, measured, strict=True)]
+    for case, outcome, found, error in zip(CASES, outcomes, measured, errors, strict=True):
+        assert outcome.expected is not None
+        formula_s = outcome.expected.step.total_s
+        table.add_row(
+            case.title,
+            f"{formula_s * 1e3:.0f}",
+            f"{formula_s / found - 1:+.1%}",
+            f"{outcome.step_s * 1e3:.0f}",
+            f"{error:+.1%}",
+            f"{found * 1e3:.0f}",
+            f"{outcome.expected.memory.allocated_bytes / MiB:.1f}",
+            f"{outcome.fullest.allocated_bytes / MiB:.1f}",
+        )
     median, worst = statistics.median(map(abs, errors)), max(map(abs, errors))
-    console = Console()
+    console = Console(width=140)
     console.print(table)
     console.print(f"median error {median:.1%} (bar {MEDIAN_BAR:.0%}), worst {worst:.1%} (bar {WORST_BAR:.0%})")
     console.print(f"load of the last minute: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores")
