@@ -1,10 +1,11 @@
 """Which kernel F.scaled_dot_product_attention takes on CUDA, and its call on the simulated accelerator.
 
 torch chooses in C++ that is built with CUDA only (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), by rules that
-are written here anew: the first of flash, memory-efficient and math that can do what is asked. They are those of GPUs
-of compute capability 8.0 and 9.0. Not followed: that torch prefers cuDNN's kernel on Hopper and datacenter Blackwell if
-the cuDNN that is installed is newer than 9.15, which no trace can know (its tensors are flash's, but it takes masks,
-too); limits of single cards (8.6, 8.9, 12.0 above 192 wide); nested tensors.
+are written here anew: the first of flash, cuDNN, memory-efficient and math that can do what is asked. They are those of
+compute capability 9.0 with a cuDNN newer than 9.15, of which torch asks cuDNN before flash: where both can, they make
+the same tensors, and the trace has flash. Not followed: older GPUs and libraries, where what is cuDNN's here (a mask
+with grouped heads) is left to matmuls; cuDNN's heads above 128 wide, but for keys of 192 with values of 128; nested
+tensors.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ _FLASH_WIDTHS = 8
 _MASK_ROWS = 8
 """Memory-efficient attention wants the rows of a mask to begin at multiples of this."""
 _WIDEST_FLASH = 256
+_WIDEST_CUDNN, _LATENT_WIDTHS = 128, (192, 128)
+_CUDNN_DROPOUTS = 16.0
+"""cuDNN drops whole sixteenths."""
 _EFFICIENT_IS_GROUPED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 """Whether memory-efficient attention takes fewer heads of keys than of queries."""
 
 
 _SWITCHES: dict[str, Callable[[], Any]] = {
     "flash": cuda.flash_sdp_enabled,
+    "cudnn": cuda.cudnn_sdp_enabled,
     "efficient": cuda.mem_efficient_sdp_enabled,
     "math": cuda.math_sdp_enabled,
 }
@@ -67,8 +72,11 @@ class Asked(NamedTuple):
 
 def cuda_kernel(asked: Asked) -> SDPBackend:
     """Return the kernel that CUDA would take; RuntimeError, as torch's own, where the allowed ones cannot do it."""
-    if _is_allowed("flash") and _is_plain(asked, takes_groups=True) and _flash_can(asked):
+    is_plain = _is_plain(asked, takes_groups=True)
+    if _is_allowed("flash") and is_plain and _flash_can(asked):
         return SDPBackend.FLASH_ATTENTION
+    if _is_allowed("cudnn") and is_plain and _cudnn_can(asked):
+        return SDPBackend.CUDNN_ATTENTION
     is_plain = _is_plain(asked, takes_groups=_EFFICIENT_IS_GROUPED)
     if _is_allowed("efficient") and is_plain and _efficient_can(asked):
         return SDPBackend.EFFICIENT_ATTENTION
@@ -105,6 +113,33 @@ def _flash_can(asked: Asked) -> bool:
     )
 
 
+def _cudnn_can(asked: Asked) -> bool:
+    query, key, value = asked.heads
+    widths = query.shape[-1], value.shape[-1]
+    return (
+        query.dtype in _HALF
+        and key.shape[-1] == query.shape[-1]
+        and (max(widths) <= _WIDEST_CUDNN or widths == _LATENT_WIDTHS)
+        and not any(width % _FLASH_WIDTHS for width in widths)
+        and (asked.dropout_p * _CUDNN_DROPOUTS).is_integer()
+        and key.shape[-2] > 1
+        and (asked.dropout_p == 0 or query.shape[-2] > 1)
+        and not torch.are_deterministic_algorithms_enabled()
+        and _cudnn_masks(asked)
+    )
+
+
+def _cudnn_masks(asked: Asked) -> bool:
+    mask = asked.attn_mask
+    if mask is None:
+        return True
+    rows, columns = asked.query.shape[-2], asked.key.shape[-2]
+    is_whole = mask.shape[-2] in (1, rows) and mask.shape[-1] in (1, columns) and mask.stride(-1) == 1
+    of_heads = zip(mask.shape[:-2], asked.query.shape[:2], strict=False)
+    is_of_heads = mask.dim() == 2 or (mask.dim() == 4 and all(size in (1, whole) for size, whole in of_heads))
+    return is_whole and is_of_heads and not mask.requires_grad
+
+
 def _efficient_can(asked: Asked) -> bool:
     query, key, value = asked.heads
     # 128 bits, which its kernels load at once.
@@ -129,6 +164,8 @@ def as_on_cuda(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
         kernel = SDPBackend.MATH if asked.query.device.type != NAME else cuda_kernel(asked)
         if kernel == SDPBackend.FLASH_ATTENTION:
             return _flash(asked)
+        if kernel == SDPBackend.CUDNN_ATTENTION:
+            return _cudnn(asked)
         return _efficient(asked) if kernel == SDPBackend.EFFICIENT_ATTENTION else attend(*args, **kwargs)
 
     return attended
@@ -144,6 +181,13 @@ def _flash(asked: Asked) -> Tensor:
     return result[..., :width] if missing else result
 
 
+def _cudnn(asked: Asked) -> Tensor:
+    cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+    mask, options = _added(asked), (asked.is_training, asked.dropout_p, asked.is_causal)
+    result: Tensor = cudnn(*asked.heads, mask, *options, scale=asked.scale)[0]
+    return result
+
+
 def _efficient(asked: Asked) -> Tensor:
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     mask, training = _added_mask(asked), asked.is_training
@@ -151,14 +195,20 @@ def _efficient(asked: Asked) -> Tensor:
     return result
 
 
-def _added_mask(asked: Asked) -> Tensor | None:
-    """Return what is added to the scores of all heads, in rows as the kernel wants them."""
+def _added(asked: Asked) -> Tensor | None:
+    """Return what is added to scores: a mask, or zero and minus infinity by what it lets through."""
     mask = asked.attn_mask
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero = torch.scalar_tensor(0.0, dtype=asked.query.dtype, device=mask.device)
+    return torch.where(mask, zero, float("-inf"))
+
+
+def _added_mask(asked: Asked) -> Tensor | None:
+    """Return what is added to the scores of all heads, in rows as memory-efficient attention wants them."""
+    mask = _added(asked)
     if mask is None:
         return None
-    if mask.dtype == torch.bool:
-        zero = torch.scalar_tensor(0.0, dtype=asked.query.dtype, device=mask.device)
-        mask = torch.where(mask.logical_not(), float("-inf"), zero)
     if any(stride % _MASK_ROWS for stride in mask.stride()[:-1]):
         width = mask.shape[-1]
         mask = F.pad(mask, (0, _MASK_ROWS - width % _MASK_ROWS))[..., :width]

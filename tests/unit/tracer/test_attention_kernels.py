@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshwright.tracer.attention_kernels import Asked, cuda_kernel
 
-FLASH, EFFICIENT, MATH = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+EFFICIENT, MATH = SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
 HALF = torch.bfloat16
 GROUPED_IN_FLOAT32 = EFFICIENT if torch.torch_version.TorchVersion(torch.__version__) >= (2, 14) else MATH
 """torch 2.14 taught memory-efficient attention to group heads; until then grouped heads in float32 get matmuls."""
@@ -43,10 +44,13 @@ def test_heads_that_begin_nowhere_near_128_bits_are_for_matmuls() -> None:
     assert kernel(head(width=34, dtype=torch.float32)) == MATH
 
 
-def test_values_of_another_width_are_for_the_efficient_kernel() -> None:
-    query, value = head(width=192), head(width=128)
-    assert kernel(query, query, value) == EFFICIENT
-    assert kernel(value, query, value) == MATH
+def test_values_of_another_width_are_for_cudnn_up_to_128() -> None:
+    query, value = head(width=64), head(width=32)
+    assert kernel(query, query, value) == CUDNN
+    assert kernel(query, value, value) == MATH
+    # Those of latent attention, and others that are as wide.
+    assert kernel(head(width=192), head(width=192), head(width=128)) == CUDNN
+    assert kernel(head(width=192), head(width=192), head(width=64)) == EFFICIENT
 
 
 def test_flash_and_the_efficient_kernel_drop_out() -> None:
@@ -55,8 +59,24 @@ def test_flash_and_the_efficient_kernel_drop_out() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, HALF])
-def test_a_mask_is_for_the_efficient_kernel(dtype: torch.dtype) -> None:
-    assert kernel(head(), attn_mask=torch.empty(64, 64, dtype=dtype, device="meta")) == EFFICIENT
+def test_a_mask_is_for_cudnn(dtype: torch.dtype) -> None:
+    mask, one = torch.empty(64, 64, dtype=dtype, device="meta"), head(2)
+    assert kernel(head(), attn_mask=mask) == CUDNN
+    assert kernel(head(), one, one, attn_mask=mask, enable_gqa=True) == CUDNN
+
+
+def test_a_mask_that_cudnn_does_not_take_is_for_the_efficient_kernel() -> None:
+    mask = torch.empty(64, 64, dtype=HALF, device="meta")
+    assert kernel(head(width=136), attn_mask=mask) == EFFICIENT
+    assert kernel(head(dtype=torch.float32), attn_mask=mask) == EFFICIENT
+    assert kernel(head(), attn_mask=mask.requires_grad_()) == EFFICIENT
+    assert kernel(head(), attn_mask=torch.empty(4, 64, 64, dtype=HALF, device="meta")) == EFFICIENT
+
+
+def test_cudnn_drops_sixteenths() -> None:
+    mask = torch.empty(64, 64, dtype=HALF, device="meta")
+    assert kernel(head(), attn_mask=mask, dropout_p=0.125) == CUDNN
+    assert kernel(head(), attn_mask=mask, dropout_p=0.1) == EFFICIENT
 
 
 def test_a_mask_whose_rows_are_not_in_one_piece_is_for_matmuls() -> None:
@@ -87,10 +107,12 @@ def test_heads_that_do_not_divide_are_for_matmuls() -> None:
     assert kernel(head(8), head(4), head(2), enable_gqa=True) == MATH
 
 
-def test_a_causal_mask_that_is_no_square_is_for_the_efficient_kernel() -> None:
+def test_a_causal_mask_that_is_no_square_is_not_for_flash() -> None:
     query, key = head(length=32), head(length=64)
     assert kernel(query, key, key) == FLASH
-    assert kernel(query, key, key, is_causal=True) == EFFICIENT
+    assert kernel(query, key, key, is_causal=True) == CUDNN
+    wide = head(length=32, width=256), head(length=64, width=256)
+    assert kernel(wide[0], wide[1], wide[1], is_causal=True) == EFFICIENT
 
 
 @pytest.mark.parametrize("query", [torch.empty(4, 64, 64, dtype=HALF, device="meta"), head(length=0), head(batch=1)])
