@@ -3,7 +3,7 @@
 Calibrates this machine (or takes what is in --catalogue), runs each case dry with `meshwright simulate` on the
 calibrated cluster, which also tells what the planner's formulas say, trains each case for some steps with `meshwright
 train`, all cases in turn, and compares with the best run's median. No case has a shape that calibrate watches, and but
-for sharing (FSDP) no layout that it watches. Exit code 1 if the median error is more than 10 % or one is more than 20 %.
+for sharing (FSDP) no layout that it watches. Exit code 1 if the median error is more than 10 % or one more than 20 %.
 
 Expected, written before the first run of this script: median 8 %, worst 18 %. The seconds of threads (without waits) of
 the same cases had been seen by then, and in their view two choices were made: a line's start holds only a share of what
