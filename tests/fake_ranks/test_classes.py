@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from meshwright.spec.layout import Layout
 from meshwright.spec.trace import Records, Signature, Storages, TensorShape, Trace, Traced, Uses
-from meshwright.tracer.classes import class_labels
+from meshwright.tracer.classes import class_labels, token_labels
 from meshwright.tracer.dry_run import How, trace_job
 
 JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
+MIXTURE = str(Path(__file__).parents[2] / "examples" / "tiny-moe.toml")
 NONE = np.zeros(0, np.int64)
 
 
@@ -58,6 +59,24 @@ def test_a_class_is_of_ranks_with_the_same_rows_of_everything(rows: list[int], s
 )
 def test_what_else_makes_ranks_differ(layout: Layout, routing: str, count: int) -> None:
     assert len(set(class_labels(trace_that_cuts([64], 8), layout, routing).tolist())) == count
+
+
+def test_ranks_that_get_other_numbers_of_tokens_are_told_apart() -> None:
+    layout = Layout(dp_shard=8, ep=4, tp=2)
+    assert token_labels(layout, "balanced", 2).tolist() == [0] * 16
+    assert token_labels(layout, "zipf:1.2", 2).tolist() == [0, 1, 2, 3] * 4
+    # Two copies of a token load two ranks at most.
+    assert token_labels(layout, "worst", 2).tolist() == [0, 1, 2, 2] * 4
+
+
+@pytest.mark.long
+def test_a_loaded_rank_and_one_without_tokens_are_traced() -> None:
+    keys = ["train.global_batch_size=16", "train.seq_len=64", "layout.dp_shard=8", "layout.ep=8"]
+    traces = trace_job(MIXTURE, keys, how=How(use_cache=False, routing="worst"))
+    # One expert on each of eight ranks, two for each token.
+    assert traces.class_of_rank.tolist() == [0, 1, 2, 2, 2, 2, 2, 2]
+    first, second, none = (int(traces.of_rank(rank).live_bytes().max()) for rank in (0, 1, 7))
+    assert first == second > none
 
 
 @pytest.mark.long

@@ -256,7 +256,7 @@ def exchange(dtype: torch.dtype) -> tuple[Tensor, ...]:
         torch.arange(first, first + sum(COUNTS[rank]), dtype=dtype)[:, None].expand(-1, 3).clone().requires_grad_()
     )
     experts = Scale(torch.arange(1.0, 5.0, dtype=dtype).chunk(num_ranks)[rank])
-    output_RD = TokenExchange(dist.group.WORLD)(experts, rows_RD, counts_E)
+    output_RD = TokenExchange(dist.group.WORLD, 1)(experts, rows_RD, counts_E)
     (output_RD * rows_RD.detach()).sum().backward()
     return output_RD.detach(), rows_RD.grad, experts.factors_E.grad
 

@@ -84,7 +84,7 @@ def _place_experts(experts: Experts, meshes: Meshes) -> None:
 def _place_router(mixture: MixtureOfExperts, meshes: Meshes) -> None:
     """Let the router know of the ranks that see other tokens of the same sequences, and of other experts."""
     if meshes.degree("ep") > 1:
-        mixture.register_module("dispatch", TokenExchange(meshes.group("ep")))
+        mixture.register_module("dispatch", TokenExchange(meshes.group("ep"), mixture.router.experts_per_token))
     axes = ("cp", "tp") if meshes.degree("etp") == 1 else ("cp",)
     mixture.router.share_counts = partial(_sum_over, groups=[meshes.group(axis) for axis in axes])
     mixture.router.loss_scale = 1 / meshes.degree("tp")

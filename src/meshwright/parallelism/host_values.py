@@ -7,9 +7,10 @@ model of the routing in its place.
 from torch import Tensor
 
 
-def host_values(tensor: Tensor, kind: str, total: int, rank: int) -> list[int]:
+def host_values(tensor: Tensor, kind: str, total: int, rank: int, most: int) -> list[int]:
     """Return the integers that a 1-D tensor holds; `kind` says what they count, `total` how many this rank has of
-    it and `rank` which of those that exchange it is, for who has to invent them.
+    it, `most` how many of them one rank can get, and `rank` which of those that exchange it is, for who has to invent
+    them.
     """
     values: list[int] = tensor.tolist()
     return values

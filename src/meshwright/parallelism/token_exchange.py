@@ -27,9 +27,9 @@ class TokenExchange(nn.Module):
     is_eager = True
     """The number of rows that arrive is known at run time only."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, experts_per_token: int) -> None:
         super().__init__()
-        self._group = group
+        self._group, self._experts_per_token = group, experts_per_token
 
     def forward(self, experts: nn.Module, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Return each row's output, in the rows' order; `counts_E` of them, in order, are for each expert."""
@@ -37,7 +37,9 @@ class TokenExchange(nn.Module):
         # One wait for the device tells both how many rows leave for each rank and how many come from it.
         sizes_2P = torch.cat([counts_E.view_as(counts_PL).sum(1), counts_PL.sum(1)])
         kind = "rows sent to and received from each rank"
-        sizes = host_values(sizes_2P, kind, len(rows_RD), self._group.rank())
+        # A token goes to each expert once at most.
+        most = len(rows_RD) // self._experts_per_token * min(self._experts_per_token, counts_PL.shape[1])
+        sizes = host_values(sizes_2P, kind, len(rows_RD), self._group.rank(), most)
         sent, received = sizes[: len(counts_PL)], sizes[len(counts_PL) :]
         arrived_QD = exchange_rows(rows_RD, sent, received, self._group)
         by_expert_Q = expert_order(counts_PL, sum(received))

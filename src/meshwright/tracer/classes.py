@@ -8,9 +8,10 @@ The ranks of one pipeline rank run the same program. What can differ among them:
     cp          all-gather and ring give each rank attention of the same size in pieces of other shapes.
     ep          ranks differ if some of them get more tokens than others; the first one gets the most.
 
-"largest" traces the first rank of each pipeline rank, which has the largest shards and the most tokens, and lets it
-stand for all: a rank with less waits for those with more in the next collective, whose padding makes it equally long,
-and memory is short where most is held. "all" traces one rank of each class.
+"largest" traces the first rank of each pipeline rank, which has the largest shards, and lets it stand for all: a rank
+with less waits for those with more in the next collective, whose padding makes it equally long, and memory is short
+where most is held. Only ranks that get other numbers of tokens, which are no few rows, have one of their own. "all"
+traces one rank of each class.
 """
 
 from __future__ import annotations
@@ -45,6 +46,15 @@ def class_labels(trace: Trace, layout: Layout, routing: str) -> Ints:
         columns.append(coordinates["ep"])
     _, first, labels = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[labels.ravel()], np.int64)
+
+
+def token_labels(layout: Layout, routing: str, experts_per_token: int) -> Ints:
+    """Return a number for each rank of a pipeline rank, equal where they get equally many tokens [ranks / pp]."""
+    places = _coordinates(layout)["ep"]
+    if routing == "balanced":
+        return np.zeros_like(places)
+    # Each token loads as many ranks at most as it goes to experts; those behind get none.
+    return np.minimum(places, experts_per_token) if routing == "worst" else places
 
 
 def _coordinates(layout: Layout) -> dict[str, Ints]:

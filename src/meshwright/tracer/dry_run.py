@@ -10,12 +10,13 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.log import logger
+from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.trace import Ints, Trace
 from meshwright.spec.trace_order import first_difference
 from meshwright.spec.traces import Traces
 from meshwright.tracer.cache import TraceCache
 from meshwright.tracer.chunks import NotAlike
-from meshwright.tracer.classes import Classes, class_labels
+from meshwright.tracer.classes import Classes, class_labels, token_labels
 from meshwright.tracer.job_steps import WHOLE, JobSteps, job_steps
 from meshwright.tracer.trace import DeviceType, Program
 
@@ -73,8 +74,10 @@ class _Tracer:
     def traces(self) -> Traces:
         num_ranks = self.steps.layout.num_ranks
         firsts = range(0, num_ranks, self._size)
-        found = self._traced(firsts)
-        class_of_rank = np.arange(num_ranks) // self._size * self._size
+        by_tokens = token_labels(self.steps.layout, self.how.routing, self._experts_per_token())
+        alike = _first_alike(by_tokens)
+        found = self._traced({first + place for first in firsts for place in alike.tolist()})
+        class_of_rank = np.concatenate([first + alike for first in firsts])
         if self.how.classes == "all":
             class_of_rank = np.concatenate([first + _first_alike(self._labels(found[first])) for first in firsts])
             found |= self._traced(set(class_of_rank.tolist()) - set(found))
@@ -100,6 +103,11 @@ class _Tracer:
         others = ranks[same & (traces.class_of_rank != ranks)]
         count = min(self.how.verify, len(others))
         return others[np.linspace(len(others) - 1, 0, count).astype(np.int64)].tolist() if count else []
+
+    def _experts_per_token(self) -> int:
+        architecture = resolve_architecture(self.steps.job.model)
+        # Of a model of the user's own nobody knows: any rank may get some.
+        return getattr(architecture, "experts_per_token", self.steps.layout.ep)
 
     def _labels(self, trace: Trace) -> Ints:
         return class_labels(trace, self.steps.layout, self.how.routing)

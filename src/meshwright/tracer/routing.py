@@ -1,15 +1,18 @@
 """Routing: how many tokens go where, while no tensor holds a number.
 
 The share of all tokens that the experts of each rank get: all the same (balanced), that of the i-th rank as
-1 / (i + 1)^exponent (zipf; Zipf's law), or all to the first one (worst). A group of ranks has the same shares in every
-layer and every microbatch, so that the first rank has the most to do and to hold. Every rank has the same number of
-tokens to send.
+1 / (i + 1)^exponent (zipf; Zipf's law), or all to the first one (worst). A token goes to each expert once, so that no
+rank gets more copies of it than it has experts: the next ranks take what is too many. A group of ranks has the same
+shares in every layer and every microbatch, so that the first rank has the most to do and to hold. Every rank has the
+same number of tokens to send.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from meshwright.errors import ConfigError
 
-Routing = Callable[[Tensor, str, int, int], list[int]]
+Routing = Callable[[Tensor, str, int, int, int], list[int]]
 """Stands in for parallelism.host_values, whose tensor has an element for each rank, twice: sent, and received."""
 
 
@@ -44,27 +47,34 @@ def parse_routing(text: str) -> Routing:
 def read_as(routing: Routing, read: Callable[[Tensor], None]) -> Routing:
     """Return `routing`, after `read` has noticed that the host reads the tensor."""
 
-    def routed(tensor: Tensor, kind: str, total: int, rank: int) -> list[int]:
+    def routed(tensor: Tensor, kind: str, total: int, rank: int, most: int) -> list[int]:
         read(tensor)
-        return routing(tensor, kind, total, rank)
+        return routing(tensor, kind, total, rank, most)
 
     return routed
 
 
-def shared_out(total: int, num_ranks: int, exponent: float) -> list[int]:
-    """Return how many of `total` each rank gets, in whole numbers that sum to it; an exponent of 0 is an even share."""
-    weights = np.arange(1, num_ranks + 1, dtype=np.float64) ** -exponent
-    ends = np.cumsum(weights) / weights.sum() * total
-    # What is left of fractions goes to the first ranks.
-    shares: list[int] = np.diff(np.ceil(ends.round(6)).astype(np.int64), prepend=0).tolist()
-    return shares
+@lru_cache(maxsize=256)
+def shared_out(total: int, num_ranks: int, exponent: float, most: int) -> tuple[int, ...]:
+    """Return how many of `total` each rank gets, none more than `most`, in whole numbers that sum to it; an exponent of
+    0 is an even share.
+    """
+    assert total <= num_ranks * most, "there are experts enough for all copies of a token"
+    shares: list[int] = []
+    left = total
+    for rank in range(num_ranks):
+        # Of what is left, relative to this rank's own share; what is left of fractions goes to the first ranks.
+        weights = ((rank + 1) / np.arange(rank + 1, num_ranks + 1)) ** exponent
+        shares.append(min(most, math.ceil(round(left / float(weights.sum()), 6))))
+        left -= shares[-1]
+    return tuple(shares)
 
 
 def _by_law(exponent: float) -> Routing:
-    def routed(tensor: Tensor, kind: str, total: int, rank: int) -> list[int]:
+    def routed(tensor: Tensor, kind: str, total: int, rank: int, most: int) -> list[int]:
         num_ranks = len(tensor) // 2
-        sent = shared_out(total, num_ranks, exponent)
-        return sent + num_ranks * [sent[rank]]
+        sent = shared_out(total, num_ranks, exponent, most)
+        return [*sent, *num_ranks * [sent[rank]]]
 
     return routed
 
@@ -73,7 +83,7 @@ def _given(file: Path) -> Routing:
     """What a program read, in order: a list of lists."""
     rows = iter(json.loads(file.read_text(encoding="utf-8")))
 
-    def routed(tensor: Tensor, kind: str, total: int, rank: int) -> list[int]:
+    def routed(tensor: Tensor, kind: str, total: int, rank: int, most: int) -> list[int]:
         found: list[int] = next(rows)
         return found
 
