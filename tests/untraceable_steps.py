@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -65,3 +66,12 @@ def build(device: torch.device, rank: int, world_size: int, reason: str) -> Call
         model(torch.zeros(4, 6, device=device))
 
     return step
+
+
+def without_compiler(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step with a compiled module, after a part of torch's compiler has gone, as in a torch of tomorrow."""
+    sys.modules["torch._inductor.graph"] = None  # type: ignore[assignment]
+    with device:
+        model = nn.Linear(6, 6)
+    model.compile()
+    return lambda: None

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from meshwright.spec.trace import NONE, Trace
 from meshwright.tracer.trace import trace
@@ -13,6 +14,10 @@ from meshwright.tracer.trace import trace
 BUILD = "meshwright.trainer.build_step:build_step"
 JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
 BLOCK = "blocks.1"
+KEEPS_COLLECTIVES = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+"""torch 2.11's compiler does no collective again, though its block is recomputed, and no product that only one of them
+sends: its backward of a block has 19 products and 4 collectives on gloo too, where 2.13's has 20 and 7.
+"""
 
 
 def traced(*overrides: str) -> Trace:
@@ -20,13 +25,34 @@ def traced(*overrides: str) -> Trace:
     return trace(BUILD, 3, 8, [JOB, *layout, *overrides])
 
 
-def ops(found: Trace) -> Counter[str]:
-    """Return how often each operator stands in a block's own code."""
+def ops(found: Trace, *, left_out: list[int] | None = None) -> Counter[str]:
+    """Return how often each operator stands in a block's own code, but for rows that are left out."""
+    rows = zip(found.records.signature, found.records.scope, strict=True)
     return Counter(
         found.signatures[position].op
-        for position, scope in zip(found.records.signature, found.records.scope, strict=True)
-        if position != NONE and found.scopes[scope].startswith(BLOCK)
+        for row, (position, scope) in enumerate(rows)
+        if position != NONE and found.scopes[scope].startswith(BLOCK) and row not in (left_out or ())
     )
+
+
+def again(found: Trace) -> list[int]:
+    """Return the rows of a forward that is done again."""
+    rows = zip(found.records.phase, found.records.signature, strict=True)
+    return [row for row, (phase, at) in enumerate(rows) if found.phases[phase] == "recompute" and at != NONE]
+
+
+def kept(found: Trace) -> list[int]:
+    """Return the rows of those that torch's compiler does not do again."""
+    columns = found.records
+    return [
+        row
+        for row in again(found)
+        if KEEPS_COLLECTIVES
+        and (
+            "_c10d_functional." in found.signatures[columns.signature[row]].op
+            or found.scopes[columns.scope[row]].endswith("attention.output")
+        )
+    ]
 
 
 def moved_bytes(found: Trace) -> int:
@@ -52,27 +78,24 @@ def test_what_is_fused_is_one_record(compiled: Trace) -> None:
 
 
 def test_the_same_is_multiplied_attended_and_sent(eager: Trace, compiled: Trace) -> None:
-    with_compiler, without = ops(compiled), ops(eager)
+    with_compiler, without = ops(compiled), ops(eager, left_out=kept(eager))
     for part in ("aten.mm.", "attention", "_c10d_functional."):
         counts = [sum(n for name, n in found.items() if part in name) for found in (with_compiler, without)]
         assert counts[0] == counts[1] > 0, part
 
 
 def test_what_is_computed_again_is_told(eager: Trace, compiled: Trace) -> None:
-    def again(found: Trace) -> int:
-        """Return the FLOPs of a forward that is done again."""
-        phases = [found.phases[phase] for phase in found.records.phase]
-        pairs = zip(phases, found.records.signature, strict=True)
-        return sum(
-            found.signatures[position].flops for phase, position in pairs if phase == "recompute" and position >= 0
-        )
+    def flops(found: Trace, rows: list[int]) -> int:
+        return sum(found.signatures[found.records.signature[row]].flops for row in rows)
 
-    assert again(compiled) == again(eager) > 0
+    assert flops(compiled, again(compiled)) == flops(eager, again(eager)) - flops(eager, kept(eager)) > 0
 
 
 def test_fusing_saves_traffic_and_memory(eager: Trace, compiled: Trace) -> None:
     assert moved_bytes(compiled) < 0.8 * moved_bytes(eager)
-    # What is computed again is done for a whole block at once, as without a compiler.
-    assert compiled.live_bytes().max() < 1.02 * eager.live_bytes().max()
+    # What is computed again is done for a whole block at once, as without a compiler; it keeps results of collectives
+    # of one microbatch out of two.
+    kept_bytes = sum(eager.signatures[eager.records.signature[row]].written_bytes for row in kept(eager)) / 2
+    assert compiled.live_bytes().max() < 1.02 * eager.live_bytes().max() + kept_bytes
     # Parameters and the optimizer's state are the same.
     assert compiled.live_bytes()[0] == eager.live_bytes()[0]

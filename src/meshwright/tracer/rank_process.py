@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import FakeWork, Work
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.models import initial
 from meshwright.parallelism import host_values
 from meshwright.spec.trace import Trace, Traced
@@ -29,6 +29,7 @@ from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.routing import parse_routing, read_as
 from meshwright.tracer.simulated_device import NAME, install
+from meshwright.tracer.torch_names import SUPPORTED
 from meshwright.tracer.torch_patches import apply_patches
 from meshwright.tracer.untraceable import explained
 from meshwright.units import format_bytes
@@ -40,9 +41,10 @@ _NUM_STEPS_BEFORE = 1
 def main() -> None:
     """Write the traces that the order in argv[1], a JSON object, asks for; ends at the first that fails."""
     order: dict[str, Any] = json.loads(sys.argv[1])
-    mode = prepare(order["device"], order["routing"])
+    with _failure_said(order):
+        mode = prepare(order["device"], order["routing"])
     # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
-    with _failure_said(mode, order):
+    with _failure_said(order), explained(mode.recorder.scopes):
         _builder(order["build"])
     wanted = list(order["out"].items())
     running: dict[int, str] = {}
@@ -66,7 +68,7 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int, out: Path) ->
         return pid
     code = 1
     try:
-        with _failure_said(mode, order):
+        with _failure_said(order), explained(mode.recorder.scopes):
             trace_here(mode, order["build"], order["arguments"], rank, order["world_size"]).save(out)
         code = 0
     except BaseException:
@@ -77,11 +79,10 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int, out: Path) ->
 
 
 @contextmanager
-def _failure_said(mode: RecordingMode, order: dict[str, Any]) -> Iterator[None]:
-    """Leave one message in order["said"] for whatever the program fails of."""
+def _failure_said(order: dict[str, Any]) -> Iterator[None]:
+    """Leave one message in order["said"] for what this project itself refuses."""
     try:
-        with explained(mode.recorder.scopes):
-            yield
+        yield
     except MeshwrightError as error:
         Path(order["said"]).write_text(str(error), encoding="utf-8")
         raise
@@ -117,8 +118,7 @@ def _record_what_is_compiled(mode: RecordingMode) -> None:
 
     def compiled(module: nn.Module, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("backend", "inductor") == "inductor":
-            # The compiler takes seconds to import, which only a job that compiles shall wait for.
-            kwargs["backend"] = importlib.import_module("meshwright.tracer.compiled").recording_backend(mode)
+            kwargs["backend"] = _recording_compiler(mode)
         compile_module(module, *args, **kwargs)
         call: Any = module._compiled_call_impl
 
@@ -133,6 +133,19 @@ def _record_what_is_compiled(mode: RecordingMode) -> None:
         module._compiled_call_impl = followed
 
     nn.Module.compile = compiled  # type: ignore[method-assign, assignment]
+
+
+def _recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
+    try:
+        # The compiler takes seconds to import, which only a job that compiles shall wait for.
+        compiled = importlib.import_module("meshwright.tracer.compiled")
+    except ImportError as error:
+        raise UnsupportedError(
+            f"torch {torch.__version__} has another compiler than the one that a dry run of compiled blocks asks for "
+            f"its kernels ({error}): install {SUPPORTED}, or set layout.compile to false"
+        ) from error
+    backend: Callable[..., Any] = compiled.recording_backend(mode)
+    return backend
 
 
 def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int, world_size: int) -> Trace:

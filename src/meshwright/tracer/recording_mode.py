@@ -18,7 +18,6 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from meshwright.parallelism.torch_operator import (
     argument_names,
@@ -30,6 +29,7 @@ from meshwright.parallelism.torch_operator import (
 from meshwright.spec.trace import NONE, RecordKind, Signature
 from meshwright.tracer.collectives import FoundCollective, collective_of
 from meshwright.tracer.recorder import Recorder
+from meshwright.tracer.torch_flops import flops_of
 from meshwright.tracer.untraceable import refuse, refuse_number
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -107,8 +107,7 @@ class RecordingMode(TorchDispatchMode):
         key = (func, is_causal, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
         position = self._signatures.get(key)
         if position is None:
-            count = flop_registry.get(func._overloadpacket)
-            flops = 0 if count is None else int(count(*args, **kwargs, out_val=result))
+            flops = flops_of(func, args, kwargs, result)
             signature = signature_of(func, inputs, outputs, is_causal=is_causal).replace(flops=flops)
             position = self._signatures[key] = self.recorder.signatures.position(signature)
         if found is None:

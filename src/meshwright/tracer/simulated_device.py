@@ -1,7 +1,7 @@
 """simgpu: an accelerator that exists in Python only, whose streams and events are recorded and do nothing else.
 
-torch lets one backend be written in Python (torch.utils.backend_registration, private and experimental; checked in
-2.13) and asks it, as it asks torch.cuda, for streams, events and the current device. A process has one for good, so
+torch lets one backend be written in Python (torch.utils.backend_registration, private and experimental; checked in 2.11
+to 2.15) and asks it, as it asks torch.cuda, for streams, events and the current device. A process has one for good, so
 that a trace is made in a process of its own.
 """
 
@@ -55,7 +55,8 @@ class SimulatedStream:
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.stream_id, self.priority = next(SimulatedStream._numbers), priority
-        self.device_index, self.device_type = 0, NAME
+        # A number, as torch's own streams have it.
+        self.device_index, self.device_type = 0, torch._C._autograd.DeviceType.PrivateUse1.value
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel under fake collectives, whose futures hold nothing; checked in torch 2.13.
+"""DistributedDataParallel under fake collectives, whose futures hold nothing; checked in torch 2.11 to 2.15.
 
 Its own way to reduce gradients takes what was reduced out of a future that is written in C++. A hook, which is what
 torch offers to those who reduce in another way, gives it the bucket instead. The division by the number of ranks, which
@@ -7,6 +7,7 @@ is part of a copy otherwise, is an operation of its own then; and buckets stay a
 
 # No future annotations: torch reads those of a hook.
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,21 +16,25 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as module
 
+from meshwright.tracer.torch_names import replace
+
 
 def reduce_by_hook() -> None:
     """Have each DistributedDataParallel that is made from now on reduce its gradients by `_reduced`."""
     # It compares its parameters' shapes with those of other ranks, who are not there.
-    module._verify_param_shape_across_processes = lambda *_, **__: None
+    replace(module, "_verify_param_shape_across_processes", lambda _: lambda *_, **__: None)
     # Ranks agree by numbers on an order of buckets, after a step, that is the order in which gradients came in it.
-    dist.Reducer._rebuild_buckets = lambda _: False  # type: ignore[method-assign, assignment]
-    original = DistributedDataParallel.__init__
+    replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
+    replace(DistributedDataParallel, "__init__", _with_hook)
 
-    @functools.wraps(original)
+
+def _with_hook(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
     def made(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+        make(self, *args, **kwargs)
         self.register_comm_hook(self.process_group, _reduced)
 
-    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
+    return made
 
 
 def _reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -1,8 +1,8 @@
 """kernels_of: which kernels torch's compiler makes of a graph, without a device, a code generator or a compiler.
 
 Inductor lowers the graph and fuses it by the rules that it has for CUDA, as for an H100, and stops before it writes any
-code. Private parts of torch; checked in 2.13. Left out: passes that compile_fx runs before and after (pattern matching,
-async TP), autotuning, memory planning.
+code. Private parts of torch; checked in 2.11 to 2.15, whose rules differ. Left out: passes that compile_fx runs before
+and after (pattern matching, async TP), autotuning, memory planning.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.utils import GPU_TYPES
 from torch._inductor.virtualized import V
+
+from meshwright.tracer.torch_names import replace
 
 _H100 = SimpleNamespace(
     type="cuda",
@@ -69,14 +71,17 @@ def register_device(device_type: str) -> None:
     register_device_op_overrides(device_type, DeviceOpOverrides())
     GPU_TYPES.append(device_type)
     # Saved states of random numbers have a form for each kind of device, and this one has none.
-    partitioners.functionalize_rng_ops = lambda _, forward, backward, *__: (forward, backward)
-    # Torch would ask for Triton itself first.
-    create = Scheduler.create_backend
+    replace(partitioners, "functionalize_rng_ops", lambda _: lambda _, forward, backward, *__: (forward, backward))
 
-    def created(scheduler: Scheduler, device: torch.device) -> Any:
-        return TritonScheduling(scheduler) if device.type == device_type else create(scheduler, device)
+    def without_triton(create: Callable[..., Any]) -> Callable[..., Any]:
+        """Torch would ask for Triton itself first."""
 
-    Scheduler.create_backend = created  # type: ignore[method-assign, assignment]
+        def created(scheduler: Scheduler, device: torch.device) -> Any:
+            return TritonScheduling(scheduler) if device.type == device_type else create(scheduler, device)
+
+        return created
+
+    replace(Scheduler, "create_backend", without_triton)
 
 
 def kernels_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Kernel]:

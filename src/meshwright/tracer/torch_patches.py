@@ -1,6 +1,7 @@
 """What torch does otherwise under fake tensors than on a device, put right while a step is traced.
 
-Each patch names what would go wrong without it. Checked in torch 2.13.
+Each patch names what would go wrong without it. Tried in torch 2.11, 2.13, 2.14 and 2.15, and what each patch relies on
+is tested against the torch at hand.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
 from torch.distributed.tensor import _utils
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -30,6 +31,7 @@ from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_moved_states import move_states_first
+from meshwright.tracer.torch_names import replace
 from meshwright.tracer.untraceable import refuse_object_collectives
 
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
@@ -39,20 +41,23 @@ _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "
 def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     """Apply all of them to this process, for good."""
     _real_mesh_algebra()
-    device_mesh.new_group = _own_groups_only(device_mesh.new_group)
-    _fsdp_param._chunk_with_empty = _LazyChunks  # type: ignore[assignment]
-    ShardingPropagator._fake_mode_lock = _Paused(recorder)  # type: ignore[assignment]
+    replace(device_mesh, "new_group", _own_groups_only)
+    replace(_fsdp_param, "_chunk_with_empty", lambda _: LazyChunks)
+    replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", _unrecorded(recorder))
+    if hasattr(_fsdp_collectives, "record_grad_output_stream"):
+        # Since 2.15: tells who reads a gradient last to devices that free memory by an operation; CUDA does not.
+        replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
     reduce_by_hook()
     move_states_first(mode.device_type)
     refuse_object_collectives(recorder.scopes)
     # By default an optimizer works on lists of tensors, if it knows their type.
-    for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
-        types.append(FakeTensor)
+    replace(optimizer, "_foreach_supported_types", lambda types: [*types, FakeTensor])
+    replace(_foreach_utils, "_foreach_supported_types", lambda types: [*types, FakeTensor])
     _silent_kernels()
-    F.scaled_dot_product_attention = as_on_cuda(F.scaled_dot_product_attention)
-    _functional_collectives._are_we_tracing = _is_compiling
-    torch.tensor = _tensor_by_way_of_cpu(torch.tensor, mode)
-    FakeTensor.tolist = _list_read_at_once(mode)  # type: ignore[method-assign, assignment]
+    replace(F, "scaled_dot_product_attention", as_on_cuda)
+    replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
+    replace(torch, "tensor", lambda make: _tensor_by_way_of_cpu(make, mode))
+    replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
 
 
 def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> Callable[..., Tensor]:
@@ -92,8 +97,8 @@ def _real_mesh_algebra() -> None:
             setattr(DeviceMesh, name, _outside_of_fake_mode(found))
         elif isinstance(found, property) and found.fget is not None:
             setattr(DeviceMesh, name, property(_outside_of_fake_mode(found.fget)))
-    device_mesh.init_device_mesh = _outside_of_fake_mode(device_mesh.init_device_mesh)
-    _utils._compute_local_shape_and_global_offset = _outside_of_fake_mode(_utils._compute_local_shape_and_global_offset)
+    replace(device_mesh, "init_device_mesh", _outside_of_fake_mode)
+    replace(_utils, "_compute_local_shape_and_global_offset", _outside_of_fake_mode)
 
 
 def _own_groups_only(new_group: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +121,7 @@ def _outside_of_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-class _LazyChunks:
+class LazyChunks:
     """FSDP2 cuts each parameter in as many views as there are ranks and looks at two: 16,384 of them take minutes."""
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
@@ -134,19 +139,25 @@ class _LazyChunks:
         return self.tensor.narrow(self.dim, start, min(share, size - start))
 
 
-class _Paused:
+def _unrecorded(recorder: Recorder) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """DTensor finds out shapes by running an operator on whole tensors, which no rank has."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.depth = recorder, 0
+    def by(find: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(find)
+        def found(*args: Any, **kwargs: Any) -> Any:
+            recorder.is_paused, before = True, recorder.is_paused
+            try:
+                return find(*args, **kwargs)
+            finally:
+                recorder.is_paused = before
 
-    def __enter__(self) -> None:
-        self.depth += 1
-        self.recorder.is_paused = True
+        return found
 
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
-        self.recorder.is_paused = self.depth > 0
+    return by
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stand in for what does nothing on CUDA."""
 
 
 def _is_compiling() -> bool:

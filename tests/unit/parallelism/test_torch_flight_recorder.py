@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from meshwright.parallelism.torch_flight_recorder import recorded_collectives, recorded_groups
+from meshwright.parallelism.torch_flight_recorder import RecordedCollective, recorded_collectives, recorded_groups
 
 
 @pytest.fixture
@@ -17,6 +17,10 @@ def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def _since(started_ns: int) -> list[RecordedCollective]:
+    return [one for one in recorded_collectives() if one.entered_ns >= started_ns]
 
 
 def test_gloo_collectives_are_recorded_in_order_with_their_group_and_end(one_rank: None) -> None:
@@ -28,7 +32,10 @@ def test_gloo_collectives_are_recorded_in_order_with_their_group_and_end(one_ran
     ended_ns = time.time_ns()
 
     names = {group.description: group.name for group in recorded_groups()}
-    found = [one for one in recorded_collectives() if one.entered_ns >= started_ns]
+    # gloo's thread lets the caller go on just before it notes the end.
+    deadline = time.monotonic() + 10
+    while not (found := _since(started_ns))[-1].is_done and time.monotonic() < deadline:
+        time.sleep(0.01)
 
     world, tp = names["default_pg"], names["mesh_tp"]
     assert [(one.group, one.op, one.sizes) for one in found] == [
