@@ -4,7 +4,7 @@
     backward   all kept activations; the block at work is computed again and has its gradients; its parameters are
                gathered, and those of the next
     end        the activations of one block, the gradients of all: the peak where one microbatch is all, since sharded
-               gradients then grow as activations go
+               gradients then grow as activations go; where all are reduced after the last backward, no activations
 
 FSDP2 keeps what stands outside of blocks gathered from forward to the end of backward, and the blocks too unless they
 are freed after forward. Where gradients are reduced once a step, those of earlier microbatches add up whole, in the
@@ -79,6 +79,7 @@ class _Held:
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
         self.reduces_once = stack.gradient_sync == "step"
+        self.reduces_last = (layouts.pp > 1) & stack.reduces_after_pipeline & self.is_sharded
         self.compute_bytes = memory.element_bytes
         self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
@@ -110,7 +111,7 @@ class _Held:
         return self._moment(
             gathered_bytes=self._gathered(at_work) + self._own_gradients() + self._added_up(),
             activations_bytes=self.kept + self.working,
-            buffers_bytes=self._reduced(),
+            buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced()),
             workspace_bytes=self.transient,
         )
 
@@ -119,12 +120,14 @@ class _Held:
         # What stands outside of blocks is reduced after them, when their parameters are gone.
         blocks = self.elements.shared - self.outside.shared
         shards = blocks * self.bytes.shared_gradient * self.on_device
+        working = self._gathered(self._few_blocks()) + self._own_gradients()
+        all_kept = np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0)
         return self._moment(
-            gathered_bytes=self._gathered(self._few_blocks()) + self._own_gradients(),
+            gathered_bytes=np.where(self.reduces_last, self._gathered(self._all_blocks()) + self._added_up(), working),
             gradients_bytes=np.where(self.accumulates & (not self.reduces_once), 0.0, shards),
-            activations_bytes=np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0),
+            activations_bytes=np.where(self.reduces_last, 0.0, all_kept),
             buffers_bytes=self._reduced(),
-            workspace_bytes=self.transient,
+            workspace_bytes=np.where(self.reduces_last, 0.0, self.transient),
         )
 
     def _moment(self, **bytes_by_class: Floats) -> Parts:

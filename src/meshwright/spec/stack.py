@@ -51,6 +51,8 @@ class Stack(Noun):
     """Whether attention is computed in 8 bits where matmuls are."""
     gradient_sync: Literal["step", "microbatch"] = "step"
     """How often sharded gradients are reduced: once, whole ones adding up until then, or after every microbatch."""
+    reduces_after_pipeline: bool = False
+    """Whether the ranks of a pipeline reduce gradients when all of their backwards are done, not in the last one."""
     gradient_accumulation_dtype: Literal["float32", "bfloat16"] = "float32"
     """Format of the gradient that microbatches add to."""
     fuses_gradient_sum: bool = True

@@ -118,6 +118,29 @@ def test_one_microbatch_has_shards_of_gradients_when_its_activations_are_gone() 
     assert memory.logits_bytes[0] == 0
 
 
+def test_a_pipeline_that_reduces_last_holds_activations_or_a_reduction_never_both() -> None:
+    last = OURS.replace(reduces_after_pipeline=True)
+    layout = Layout(pp=4, dp_shard=8)
+    each, after = (_footprint(_setting("llama3-8b", stack), layout) for stack in (OURS, last))
+    block = 4 * _setting("llama3-8b").model.groups[1].num_parameters
+    assert each.buffers_bytes - after.buffers_bytes == block
+    assert each.activations_bytes == after.activations_bytes
+    # With next to nothing kept, the reduction of whole gradients is the fullest moment.
+    short = [_footprint(_setting("llama3-8b", stack, seq_len=16), layout) for stack in (OURS, last)]
+    assert short[1].buffers_bytes == block
+    assert short[1].activations_bytes == 0
+    alone = [_footprint(_setting("llama3-8b", stack), Layout(dp_shard=8)) for stack in (OURS, last)]
+    assert alone[0].device_bytes == alone[1].device_bytes
+
+
+def test_logits_that_are_freed_are_not_there_beside_their_gradient() -> None:
+    freed = OURS.replace(keeps_logits=False)
+    layouts = Layout(dp_shard=8, activation_checkpoint="full"), Layout(dp_shard=8, tp=8, activation_checkpoint="full")
+    setting = _setting("llama3-8b", freed, global_batch_size=8, seq_len=65_536)
+    logits = 65_536 * PRESETS["llama3-8b"].vocab_size
+    assert _footprint(setting, *layouts).logits_bytes.tolist() == [12 * logits, 10 * logits / 8]
+
+
 def test_kept_blocks_are_gathered_whole() -> None:
     freed, kept = Layout(dp_shard=8, reshard_after_forward="always"), Layout(dp_shard=8, reshard_after_forward="never")
     setting = _setting("llama3-8b", global_batch_size=8)
