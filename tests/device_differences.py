@@ -35,6 +35,8 @@ class Difference:
     on_accelerator: dict[str, int] = field(default_factory=dict)
     dtype: str = ANY_DTYPE
     """Of the result of `per`."""
+    num_dims: int | None = None
+    """The same; None: any."""
     resized: frozenset[str] = frozenset()
     """Operators that are the same on both, on other shapes."""
 
@@ -62,6 +64,11 @@ class Row(NamedTuple):
         """Return the format of the first result."""
         return self.shapes[0][0] if self.shapes else ANY_DTYPE
 
+    @property
+    def num_dims(self) -> int:
+        """Return the number of dims of the first result."""
+        return len(self.shapes[0][1]) if self.shapes else 0
+
 
 def rows_of(trace: Trace) -> list[Row]:
     """Return all records; a line of the program, where there is no module, is taken to be none."""
@@ -83,7 +90,7 @@ def is_listed(row: Row, table: list[Difference]) -> bool:
 def miscounted(cpu: list[Row], accelerator: list[Row], table: list[Difference]) -> list[str]:
     """Return what listed operators are more or less often there than the table says."""
     ours, theirs = (Counter((row.scope, row.phase, row.op) for row in rows) for rows in (accelerator, cpu))
-    per = [Counter((row.scope, row.phase, row.op, row.dtype) for row in rows) for rows in (accelerator, cpu)]
+    per = [Counter((*row[2:], row.op, row.dtype, row.num_dims) for row in rows) for rows in (accelerator, cpu)]
     found = []
     for scope, phase in sorted({(row.scope, row.phase) for row in (*cpu, *accelerator)}):
         expected: Counter[str] = Counter()
@@ -106,9 +113,13 @@ def _times(one: Difference, on_accelerator: int, on_cpu: int) -> int:
     return abs(on_accelerator - on_cpu) if one.per in one.operators else on_accelerator
 
 
-def _count(count: Counter[tuple[str, str, str, str]], one: Difference, scope: str, phase: str) -> int:
-    dtypes = {dtype for *_, dtype in count} if one.dtype == ANY_DTYPE else {one.dtype}
-    return sum(count[scope, phase, one.per, dtype] for dtype in dtypes)
+def _count(count: Counter[tuple[str, str, str, str, int]], one: Difference, scope: str, phase: str) -> int:
+    return sum(
+        times
+        for (*where, op, dtype, num_dims), times in count.items()
+        if where == [scope, phase] and op == one.per
+        if one.dtype in (ANY_DTYPE, dtype) and one.num_dims in (None, num_dims)
+    )
 
 
 class Stored(NamedTuple):

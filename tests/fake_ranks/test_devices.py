@@ -12,6 +12,7 @@ longer, is made or kept by a listed record; and with those the peaks are the sam
 | numbers that the host reads | are read | are copied first, with a wait | none on the device |
 | weights of gradients' norms | are there | are copied | the same, one record earlier |
 | RMSNorm | 6 operators, backward 14; in 16 bits 5 casts | 1 kernel, backward 1 | (1) |
+| the same where a schedule splits the backward | each part does its own | 1 kernel more, to the weights | none |
 | attention in 16 bits | flash for processors | flash | 24 of random state a call |
 | the same with a mask, as cp has | flash for processors | cuDNN's | 16 of random state a call |
 | the same, in a ring | makes the gradient contiguous | an empty random state | 16 while backward runs |
@@ -122,8 +123,10 @@ TABLE = [
         {"mul.Tensor": 6, "sum.dim_IntList": 2, "pow.Tensor_Scalar": 2, "mul.Scalar": 2, "div.Scalar": 1}
         | {"add.Tensor": 1},
         {RMS_BACK: 1},
+        num_dims=3,
     ),
-    Difference("which casts by itself", NORM, BACKWARD, RMS_BACK, {COPY: 3}, dtype="bfloat16"),
+    Difference("which casts by itself", NORM, BACKWARD, RMS_BACK, {COPY: 3}, dtype="bfloat16", num_dims=3),
+    Difference("and one more to weights", NORM, BACKWARD, RMS_BACK, {}, {RMS_BACK: 1}, num_dims=1),
     *(
         Difference("another kernel", CORE, phases, name, {f"{CPU_FLASH}{end}": 1}, {name: 1})
         for phases, end in ((FORWARD, ".default"), (BACKWARD, "_backward.default"))
