@@ -26,7 +26,7 @@ import pytest
 from cost_cases import cases, setting
 from meshwright.cost.case import Cases
 from meshwright.spec.layout import Layout
-from meshwright.spec.trace import RecordKind, Trace
+from meshwright.spec.trace import NONE, RecordKind, Trace
 from meshwright.tracer.trace import trace
 from wire_bytes import sent_by_formulas, sent_in_trace, sent_to_next_stage
 
@@ -124,3 +124,17 @@ def test_uneven_routing_costs_bytes_and_memory(routing: str) -> None:
     if routing == "worst":
         # All four ranks send all of their tokens here.
         assert of_uneven > 2 * of_even
+
+
+@pytest.mark.long
+def test_groups_of_n_ranks_gather_what_forward_left_them() -> None:
+    keys = ("train.seq_len=64", "train.global_batch_size=16", "layout.dp_shard=8", "layout.reshard_after_forward=2")
+    found = trace(BUILD, 0, 8, [str(EXAMPLES / "tiny.toml"), *keys])
+    records = found.records
+    groups = {
+        (found.group_names[group], len(found.groups[group]), found.phases[phase])
+        for group, phase, work in zip(records.group, records.phase, records.work, strict=True)
+        if work != NONE and group != NONE
+    }
+    assert ("fsdp", 8, "forward") in groups
+    assert ("fsdp", 2, "backward") in groups

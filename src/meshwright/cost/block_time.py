@@ -20,11 +20,11 @@ from meshwright.cost.case import Floats, Setting
 from meshwright.cost.constants import Constants
 from meshwright.cost.matmul import is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.measured_op import MeasuredTimes, measured_times
+from meshwright.cost.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.rates import Peaks, Rates, architecture_of
 from meshwright.cost.work import Work
 
 _BACKWARD_LAUNCHES = 1.7
-_ATTENTION_BACKWARD_FLOPS = 2.5
 _LOSS_BYTES = 16.0
 """Bytes for each logit: 16-bit write and read, float32 softmax, gradient."""
 
@@ -121,7 +121,7 @@ class BlockPricer:
         narrow = np.where(owners.head_width < 96, constants["narrow_head"], 1.0)
         rate = rates.attention[setting] * ramp * narrow
         flash = owners.attention_flops / rate
-        flash_back = _ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
+        flash_back = ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
         whole = 4 * owners.score_elements * owners.head_width
         alignment = np.where(owners.head_width % 64 == 0, 1.0, np.where(owners.head_width % 8 == 0, 1.15, 1.5))
         products = whole / (rates.matmul16[setting] * constants["unfused_matmul"]) * alignment

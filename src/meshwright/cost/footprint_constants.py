@@ -2,11 +2,11 @@
 
 WORKSPACE_BYTES = 64 * 2**20
 """Scratch of the matmul library and small tensors: cuBLAS takes 32 MiB on Hopper and later, once for each of the
-compute and the backward stream (torch's notes on CUDA, cuBLAS workspaces)."""
+compute and the backward stream (torch's notes on CUDA, cuBLAS workspaces). None where the host itself computes."""
 
 FRAGMENTATION = 0.08
 """Reserved and not allocated, as a share of all that comes and goes in a step. Fitted on the 7 published
-runs that tell reserved bytes; 2 to 8 % is usual."""
+runs that tell reserved bytes; 2 to 8 % is usual. The host's allocator gives back what is free: none there."""
 
 SMI_BYTES = 8.5 * 2**30
 """What nvidia-smi shows besides reserved bytes, context and the first communicator. Fitted on the 37 published runs

@@ -37,7 +37,8 @@ def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts
     parts = largest(moments)
     parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
     passing = sum(parts.values(), start=np.zeros(1)) - parts["gradients_bytes"]
-    return states | parts | {"fragmentation_bytes": FRAGMENTATION * passing}
+    share = 0.0 if memory.setting.cluster.device.is_host else FRAGMENTATION
+    return states | parts | {"fragmentation_bytes": share * passing}
 
 
 def largest(options: list[Parts]) -> Parts:
@@ -138,7 +139,8 @@ class _Held:
         parts = {name: zero + bytes_by_class.get(name, 0.0) for name in names}
         # The sequence that tp ranks have gathered, or are about to share out.
         parts["buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
-        parts["workspace_bytes"] = zero + WORKSPACE_BYTES + bytes_by_class.get("workspace_bytes", 0.0)
+        always = 0 if memory.setting.cluster.device.is_host else WORKSPACE_BYTES
+        parts["workspace_bytes"] = zero + always + bytes_by_class.get("workspace_bytes", 0.0)
         return parts
 
     def _all_blocks(self) -> Floats:

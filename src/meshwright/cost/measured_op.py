@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.shares import Shares
 from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
 from meshwright.spec.measured import MemoryOp
 from meshwright.spec.op import Elementwise, Embedding, Head, Norm, Op, Rope
 
-_ATTENTION_BACKWARD_FLOPS = 2.5
 KERNELS_PER_OP = 8.0
 """Kernels of an op in the eager modules of our models, forward and backward."""
 _OPTIMIZER_OPS: tuple[MemoryOp, MemoryOp] = ("update", "clip")
@@ -127,7 +127,7 @@ def _attention(work: Work, setting: Setting) -> tuple[Floats, Floats]:
     # A causal token attends to half of the sequence in the mean; blocks without attention have no FLOPs either.
     sizes = np.maximum(2 * owners.context, 1), np.maximum(owners.head_width, 1)
     flops = owners.attention_flops
-    return flops / forward(*sizes), _ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
+    return flops / forward(*sizes), ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
 
 
 def _memory(work: Work, setting: Setting, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from meshwright.spec.trace import NONE, RecordKind
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-_MESH_PREFIX = "mesh_"
+_MESH_PREFIX, _NAMELESS = "mesh_", "dim_"
 _SHARDING, _MESSAGES, _FUNCTIONAL = ("fsdp", "efsdp"), ("pp", "cp"), ("ep", "tp", "cp")
 _AXES_OF_OPERATOR = {
     "_allgather_base_": _SHARDING,
@@ -73,7 +73,9 @@ def _axis(group: ProcessGroup, func: Any) -> str:
     runs along and that no group is named after, if the runtime's own meshes are there.
     """
     if group.group_desc.startswith(_MESH_PREFIX):
-        return group.group_desc.removeprefix(_MESH_PREFIX)
+        name = group.group_desc.removeprefix(_MESH_PREFIX)
+        # FSDP2 splits its mesh itself for reshard_after_forward = n, and gives it no names.
+        return _SHARDING[0] if name.startswith(_NAMELESS) and func._opname in _AXES_OF_OPERATOR else name
     named = {one.group_desc.removeprefix(_MESH_PREFIX) for one in dist.distributed_c10d._world.pg_map}
     if not named & {"pp", "dp_replicate"}:
         return ""

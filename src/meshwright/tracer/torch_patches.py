@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fully_shard
 from torch.distributed.tensor import _utils
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -99,6 +99,7 @@ def _real_mesh_algebra() -> None:
             setattr(DeviceMesh, name, property(_outside_of_fake_mode(found.fget)))
     replace(device_mesh, "init_device_mesh", _outside_of_fake_mode)
     replace(_utils, "_compute_local_shape_and_global_offset", _outside_of_fake_mode)
+    replace(_fully_shard, "_get_post_forward_mesh_info", _outside_of_fake_mode)
 
 
 def _own_groups_only(new_group: Callable[..., Any]) -> Callable[..., Any]:

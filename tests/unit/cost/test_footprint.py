@@ -1,5 +1,6 @@
 """The memory of a rank: exact where it can be counted, and in the order that physics asks for where it cannot."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost.case import Cases, Setting
 from meshwright.cost.footprint import Footprint, fits, footprint, footprint_of_rank, memory_use
-from meshwright.cost.footprint_constants import FRAGMENTATION, SMI_BYTES
+from meshwright.cost.footprint_constants import FRAGMENTATION, SMI_BYTES, WORKSPACE_BYTES
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.models.build import build_architecture
@@ -302,3 +303,13 @@ def test_a_table_is_priced_row_by_row_alike() -> None:
     together = footprint(Cases.of_one(setting, table)).device_bytes
     alone = [_footprint(setting, layout).device_bytes[0] for layout in layouts]
     assert together.tolist() == alone
+
+
+def test_a_host_has_no_workspace_and_nothing_reserved_besides() -> None:
+    layout = layout_table([Layout(dp_shard=2, microbatch_size=2)])
+    use = memory_use(footprint(Cases.of_one(_setting("llama-1m"), layout)), 0)
+    of_host = _setting("llama-1m")
+    of_host = replace(of_host, cluster=of_host.cluster.replace(device=of_host.cluster.device.replace(is_host=True)))
+    host = memory_use(footprint(Cases.of_one(of_host, layout)), 0)
+    assert host.fragmentation_bytes == 0 < use.fragmentation_bytes
+    assert use.workspace_bytes - host.workspace_bytes == WORKSPACE_BYTES
