@@ -39,6 +39,8 @@ class Difference:
     """The same; None: any."""
     resized: frozenset[str] = frozenset()
     """Operators that are the same on both, on other shapes."""
+    frees: bool = False
+    """Whether what was made in forward goes when one of these is done, though none of them uses it."""
 
     def is_at(self, scope: str, phase: str) -> bool:
         """Return whether it is about a scope and phase."""
@@ -85,6 +87,14 @@ def rows_of(trace: Trace) -> list[Row]:
 def is_listed(row: Row, table: list[Difference]) -> bool:
     """Return whether the table has a record; events and waits for them are the accelerator's alone."""
     return row.op in EVENTS or any(row.op in one.operators for one in table if one.is_at(row.scope, row.phase))
+
+
+def is_on_both(row: Row, table: list[Difference]) -> bool:
+    """Return whether the other device has this record too: it is not listed, or for its shapes only."""
+    here = [one for one in table if one.is_at(row.scope, row.phase)]
+    is_resized = any(row.op in one.resized for one in here)
+    is_other = any(row.op in one.on_cpu or row.op in one.on_accelerator for one in here)
+    return not is_listed(row, table) or (is_resized and not is_other)
 
 
 def miscounted(cpu: list[Row], accelerator: list[Row], table: list[Difference]) -> list[str]:
@@ -138,14 +148,15 @@ class Memory:
 
     stored: list[Stored]
     is_listed: Bools
-    """Whether a listed record makes it, or uses it last [storages]."""
+    """Whether a listed record makes it, uses it last or, where the table says that it may, frees it [storages]."""
     is_written: Bools
     """Whether a record of the step writes to it [storages]."""
 
 
-def memory_of(trace: Trace, is_common: Bools) -> Memory:
-    """Return where storages are among the common records, `is_common` of all [records]."""
-    common, storages, uses = np.flatnonzero(is_common), trace.storages, trace.uses
+def memory_of(trace: Trace, table: list[Difference]) -> Memory:
+    """Return where storages are among the common records."""
+    rows, storages, uses = rows_of(trace), trace.storages, trace.uses
+    common = np.flatnonzero([is_on_both(row, table) for row in rows])
     since = np.searchsorted(common, storages.allocated_at)
     since[storages.allocated_at == NONE] = NONE
     until = np.searchsorted(common, storages.freed_at)
@@ -154,9 +165,20 @@ def memory_of(trace: Trace, is_common: Bools) -> Memory:
     np.maximum.at(last, uses.storage, uses.record)
     np.logical_or.at(is_written, uses.storage, uses.writes == 1)
     # -1 is the last place: a storage that nobody made or used in the step.
-    is_listed = np.append(~is_common, [False])
+    is_own = np.array([*(is_listed(row, table) for row in rows), False])
+    is_kept = is_own[storages.allocated_at] | is_own[last] | _is_freed(trace, rows, table)
     stored = [Stored(*map(int, one)) for one in zip(since, until, storages.num_bytes, strict=True)]
-    return Memory(stored, is_listed[storages.allocated_at] | is_listed[last], is_written)
+    return Memory(stored, is_kept, is_written)
+
+
+def _is_freed(trace: Trace, rows: list[Row], table: list[Difference]) -> Bools:
+    """Return whether it was made in forward and goes right after a listed record that frees [storages]."""
+    storages, frees = trace.storages, [one for one in table if one.frees]
+    does_free = [is_listed(row, table) and any(one.is_at(row.scope, row.phase) for one in frees) for row in rows]
+    is_forward = [row.phase == "forward" for row in rows]
+    is_after: Bools = np.array([False, *does_free])[storages.freed_at] & (storages.freed_at != NONE)
+    is_of_forward: Bools = np.array([*is_forward, False])[storages.allocated_at]
+    return is_after & is_of_forward
 
 
 def unmatched(mine: Memory, other: Memory) -> list[int]:
