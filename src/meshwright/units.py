@@ -34,7 +34,11 @@ def format_bytes(num_bytes: float) -> str:
     """Return `num_bytes` in binary units: 1536 -> "1.5 KiB"."""
     for size, suffix in ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if abs(num_bytes) >= size:
-            return f"{num_bytes / size:.3g} {suffix}" if num_bytes < 1000 * size else f"{num_bytes / size:.0f} {suffix}"
+            return (
+                f"{num_bytes / size:.3g} {suffix}"
+                if abs(num_bytes) < 999.5 * size
+                else f"{num_bytes / size:.0f} {suffix}"
+            )
     return f"{num_bytes:.0f} B"
 
 
@@ -42,9 +46,10 @@ def format_duration(duration_s: float) -> str:
     """Return a duration in the two largest units that matter: 3725 s -> "1 h 02 min"."""
     if duration_s == 0:
         return "0 s"
-    if duration_s < 1e-3:
+    # What would be rounded to 1000 of a unit is 1 of the next.
+    if duration_s < 0.9995e-3:
         return f"{duration_s * 1e6:.3g} us"
-    if duration_s < 1:
+    if duration_s < 0.9995:
         return f"{duration_s * 1e3:.3g} ms"
     if duration_s < 60:
         return f"{duration_s:.3g} s"

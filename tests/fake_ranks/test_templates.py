@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
 MICROBATCHES = ("layout.microbatch_size=1", "train.global_batch_size=16", "train.seq_len=64")
 LAYOUTS = {
     "accumulated": ("layout.dp_shard=2",),
+    "accumulated, bfloat16": ("layout.dp_shard=2", "precision.compute=bfloat16"),
     "kept": ("layout.dp_shard=2", "layout.reshard_after_forward=never", "precision.compute=bfloat16"),
     "1F1B": ("layout.dp_shard=2", "layout.pp=4", "layout.schedule=1F1B", "model.options.num_layers=4"),
     "GPipe": ("layout.dp_shard=2", "layout.pp=2", "layout.schedule=GPipe"),
@@ -49,9 +51,11 @@ def assert_same(told: Trace, whole: Trace) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_few_microbatches_tell_is_what_all_of_them_do(layout: str) -> None:
+def test_what_few_microbatches_tell_is_what_all_of_them_do(layout: str, caplog: pytest.LogCaptureFixture) -> None:
     overrides = [*MICROBATCHES, *LAYOUTS[layout]]
-    told = trace_job(JOB, overrides, how=UNCACHED)
+    with caplog.at_level(logging.INFO, logger="meshwright"):
+        told = trace_job(JOB, overrides, how=UNCACHED)
+    assert "all microbatches are traced" not in caplog.text
     whole = trace_job(JOB, overrides, how=replace(UNCACHED, mode="whole"))
     assert told.traces.keys() == whole.traces.keys()
     assert (told.class_of_rank == whole.class_of_rank).all()

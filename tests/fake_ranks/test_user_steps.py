@@ -49,9 +49,7 @@ def test_a_step_by_torchs_own_parallelism_is_traced(build: str, collective: str,
         ("hf_causal_lm.toml", ("layout.dp_shard=4", "layout.activation_checkpoint=full")),
     ],
 )
-def test_models_of_others_are_traced(job: str, layout: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    # A job's own code is found where its caller finds it.
-    monkeypatch.syspath_prepend(EXAMPLES)
+def test_models_of_others_are_traced(job: str, layout: tuple[str, ...]) -> None:
     found = trace(JOB_BUILD, 1, 4, [str(EXAMPLES / job), "layout.microbatch_size=4", *layout])
     assert "c10d._reduce_scatter_base_.default" in ops(found)
 

@@ -65,20 +65,18 @@ def _parts(folder: Path, run: MeasuredRun, expected: Candidate, *, simulate: boo
 def _simulated(folder: Path, run: MeasuredRun) -> Timeline:
     """Return the run's step, traced anew and played on the machine that the job names."""
     from meshwright.simulator.simulate import simulate
-    from meshwright.spec.layout import AXES
     from meshwright.spec.run import Run
     from meshwright.tracer.dry_run import trace_job
+    from meshwright.tracer.trace import device_type_of
 
     assert run.layout is not None
     assert run.setting is not None
-    degrees = [f"layout.{axis}={getattr(run.layout, axis)}" for axis in AXES]
+    # What was left open when the run began has been settled.
+    keys = {name: value for name, value in run.layout.model_dump().items() if value is not None} | {"search": False}
+    overrides = [f"layout.{name}={json.dumps(value)}" for name, value in keys.items()]
     cluster = run.setting.cluster
-    traces = trace_job(
-        str(Run(folder).job),
-        degrees,
-        run.layout.num_ranks,
-        device="cpu" if cluster.device.is_host else "simgpu",
-    )
+    device = device_type_of(cluster.device)
+    traces = trace_job(str(Run(folder).job), overrides, run.layout.num_ranks, device=device)
     return simulate(traces, cluster, str(folder))
 
 

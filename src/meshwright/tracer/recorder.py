@@ -111,9 +111,12 @@ class Recorder:
         self._storages["freed_at"][storage] = len(self)
 
     def trace(self, traced: Traced) -> Trace:
-        """Return what was recorded since `begin`; storages that were gone by then are left out."""
-        is_kept = np.ones(len(self._storages["num_bytes"]), np.bool_)
-        is_kept[: len(self._gone)] = ~np.array(self._gone, np.bool_)
+        """Return what was recorded since `begin`; storages that were gone by then are left out, and those that FSDP
+        shrank to nothing: when it does that differs between the first microbatch and others.
+        """
+        is_kept = np.array(self._storages["num_bytes"]) > 0
+        is_kept[self._uses["storage"]] = True
+        is_kept[: len(self._gone)] &= ~np.array(self._gone, np.bool_)
         storages = {name: np.array(column, np.int64)[is_kept] for name, column in self._storages.items()}
         records = {name: np.array(column, np.int64) for name, column in self._records.items()}
         uses = {name: np.array(column, np.int64) for name, column in self._uses.items()}

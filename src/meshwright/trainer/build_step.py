@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,7 +20,7 @@ from meshwright.trainer.training import build_pipeline
 
 def build_step(device: torch.device, rank: int, world_size: int, job_file: str, *overrides: str) -> Callable[[], None]:
     """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective."""
-    return _build(load_job(job_file, overrides).job, Ranks(rank, world_size, device))
+    return _build(_load(job_file, overrides), Ranks(rank, world_size, device))
 
 
 def build_part_of_step(
@@ -27,7 +28,14 @@ def build_part_of_step(
 ) -> Callable[[], None]:
     """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order."""
     chosen = [int(number) for number in microbatches.split(",")]
-    return _build(load_job(job_file, overrides).job, Ranks(rank, world_size, device), chosen)
+    return _build(_load(job_file, overrides), Ranks(rank, world_size, device), chosen)
+
+
+def _load(job_file: str, overrides: Sequence[str]) -> Job:
+    """Return the job; code of its own is found beside it, as `meshwright train` finds it."""
+    resolved = load_job(job_file, overrides)
+    sys.path.insert(0, str(resolved.folder))
+    return resolved.job
 
 
 def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Callable[[], None]:
