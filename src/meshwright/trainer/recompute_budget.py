@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.config.load import ResolvedJob
-from meshwright.errors import UnsupportedError
+from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.hardware.catalogue import load_cluster, load_device, with_example_rates
 from meshwright.hardware.local import LOCAL
 from meshwright.simulator.choose_checkpoints import Checkpoints, Need, choose_checkpoints
@@ -22,6 +22,7 @@ from meshwright.spec.trace import NONE, Trace
 from meshwright.tracer.dry_run import trace_job
 from meshwright.tracer.stage_contents import blocks_of_stages
 from meshwright.tracer.trace import device_type_of
+from meshwright.trainer.ranks import choose_device_type
 
 _SHARE_OF_DEVICE = 0.95
 """Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""
@@ -86,9 +87,18 @@ def _blocks_of_pipeline_ranks(job: Job, layout: Layout) -> list[list[int]]:
 
 
 def _device(job: Job, num_ranks: int) -> Device:
-    """Return what the job runs on; this machine's memory is shared by its ranks."""
+    """Return what the job runs on; this machine's memory is shared by its ranks. Raises ConfigError if it runs on GPUs
+    that nobody has named.
+    """
     section = job.cluster
     cluster = load_cluster(section.name).with_num_devices(num_ranks)
     if section.name == LOCAL and section.device is not None:
         return load_device(section.device)
-    return with_example_rates(cluster).device
+    device = with_example_rates(cluster).device
+    if device.is_host and choose_device_type(job.run) == "cuda":
+        raise ConfigError(
+            'layout.activation_checkpoint = "auto" chooses for the memory of what the job runs on: CUDA devices, '
+            f'and cluster.name = "{section.name}" is a processor: set cluster.device to what they are (see `meshwright '
+            'list devices`), or cluster.name to a cluster of them, or run.device to "cpu"'
+        )
+    return device
