@@ -22,27 +22,26 @@ def simulated(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_a_mismatch_names_the_rank_and_the_line() -> None:
-    found = simulated("reversed_order")
+@pytest.mark.parametrize(
+    ("program", "culprit", "code"),
+    [
+        ("reversed_order", "culprit: rank 3,", "dist.all_reduce(gradient)"),
+        pytest.param(
+            "ring_deadlock",
+            "rank 0 for rank 3, rank 3 for rank 2, rank 2 for rank 1, rank 1 for rank 0",
+            "dist.recv(",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "skipped_collective", "culprit: rank 1: nothing more", "dist.all_reduce(loss)", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_mistake_names_the_ranks_and_the_line(program: str, culprit: str, code: str) -> None:
+    found = simulated(program)
     assert found.returncode == 2
-    assert "culprit: rank 3," in found.stdout
-    assert line_of("dist.all_reduce(gradient)") in found.stdout
-
-
-@pytest.mark.long
-def test_a_deadlock_names_everybody_in_the_circle() -> None:
-    found = simulated("ring_deadlock")
-    assert found.returncode == 2
-    assert "rank 0 for rank 3, rank 3 for rank 2, rank 2 for rank 1, rank 1 for rank 0" in found.stdout
-    assert line_of("dist.recv(") in found.stdout
-
-
-@pytest.mark.long
-def test_a_collective_too_few_names_who_skipped_it() -> None:
-    found = simulated("skipped_collective")
-    assert found.returncode == 2
-    assert "culprit: rank 1: nothing more" in found.stdout
-    assert line_of("dist.all_reduce(loss)") in found.stdout
+    assert culprit in found.stdout
+    assert line_of(code) in found.stdout
 
 
 @pytest.mark.long
