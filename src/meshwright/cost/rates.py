@@ -22,8 +22,9 @@ from meshwright.spec.device import Device
 ARCHITECTURES = {
     "v100": "volta",
     "a100": "ampere",
-    "l40s": "ampere",
-    "rtx": "ampere",
+    "rtx-a6000": "ampere",
+    "l40s": "ada",
+    "rtx-4090": "ada",
     "h100": "hopper",
     "h200": "hopper",
     "h800": "hopper",
@@ -33,15 +34,17 @@ ARCHITECTURES = {
     "gb300": "blackwell-ultra",
     "mi300x": "cdna",
     "mi325x": "cdna",
+    "mi350x": "cdna",
     "mi355x": "cdna",
 }
-"""Architecture by the first part of a device's catalogue name."""
+"""Architecture by the beginning of a device's catalogue name."""
 _FULL_POWER_W = {"h100-96gb-500w": 700.0}
 
 
 def architecture_of(device: Device) -> str:
-    """Return the device's architecture; ampere where nobody said."""
-    architecture = ARCHITECTURES.get(device.name.split("-")[0], "ampere")
+    """Return the device's architecture; ampere for a device that is not in the catalogue."""
+    known = (name for prefix, name in ARCHITECTURES.items() if f"{device.name}-".startswith(f"{prefix}-"))
+    architecture = next(known, "ampere")
     return f"{architecture}-limited" if device.name.endswith("-limited") else architecture
 
 

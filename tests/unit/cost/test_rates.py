@@ -42,8 +42,15 @@ def test_no_rate_is_more_than_the_datasheet_has(name: str) -> None:
 
 
 def test_the_architecture_is_read_off_the_name() -> None:
-    found = {name: architecture_of(load_cluster(name).device) for name in ("h800-ib400", "dgx-a100", "gb300-nvl72")}
-    assert found == {"h800-ib400": "hopper", "dgx-a100": "ampere", "gb300-nvl72": "blackwell-ultra"}
+    expected = {
+        "h800-ib400": "hopper",
+        "dgx-a100": "ampere",
+        "gb300-nvl72": "blackwell-ultra",
+        "l40s-node": "ada",
+        "rtx-4090-node": "ada",
+        "rtx-a6000-node": "ampere",
+    }
+    assert {name: architecture_of(load_cluster(name).device) for name in expected} == expected
     device = load_cluster("dgx-b200").device
     assert architecture_of(device.replace(name="somebodys-chip")) == "ampere"
     assert architecture_of(device.replace(name="b200-limited")) == "blackwell-limited"

@@ -130,9 +130,11 @@ def test_measured_rates_stay_below_the_promised_ones(name: str) -> None:
         ("h100-sxm", "bfloat16", 989e12),
         ("h100-sxm", "float8", 1979e12),
         ("b200", "float4", 9e15),
-        ("b300", "float4", None),
+        ("b300", "float4", 13125e12),
         ("mi300x", "bfloat16", 1307.4e12),
         ("rtx-4090", "bfloat16", 165.2e12),
+        ("rtx-a6000", "bfloat16", 154.8e12),
+        ("mi350x", "bfloat16", 2292e12),
     ],
 )
 def test_peaks_are_the_datasheets(name: str, dtype: str, peak_flops_per_s: float | None) -> None:
