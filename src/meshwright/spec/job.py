@@ -14,6 +14,7 @@ from meshwright.spec.sections import (
     DataSection,
     ModelSection,
     OptimizerSection,
+    PlannerSection,
     PrecisionSection,
     RunSection,
     TrainSection,
@@ -37,6 +38,7 @@ class Job(Noun):
     precision: PrecisionSection = PrecisionSection()
     layout: LayoutRequest = LayoutRequest()
     cluster: ClusterSection = ClusterSection()
+    planner: PlannerSection = PlannerSection()
     checkpoint: CheckpointSection = CheckpointSection()
     run: RunSection = RunSection()
 

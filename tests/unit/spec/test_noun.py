@@ -13,13 +13,15 @@ from meshwright.spec.sections import (
     DataSection,
     ModelSection,
     OptimizerSection,
+    PlannerSection,
     PrecisionSection,
     RunSection,
     TrainSection,
 )
 
 NOUNS: list[type[Noun]] = [
-    CheckpointSection, ClusterSection, DataSection, ModelSection, OptimizerSection, PrecisionSection, RunSection,
+    CheckpointSection, ClusterSection, DataSection, ModelSection, OptimizerSection, PlannerSection, PrecisionSection,
+    RunSection,
     TrainSection, Layout, LayoutRequest, MemoryUse, StepTime,
 ]  # fmt: skip
 
