@@ -19,7 +19,7 @@ from meshwright.trainer import local_ranks
 
 
 def run_ranks(
-    fn: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 60, device: str = "cpu"
+    fn: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 300, device: str = "cpu"
 ) -> list[Any]:
     """Return what `fn(*args)` returned on each rank, by rank; AssertionError with all ranks' tracebacks if one failed.
 

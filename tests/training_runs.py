@@ -77,7 +77,7 @@ class FinishedRun:
 
 
 def train_on_ranks(
-    job: dict[str, Any], folder: Path, num_ranks: int, *, resume: bool = False, timeout_s: float = 60
+    job: dict[str, Any], folder: Path, num_ranks: int, *, resume: bool = False, timeout_s: float = 300
 ) -> FinishedRun:
     """Train `job` into `folder` on `num_ranks` gloo ranks."""
     codes = run_ranks(train_on_this_rank, num_ranks, job, str(folder), resume, timeout_s=timeout_s)

@@ -19,7 +19,7 @@ def line_of(text: str) -> str:
 
 def simulated(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "meshwright", "simulate", "--build", f"{PROGRAMS}:{program}", "--ranks", "4"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,6 @@ def _without(traces: dict[int, Trace], rank: int, row: int) -> tuple[Problem, ..
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("layout", ["dp_shard=2 tp=2 pp=2", "dp_replicate=2 cp=2 pp=2"])
 def test_classes_of_ranks_with_equal_traces_play_what_all_ranks_play(layout: str) -> None:
     arguments = ("examples/tiny.toml", *(f"layout.{degree}" for degree in layout.split()))

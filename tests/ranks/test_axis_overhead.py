@@ -13,9 +13,8 @@ _COMMAND = (sys.executable, "-m", "benchmarks.axis_overhead", "--size", "tiny", 
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="torch's own tensor parallelism is off by 2e-5 in torch 2.11")
-@pytest.mark.timeout(300)
 def test_every_way_of_every_axis_finds_the_same_losses() -> None:
-    ended = subprocess.run(_COMMAND, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    ended = subprocess.run(_COMMAND, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     rows = {row["axis"]: row for row in json.loads(ended.stdout)["rows"]}
     ways = {axis: set(row["ms"]) for axis, row in rows.items()}

@@ -33,7 +33,6 @@ def test_compiled_blocks_train_the_same(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("degrees", _DEGREES, ids=str)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_inductor_trains_the_same(

@@ -13,8 +13,6 @@ from meshwright.errors import ExitCode
 from meshwright.spec.job import Job
 from training_runs import tiny_job
 
-pytestmark = pytest.mark.timeout(180)
-
 MODULE = """
 import os
 import torch

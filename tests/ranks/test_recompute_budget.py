@@ -14,7 +14,7 @@ from meshwright.spec.job import Job
 from meshwright.spec.run import Manifest
 from training_runs import tiny_job
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 CLUSTER = "h100-ib400:2"
 WIDE = {"options": {"dim": 64, "num_layers": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_dim": 256}}
 """A model whose activations are most of its memory."""

@@ -13,8 +13,6 @@ import pytest
 from meshwright.spec.plan import Plan
 from meshwright.spec.run import Manifest
 
-pytestmark = pytest.mark.timeout(180)
-
 DEVICE = """
 title = "one core of a test"
 vendor = "any"
@@ -73,7 +71,7 @@ def job(tmp_path: Path) -> Path:
 def meshwright(job: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "meshwright", arguments[0], str(job), *arguments[1:]]
     environment = os.environ | {"MESHWRIGHT_CATALOGUE": str(job.parent)} | variables
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=job.parent, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=job.parent, env=environment)
     return done.returncode, done.stdout, done.stderr
 
 

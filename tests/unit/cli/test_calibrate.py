@@ -42,7 +42,6 @@ def test_a_file_that_somebody_wrote_is_kept(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_machine_is_measured_and_what_an_earlier_run_wrote_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
