@@ -136,7 +136,7 @@ def play_scripts(
         records[rank] = RecordTimes(np.array(script.device_s), np.array(script.host_s))
         for row, seconds in script.wire_s.items():
             wire_s[meetings.of_record[rank][row]] = seconds
-    times = MeetingTimes(0 * ones, wire_s, load * ones, 0 * ones)
+    times = MeetingTimes(0 * ones, wire_s, load * ones, 0 * ones, 0 * ones)
     played = play_traces(
         traces,
         meetings,

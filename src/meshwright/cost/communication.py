@@ -31,7 +31,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import group_of
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
-from meshwright.cost.point_to_point import send_s
+from meshwright.cost.point_to_point import mean_send_s, send_s
 from meshwright.cost.work import FIRST, Work
 
 Index = NDArray[np.int64]
@@ -143,9 +143,13 @@ class Communication:
         # Each tp rank sends its part; without sequence parallelism they gather the whole again (Narayanan 2021, 4.1).
         num_bytes = num_bytes / layouts.tp
         group = group_of(layouts.num_ranks // layouts.pp, layouts.pp, fabric)
-        one = send_s(num_bytes, group, fabric) + np.where(layouts.pp > 1, c["send_s"], 0.0)
         whole = all_gather_s(num_bytes * layouts.tp, group_of(1, layouts.tp, fabric), fabric)
-        one = one + np.where(self.has_sequence_parallel | (layouts.pp == 1), 0.0, whole)
+        added = np.where(self.has_sequence_parallel, 0.0, whole) + c["send_s"]
+        # The slowest hop sets the pace of a full pipeline; filling it takes all of them once.
+        slowest, mean = (
+            hop_s(num_bytes, group, fabric) + np.where(layouts.pp > 1, added, 0.0) for hop_s in (send_s, mean_send_s)
+        )
         share = np.where(self.overlaps_sends, c["pp_exposed"], c["pp_plain_exposed"])
         waits = np.where(self.overlaps_sends | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
-        return 2 * one * (share * num_microbatches * layouts.stages_per_rank + layouts.pp - 1) + waits
+        steady = share * num_microbatches * layouts.stages_per_rank * slowest
+        return 2 * (steady + (layouts.pp - 1) * mean) + waits

@@ -38,7 +38,7 @@ def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]
         return mismatched
     nothing = np.zeros(len(meetings))
     no_time = {rank: _no_time(trace) for rank, trace in traces.traces.items()}
-    costs = Costs(no_time, MeetingTimes(nothing, nothing, nothing, nothing))
+    costs = Costs(no_time, MeetingTimes(nothing, nothing, nothing, nothing, nothing))
     return stuck_problems(traces, meetings, play_traces(traces, meetings, costs, conditions))
 
 

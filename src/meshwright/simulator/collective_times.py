@@ -3,29 +3,41 @@
     seconds = latency + bytes / rate            alone on its links
     load    = rate / what the link carries      of the link inside the domain and of the network, each at most 1
 
-so that the link that sets the pace is used in full, and the other one as far as it has to keep up. Sources and what is
-ignored: cost/collective.py, all_to_all.py, point_to_point.py. A broadcast or scatter takes as long as an all-gather.
+so that the link that sets the pace is used in full, and the other one as far as it has to keep up. Between pods of an
+oversubscribed network, the ways out of and into each pod are links as well, which all of its devices share; of P2P the
+borders between the positions of its own two ranks count (hops.py). Sources and what is ignored: cost/collective.py,
+all_to_all.py, point_to_point.py. A broadcast or scatter takes as long as an all-gather.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cost.all_to_all import all_to_all_s
 from meshwright.cost.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.fabric import Fabric, FabricConstants, Floats, fabric_of
 from meshwright.cost.group import Group, require_links
-from meshwright.cost.link_rate import inside_bytes_per_s, neighbour_bytes_per_s, spread_bytes_per_s
-from meshwright.cost.point_to_point import send_s
+from meshwright.cost.link_rate import (
+    inside_bytes_per_s,
+    neighbour_bytes_per_s,
+    neighbour_crossing,
+    spread_bytes_per_s,
+    spread_crossing,
+)
+from meshwright.cost.point_to_point import hop_s
 from meshwright.cost.rates import architecture_of
 from meshwright.cost.slowness import Slowness, Stacks, is_omni_path
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import UnsupportedError
+from meshwright.simulator.hops import PodWays, hops_of, pod_ways_of, spine_of_hops
 from meshwright.simulator.matching import Channel, Meetings
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.trace import Ints, Trace
 from meshwright.spec.traces import Traces
 
 _FORMULAS = {
@@ -33,7 +45,6 @@ _FORMULAS = {
     "reduce-scatter": reduce_scatter_s,
     "all-reduce": all_reduce_s,
     "all-to-all": all_to_all_s,
-    "send": send_s,
 }
 _KIND_OF_NAME = {
     "allgather": "all-gather",
@@ -60,7 +71,11 @@ class MeetingTimes:
     inside: Floats
     """Share of each member's link inside the domain that it then takes."""
     network: Floats
-    """Share of each member's part of the network."""
+    """Share of each member's network card."""
+    spine: Floats
+    """Share of the busiest way out of or into a pod."""
+    pod_ways: Mapping[int, PodWays] = field(default_factory=dict)
+    """By channel; a channel that stays inside of pods has none."""
 
 
 def meeting_times(traces: Traces, meetings: Meetings, cluster: Cluster) -> MeetingTimes:
@@ -68,15 +83,16 @@ def meeting_times(traces: Traces, meetings: Meetings, cluster: Cluster) -> Meeti
     where ranks meet over a link without a rate.
     """
     fabric = reached_fabric(cluster)
-    columns = np.zeros((4, len(meetings)))
-    for channel in meetings.channels:
-        kinds, num_bytes = _asked(channel, traces)
-        group = group_at(channel.ranks, fabric)
-        require_links(group, fabric)
-        for kind in np.unique(kinds):
-            at = np.flatnonzero(kinds == kind)
-            columns[:, channel.first + at] = _priced(str(kind), num_bytes[at], group, fabric)
-    return MeetingTimes(*columns)
+    columns = np.zeros((5, len(meetings)))
+    pod_ways = {}
+    for number, channel in enumerate(meetings.channels):
+        at = channel.first + np.arange(channel.num_meetings)
+        priced = _message_times if channel.is_message else _collective_times
+        columns[:, at], ways = priced(channel, traces, fabric)
+        if ways:
+            pod_ways[number] = ways
+    latency_s, wire_s, inside, network, spine = columns
+    return MeetingTimes(latency_s, wire_s, inside, network, spine, pod_ways)
 
 
 def reached_fabric(cluster: Cluster) -> Fabric:
@@ -110,37 +126,77 @@ def kind_of(op: str) -> str:
     raise UnsupportedError(f"collective {op} has no formula: those with {known} in their names have; use one of them")
 
 
-def _asked(channel: Channel, traces: Traces) -> tuple[Floats, Floats]:
-    """Return kind and bytes of each of a channel's meetings, as the first member that is there asks for them."""
-    member = int(np.argmax([len(rows) for rows in channel.rows]))
-    rows, trace = channel.rows[member], traces.traces[channel.members[member]]
-    num_bytes = trace.records.num_bytes[rows].astype(np.float64)
-    if channel.is_message:
-        return np.full(len(rows), "send"), num_bytes
+def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
+    """Return the columns of MeetingTimes [5, meetings] of a channel of messages, and its ways between pods."""
+    num_bytes, hops = _num_bytes(channel, traces), hops_of(channel, traces)
+    domains = hops // int(fabric.domain_size)
+    crosses = bool((domains[:, 0] != domains[:, 1]).any())
+    group = Group(np.array(2.0), np.array(1.0 + crosses), np.array(float(np.abs(np.diff(hops)).max())))
+    require_links(group, fabric)
+    spine = spine_of_hops(hops, fabric)
+    latency_s, whole_s = (hop_s(size, group, spine.crossing, fabric) for size in (np.zeros_like(num_bytes), num_bytes))
+    shares = (float(not crosses), *_network_shares(float(crosses), spine.crossing, fabric))
+    return np.stack(np.broadcast_arrays(latency_s, whole_s - latency_s, *shares)), spine.ways
+
+
+def _collective_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
+    """Return the same of a channel of collectives."""
+    num_bytes, kinds = _num_bytes(channel, traces), _kinds(channel, traces)
+    group = group_at(channel.ranks, fabric)
+    require_links(group, fabric)
+    columns = np.zeros((5, len(num_bytes)))
+    for kind in np.unique(kinds):
+        at = np.flatnonzero(kinds == kind)
+        columns[:, at] = _priced(str(kind), num_bytes[at], group, fabric)
+    is_member = np.isin(traces.class_of_rank, channel.members)
+    return columns, pod_ways_of(np.flatnonzero(is_member), fabric) if columns[4].any() else ()
+
+
+def _num_bytes(channel: Channel, traces: Traces) -> Floats:
+    """Return the bytes of each of a channel's meetings, as the member with most records asks for them."""
+    rows, trace = _longest(channel, traces)
+    return trace.records.num_bytes[rows].astype(np.float64)
+
+
+def _kinds(channel: Channel, traces: Traces) -> NDArray[np.str_]:
+    rows, trace = _longest(channel, traces)
     used, where = np.unique(trace.records.signature[rows], return_inverse=True)
-    kinds = np.array([kind_of(trace.signatures[at].op) for at in used.tolist()])
-    return kinds[where.ravel()], num_bytes
+    return np.array([kind_of(trace.signatures[at].op) for at in used.tolist()])[where.ravel()]
+
+
+def _longest(channel: Channel, traces: Traces) -> tuple[Ints, Trace]:
+    member = int(np.argmax([len(rows) for rows in channel.rows]))
+    return channel.rows[member], traces.traces[channel.members[member]]
 
 
 def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
-    """Return latency, seconds on the wire, and shares of the links inside and between domains [4, meetings]."""
+    """Return latency, seconds on the wire, and shares of the links inside, between domains and pods [5, meetings]."""
     formula = _FORMULAS[kind]
     whole_s = np.broadcast_to(formula(num_bytes, group, fabric), num_bytes.shape)
     latency_s = np.minimum(formula(np.zeros_like(num_bytes), group, fabric), whole_s)
-    inside, network = _loads(kind, group, fabric)
-    return np.stack(np.broadcast_arrays(latency_s, whole_s - latency_s, inside, network))
+    return np.stack(np.broadcast_arrays(latency_s, whole_s - latency_s, *_loads(kind, group, fabric)))
 
 
-def _loads(kind: str, group: Group, fabric: Fabric) -> tuple[float, float]:
-    """Return which share of its links each member takes."""
+def _loads(kind: str, group: Group, fabric: Fabric) -> tuple[float, float, float]:
+    """Return which share each member takes of its link inside the domain, its network card and its pod's way out."""
     to_inside = float(inside_bytes_per_s(group, fabric))
     if kind == "all-to-all":
         # Of its bytes those to peers of the same domain stay inside.
         stays, leaves = float(group.ranks_per_domain) - 1, float(group.num_ranks - group.ranks_per_domain)
         inside_s, network_s = stays / to_inside, leaves / float(spread_bytes_per_s(group, fabric))
+        crossing = spread_crossing(group, fabric)
     else:
         # A ring passes the same bytes over both, the network's split over the members of a domain.
         inside_s = 1 / to_inside
         network_s = 1 / float(neighbour_bytes_per_s(group, fabric) * group.ranks_per_domain)
+        crossing = neighbour_crossing(group, fabric)
     slower_s = max(inside_s, network_s)
-    return (inside_s / slower_s, network_s / slower_s) if slower_s > 0 else (0.0, 0.0)
+    if slower_s == 0:
+        return 0.0, 0.0, 0.0
+    return inside_s / slower_s, *_network_shares(network_s / slower_s, float(crossing), fabric)
+
+
+def _network_shares(share: float, crossing: float, fabric: Fabric) -> tuple[float, float]:
+    """Return the shares of a rank's network card and of its pod's way out, given that of the slower of the two."""
+    on_spine = float(fabric.oversubscription) * crossing
+    return share / max(1.0, on_spine), share * min(1.0, on_spine)

@@ -25,6 +25,8 @@ class Channel:
     is_message: bool
     ranks: tuple[int, ...]
     """Of its group as the first representative sees it; sender and receiver of messages."""
+    group: tuple[int, ...]
+    """The whole group, of messages too; empty where the operator names none."""
     members: tuple[int, ...]
     """Representatives that have to be there: of a message the sender's and the receiver's."""
     first: int
@@ -57,6 +59,7 @@ class _Found:
     axis: str
     is_message: bool
     ranks: tuple[int, ...]
+    group: tuple[int, ...]
     members: tuple[int, ...]
     sides: dict[tuple[int, int], Ints]
     """By representative and kind of record."""
@@ -76,7 +79,18 @@ def match(traces: Traces) -> Meetings:
         for (rank, _), rows in one.sides.items():
             of_record[rank][rows] = first + np.arange(len(rows))
         rows_of_members = tuple(one.sides.get(side, _NO_ROWS) for side in _sides(one))
-        channels.append(Channel(one.axis, one.is_message, one.ranks, one.members, first, num_meetings, rows_of_members))
+        channels.append(
+            Channel(
+                axis=one.axis,
+                is_message=one.is_message,
+                ranks=one.ranks,
+                group=one.group,
+                members=one.members,
+                first=first,
+                num_meetings=num_meetings,
+                rows=rows_of_members,
+            )
+        )
         first += num_meetings
     lengths = [channel.num_meetings for channel in channels]
     return Meetings(tuple(channels), of_record, np.repeat(np.arange(len(channels)), lengths))
@@ -98,12 +112,12 @@ def _collectives(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hash
         sides = {(rank, int(RecordKind.COLLECTIVE)): rows}
         if group == NONE:
             # An operator that names no group concerns nobody else.
-            yield (rank, NONE), _Found("", False, (rank,), (rank,), sides)
+            yield (rank, NONE), _Found("", False, (rank,), (), (rank,), sides)
             continue
         ranks = trace.groups[group]
         key = _group_key(trace, group, traces)
         members = np.unique(traces.class_of_rank[list(ranks)]).tolist()
-        yield key, _Found(trace.group_names[group], False, ranks, tuple(members), sides)
+        yield key, _Found(trace.group_names[group], False, ranks, ranks, tuple(members), sides)
 
 
 def _messages(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashable, _Found]]:
@@ -115,14 +129,14 @@ def _messages(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashabl
         sender, receiver = (rank, peer) if kind == RecordKind.SEND else (peer, rank)
         members = (int(class_of[sender]), int(class_of[receiver]))
         if group == NONE:
-            axis, group_key, distance = "", None, receiver - sender
+            axis, ranks, group_key, distance = "", (), None, receiver - sender
         else:
-            ranks = trace.groups[group]
-            axis, group_key = trace.group_names[group], _group_key(trace, group, traces)
+            axis, ranks = trace.group_names[group], trace.groups[group]
+            group_key = _group_key(trace, group, traces)
             # Round the group: the last one's neighbour is the first.
             distance = (ranks.index(receiver) - ranks.index(sender)) % len(ranks)
         sides = {(rank, kind): rows[where.ravel() == number]}
-        yield (group_key, members, distance), _Found(axis, True, (sender, receiver), members, sides)
+        yield (group_key, members, distance), _Found(axis, True, (sender, receiver), ranks, members, sides)
 
 
 def _group_key(trace: Trace, group: int, traces: Traces) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 from meshwright.simulator.collective_times import MeetingTimes
 from meshwright.simulator.conditions import USUAL, Conditions, dropped_by, stops_of
 from meshwright.simulator.engine import PENDING, Played, Table, play
+from meshwright.simulator.hops import PodWays
 from meshwright.simulator.links import Links
 from meshwright.simulator.matching import Channel, Meetings
 from meshwright.simulator.program import Program, RecordTimes, Signals, program_of
@@ -46,17 +48,20 @@ def _table(programs: list[Program], meetings: Meetings, costs: Costs, signals: S
     members: list[tuple[int, ...]] = []
     is_first = np.zeros(len(meetings), bool)
     is_last = np.zeros(len(meetings), bool)
-    inside, network = times.inside.tolist(), times.network.tolist()
-    for channel in meetings.channels:
+    inside, network, spine = times.inside.tolist(), times.network.tolist(), times.spine.tolist()
+    pod_ways = _distinct_ways(times.pod_ways)
+    for position, channel in enumerate(meetings.channels):
         numbers = range(channel.first, channel.first + channel.num_meetings)
         is_first[channel.first] = is_last[numbers[-1]] = True
         ways = _ways(channel, place)
         members += [tuple(place[rank] for rank in channel.members)] * len(numbers)
-        kinds: dict[tuple[float, float], list[tuple[int, float]]] = {}
+        to_pods = pod_ways.get(position, ())
+        kinds: dict[tuple[float, float, float], list[tuple[int, float]]] = {}
         for at in numbers:
-            loads = (inside[at], network[at])
+            loads = (inside[at], network[at], spine[at])
             if loads not in kinds:
-                kinds[loads] = [(2 * way + link, load) for way in ways for link, load in enumerate(loads) if load > 0]
+                own = [(2 * way + link, load) for way in ways for link, load in enumerate(loads[:2]) if load > 0]
+                kinds[loads] = own + [(-1 - way, share * loads[2]) for way, share in to_pods]
             uses.append(kinds[loads])
     signal_at = [PENDING] * signals.count
     signal_at[signals.always] = 0.0
@@ -79,3 +84,14 @@ def _ways(channel: Channel, place: Mapping[int, int]) -> list[int]:
         sender, receiver = channel.members
         return [2 * place[sender], 2 * place[receiver] + 1]
     return [2 * place[rank] + way for rank in channel.members for way in (0, 1)]
+
+
+def _distinct_ways(pod_ways: Mapping[int, PodWays]) -> dict[int, PodWays]:
+    """Return the same without ways that the same channels use alike: they are always equally busy."""
+    users: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for channel, ways in pod_ways.items():
+        for way, share in ways:
+            users[way].append((channel, share))
+    first = {tuple(found): way for way, found in reversed(users.items())}
+    kept = set(first.values())
+    return {channel: tuple(one for one in ways if one[0] in kept) for channel, ways in pod_ways.items()}
