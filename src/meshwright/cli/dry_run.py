@@ -12,15 +12,16 @@ from meshwright.planner.answer import judge
 from meshwright.planner.memory_fixes import memory_fixes
 from meshwright.planner.question import Question
 from meshwright.simulator.check import check
-from meshwright.simulator.conditions import Conditions
+from meshwright.simulator.conditions import USUAL, Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
 from meshwright.simulator.liveness import liveness_of
 from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_times
 from meshwright.simulator.overlap import overlap_of
 from meshwright.simulator.savings import savings_of
 from meshwright.simulator.simulate import simulate
+from meshwright.simulator.stragglers import stragglers_of
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory
+from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
 from meshwright.spec.expected_parts import expected_parts
 from meshwright.spec.layout import Layout
 from meshwright.spec.overlap import Overlap
@@ -51,7 +52,10 @@ class Subject:
 
 
 def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[DryRun, Timeline | None]:
-    """Return what the traces come to on the subject's cluster, and the played step; None where it would not end."""
+    """Return what the traces come to on the subject's cluster, and the played step; None where it would not end.
+
+    Where `conditions` has a fault of a rank, `traces` gives that rank a class of its own (simulator/apart.py).
+    """
     problems = check(traces, conditions)
     timeline = None if problems else simulate(traces, subject.cluster, subject.name, conditions)
     device = subject.cluster.device
@@ -66,7 +70,7 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         usable_memory_bytes=round(device.usable_memory_bytes),
         problems=problems,
         padding=_padding(subject),
-        outcome=None if timeline is None else _outcome(subject, traces, timeline),
+        outcome=None if timeline is None else _outcome(subject, traces, timeline, conditions),
     )
     return run, timeline
 
@@ -78,7 +82,7 @@ def _padding(subject: Subject) -> Padding | None:
     return padding_of(setting.model, subject.layout, setting.workload.activation_element_bytes)
 
 
-def _outcome(subject: Subject, traces: Traces, timeline: Timeline) -> Outcome:
+def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Outcome:
     memory = rank_memory(timeline, traces, subject.layout)
     ranks = rank_times(timeline, subject.layout)
     fullest, device = traces.of_rank(max(memory, key=lambda rank: rank.reserved_bytes).rank), subject.cluster.device
@@ -90,11 +94,18 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline) -> Outcome:
         memory=memory,
         savings=savings_of(liveness_of(fullest, op_seconds(fullest.signatures, device)), is_host=device.is_host),
         ranks=ranks,
+        stragglers=_stragglers(subject, traces, timeline, conditions),
         collectives=collective_uses(timeline, traces),
         exposed=exposed_places(timeline),
         suggestions=_suggestions(overlap_of(traces.of_rank(most_exposed), timeline), timeline.step_s),
         **_formulas(subject, timeline, memory),
     )
+
+
+def _stragglers(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Stragglers | None:
+    if conditions == USUAL:
+        return None
+    return stragglers_of(timeline, simulate(traces, subject.cluster, subject.name), traces)
 
 
 def _suggestions(overlap: Overlap, step_s: float) -> tuple[str, ...]:

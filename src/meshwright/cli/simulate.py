@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from meshwright.spec.traces import Traces
 
 _LEAST_WIDTH = 120
+_MOST_JITTER = 1.0
+"""At which one operation in 40 takes 4 times its cost; no machine is as noisy as that."""
+_MOST_SLOWER = 1e6
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -28,7 +31,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the program; a job's are its cluster's devices.")
 @click.option("--routing", default="balanced", show_default=True, help="Tokens to experts: balanced, zipf:1.2, worst.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is drawn by chance.")
-@click.option("--jitter", type=click.FloatRange(min=0), default=0.0, help="Spread of every operation's time: 0.05.")
+@click.option("--jitter", type=float, default=0.0, help="Spread of every operation's time on each rank: 0.05.")
 @click.option("--slow-rank", multiple=True, help="RANK:FACTOR, such as 3:1.5: a rank that computes slower.")
 @click.option("--html", type=_FILE, help="Write the report as one page that needs no network.")
 @click.option("--perfetto", type=_FILE, help="Write the timeline for ui.perfetto.dev; packed if it ends in .gz.")
@@ -44,9 +47,11 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     """
     from meshwright.cli.dry_run import dry_run
     from meshwright.errors import ExitCode
+    from meshwright.simulator.apart import apart
 
     conditions = _conditions(given)
     subject, traces = _program(words, given) if given["build"] else _job(words, given)
+    traces = apart(traces, [fault.rank for fault in conditions.faults])
     run, timeline = dry_run(subject, traces, conditions)
     _write(run, timeline, traces, given)
     if given["as_json"]:
@@ -162,10 +167,17 @@ def _split(words: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _conditions(given: dict[str, Any]) -> Conditions:
+    """Return how the step departs from the usual one; raises ConfigError for a value that means nothing."""
+    from meshwright.errors import ConfigError
     from meshwright.simulator.conditions import Conditions
 
-    faults = tuple(_slow_rank(text) for text in given["slow_rank"])
-    return Conditions(seed=given["seed"], jitter=given["jitter"], faults=faults)
+    jitter = given["jitter"]
+    if not 0 <= jitter <= _MOST_JITTER:
+        raise ConfigError(
+            f"--jitter {jitter} is the spread of the logarithm of every operation's time, 0 to {_MOST_JITTER:g}: "
+            "write 0.05 for 5 %"
+        )
+    return Conditions(seed=given["seed"], jitter=jitter, faults=tuple(_slow_rank(text) for text in given["slow_rank"]))
 
 
 def _slow_rank(text: str) -> Any:
@@ -174,9 +186,15 @@ def _slow_rank(text: str) -> Any:
 
     rank, _, factor = text.partition(":")
     try:
-        return Fault(kind="slow-rank", rank=int(rank), argument=float(factor))
+        number, slower = int(rank), float(factor)
     except ValueError:
         raise ConfigError(f"--slow-rank {text} is no rank and how many times slower it is: write 3:1.5") from None
+    if number < 0 or not 0 < slower <= _MOST_SLOWER:
+        raise ConfigError(
+            f"--slow-rank {text}: the rank must be 0 or more and the factor more than 0 and at most {_MOST_SLOWER:g}; "
+            "write 3:1.5 for a rank 3 that takes half as long again"
+        )
+    return Fault(kind="slow-rank", rank=number, argument=slower)
 
 
 def _write(run: DryRun, timeline: Timeline | None, traces: Traces, given: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from meshwright.report.dry_run_table import (
     signed_change,
 )
 from meshwright.report.part_words import NO_AXIS
+from meshwright.report.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
 from meshwright.report.timeline_figures import PURPOSE, memory_figure, pipeline_figure, streams_figure
 from meshwright.report.waterfall import MFU_MEANS, percent
 from meshwright.spec.dry_run import CollectiveUse, DryRun, Outcome, Padding, RankMemory
@@ -39,6 +40,7 @@ def write_html(run: DryRun, timeline: Timeline | None, file: Path) -> None:
     if run.outcome is not None and timeline is not None:
         parts += [*_cards(run, run.outcome), *_misfit(run, run.outcome), *_time(run.outcome, timeline)]
         parts += [*_memory(run, run.outcome, timeline), *_communication(run.outcome), _ranks(run.outcome)]
+        parts += _stragglers(run.outcome)
     parts += _padding(run.padding)
     page = Template(_TEMPLATE.read_text(encoding="utf-8"))
     title = escape(f"Dry run of {run.job}")
@@ -153,6 +155,13 @@ def _ranks(outcome: Outcome) -> str:
     ]
     headers = ("rank#", "pp#", "computes#", "exposed#", "bubble#", "optimizer#", "host#")
     return _section("What each rank does", "Shares of the step.", _table(headers, rows))
+
+
+def _stragglers(outcome: Outcome) -> Iterator[str]:
+    if outcome.stragglers is not None:
+        rows = [straggling_cells(one) for one in shown_stragglers(outcome.stragglers)]
+        note = stragglers_words(outcome, outcome.stragglers)
+        yield _section("Stragglers", f"{note[0].upper()}{note[1:]}.", _table(HEADERS, rows))
 
 
 def _padding(padding: Padding | None) -> Iterator[str]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from meshwright.report.dry_run_memory import largest_table, rank_memory_table, savings_table, shown_ranks
 from meshwright.report.part_words import NO_AXIS, PART_WORDS
+from meshwright.report.stragglers_table import stragglers_parts
 from meshwright.report.waterfall import MFU_MEANS, percent, plain_table
 from meshwright.spec.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
 from meshwright.spec.layout_text import layout_text
@@ -35,6 +36,7 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
         yield _parts_table(run.outcome)
         yield ""
         yield from _speed(run, run.outcome)
+        yield from stragglers_parts(run.outcome)
         yield ""
         yield rank_memory_table(run, run.outcome)
         tables = [

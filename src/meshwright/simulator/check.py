@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 
+from meshwright.simulator.apart import apart
 from meshwright.simulator.collective_times import MeetingTimes
 from meshwright.simulator.conditions import USUAL, Conditions
 from meshwright.simulator.matching import Channel, Meetings, match
@@ -32,6 +33,7 @@ _UNEVEN = ("alltoall", "all_to_all")
 
 def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
     """Return why the step cannot end, or would compute nonsense; empty where nothing is wrong."""
+    traces = apart(traces, [fault.rank for fault in conditions.faults])
     meetings = match(traces)
     mismatched = tuple(_mismatches(traces, meetings))
     if mismatched:

@@ -1,10 +1,9 @@
 """Conditions: what makes one step differ from the next: jitter, ranks that are slow, faults.
 
-    seconds of a record = its cost x exp(jitter x z - jitter^2 / 2) x slowness of its rank
+    seconds of an operation = its cost x the fault's factor x noise of its rank (noise.py)
 
-with z drawn anew for each record from a normal distribution, so that the mean stays the cost; slowness is exp(spread x
-|z|), drawn once a rank. What a fault does to one rank it does to all that its trace stands for: trace every rank to see
-one of them alone. Ignored: that slow moments of one rank come together.
+A fault concerns all ranks that a representative stands for, until apart() gives its rank a program of its own. Ignored:
+that slow moments of one rank come together.
 """
 
 from __future__ import annotations
@@ -36,6 +35,11 @@ class Conditions:
     has_expandable_segments: bool = False
     """Whether the allocator is told to let its segments grow (PYTORCH_CUDA_ALLOC_CONF)."""
 
+    @property
+    def is_noisy(self) -> bool:
+        """Return whether ranks of one class take different times."""
+        return self.jitter > 0 or self.rank_spread > 0
+
 
 USUAL = Conditions()
 """Every cost as the cost library has it."""
@@ -44,26 +48,19 @@ USUAL = Conditions()
 def records_under(
     conditions: Conditions, traces: Traces, record_times: Mapping[int, RecordTimes]
 ) -> dict[int, RecordTimes]:
-    """Return what each representative's records take under `conditions`."""
+    """Return what each representative's records take with the faults of `conditions`."""
     changed = {}
     for rank, times in record_times.items():
-        # Each rank draws for itself: its numbers do not depend on who else was traced.
-        draw = np.random.default_rng((conditions.seed, rank))
-        slowness = np.exp(conditions.rank_spread * abs(draw.standard_normal()))
-        noise = conditions.jitter * draw.standard_normal(len(times.device_s)) - conditions.jitter**2 / 2
-        device_s = times.device_s * np.exp(noise) * slowness
+        device_s = times.device_s.copy()
         for fault in _of(conditions, traces, rank, "slow-rank"):
-            rows = _in_phase(fault, traces.traces[rank])
-            device_s[rows] *= fault.argument
+            device_s[_in_phase(fault, traces.traces[rank])] *= fault.argument
         changed[rank] = replace(times, device_s=device_s)
     return changed
 
 
 def meetings_under(conditions: Conditions, traces: Traces, meetings: Meetings, times: MeetingTimes) -> MeetingTimes:
-    """Return what each meeting takes under `conditions`."""
-    draw = np.random.default_rng((conditions.seed, traces.world_size))
-    noise = conditions.jitter * draw.standard_normal(len(meetings)) - conditions.jitter**2 / 2
-    slower = np.exp(noise)
+    """Return what each meeting takes with the faults of `conditions`."""
+    slower = np.ones(len(meetings))
     for rank, trace in traces.traces.items():
         for fault in _of(conditions, traces, rank, "slow-link"):
             met = meetings.of_record[rank][_in_phase(fault, trace)]

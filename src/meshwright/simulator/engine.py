@@ -13,7 +13,7 @@ by then all streams have played as far as they could. Nothing is drawn, so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,7 +110,7 @@ class Stream:
 
     def __init__(self, program: Program, number: int) -> None:
         self.number, self.records = number, np.flatnonzero(program.stream == number)
-        self._issued_s = np.cumsum(program.times.host_s)[self.records]
+        self.issued_s = np.cumsum(program.times.host_s)[self.records]
         """When the host hands over each record, had it never stopped."""
         self.instructions = program.instruction[self.records].tolist()
         self.signals = program.signal[self.records].tolist()
@@ -128,7 +128,7 @@ class Stream:
     def hand_over(self, until: int, stopped_s: float) -> None:
         """Take all records before `until`, a position in the trace, from a host that had stopped for so long."""
         first = len(self.handed_at)
-        self.handed_at.extend((self._issued_s[first : np.searchsorted(self.records, until)] + stopped_s).tolist())
+        self.handed_at.extend((self.issued_s[first : np.searchsorted(self.records, until)] + stopped_s).tolist())
 
     def run(self, table: Table) -> None:
         """Play on until a signal is missing or the host has handed over no more."""
@@ -179,13 +179,13 @@ class Host:
     def __init__(self, program: Program) -> None:
         self.rank, self.host_s = program.rank, program.times.host_s
         self.streams = [Stream(program, number) for number in np.unique(program.stream).tolist()]
-        self._issued_s = np.cumsum(self.host_s)
+        self.issued_s = np.cumsum(self.host_s)
         """When it has handed over each record, had it never stopped."""
         self.instruction, self.num_handed = program.instruction, program.num_handed
         self.syncs = [*program.syncs, (len(program.stream) - 1, -1)]
         self.stops: list[tuple[float, float]] = []
         """From when to when it waited for the device at each sync so far."""
-        self._stopped_s = 0.0
+        self.stopped_s = 0.0
         self._next = 0
 
     def run(self, table: Table) -> None:
@@ -198,10 +198,10 @@ class Host:
             if ready_s == PENDING:
                 table.waiting.setdefault(signal, []).append(self)
                 return
-            here_s = float(self._issued_s[record]) + self._stopped_s
+            here_s = float(self.issued_s[record]) + self.stopped_s
             there_s = max(here_s, ready_s)
             self.stops.append((here_s, there_s))
-            self._stopped_s += there_s - here_s
+            self.stopped_s += there_s - here_s
             self._next += 1
             self.hand_over(table)
 
@@ -209,7 +209,7 @@ class Host:
         """Hand over all records up to the next sync."""
         until = min(self.syncs[self._next][0] + 1, self.num_handed)
         for stream in self.streams:
-            stream.hand_over(until, self._stopped_s)
+            stream.hand_over(until, self.stopped_s)
         table.runnable.extend(self.streams)
         if not self.is_done:
             table.runnable.append(self)
@@ -226,7 +226,7 @@ class Host:
     @property
     def end_s(self) -> float:
         """Return when it handed over its last record."""
-        return float(self._issued_s[-1]) + self._stopped_s
+        return float(self.issued_s[-1]) + self.stopped_s
 
 
 @dataclass(frozen=True)
@@ -239,11 +239,20 @@ class Played:
     """When each meeting began; -1 of one that never did [meetings]."""
     ended_at: Floats
     """[meetings]"""
+    seen: Mapping[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    """The same two for a rank whose own times differ from those of other ranks that meet there."""
+    last_s: float = 0.0
+    """When the last of all ranks was done, if later than those of `hosts`."""
 
     @property
     def end_s(self) -> float:
         """Return when the last host or stream was done."""
-        return max(max(host.end_s, *(stream.now_s for stream in host.streams)) for host in self.hosts)
+        ends_s = (max(host.end_s, *(stream.now_s for stream in host.streams)) for host in self.hosts)
+        return max(self.last_s, *ends_s)
+
+    def times_of(self, rank: int) -> tuple[Floats, Floats]:
+        """Return when each meeting began and ended, as a rank that takes part sees it [meetings]."""
+        return self.seen.get(rank, (self.began_at, self.ended_at))
 
     @property
     def is_done(self) -> bool:

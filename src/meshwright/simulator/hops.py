@@ -1,9 +1,8 @@
 """Hops: the pairs of ranks that a channel of messages stands for, and the borders of pods that they cross.
 
 A channel has one representative sender and one receiver; every rank of their classes sends at the same time along its
-own group. Groups of one mesh axis tile the ranks: members stand `stride` apart, `stride` groups lie next to each other.
-So the hop around the end of a pipeline or a ring is one between the positions of its own two ranks, however far they
-are apart. Where a group is no such part of a mesh, the channel stands for the pairs inside of it.
+own group (siblings.py). The hop around the end of a pipeline or a ring is one between the positions of its own two
+ranks, however far they are apart.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import numpy as np
 
 from meshwright.cost.fabric import Fabric
 from meshwright.simulator.matching import Channel
+from meshwright.simulator.siblings import groups_of_axis
 from meshwright.spec.trace import Ints
 from meshwright.spec.traces import Traces
 
@@ -41,7 +41,7 @@ def hops_of(channel: Channel, traces: Traces) -> Ints:
     if len(channel.group) == 0:
         return np.array([channel.ranks])
     distance = channel.group.index(receiver) - channel.group.index(sender)
-    groups = _sibling_groups(np.array(channel.group), traces.world_size)
+    groups = groups_of_axis(channel.group, traces)
     pairs = np.stack([groups.ravel(), np.roll(groups, -distance, axis=1).ravel()], axis=1)
     is_ours = (traces.class_of_rank[pairs] == channel.members).all(axis=1)
     return np.asarray(pairs[is_ours])
@@ -62,15 +62,3 @@ def pod_ways_of(ranks: Ints, fabric: Fabric) -> PodWays:
     """Return the ways out of and into each pod of `ranks`, all used alike; none where there is one pod."""
     pods = np.unique(ranks // float(fabric.nonblocking_devices)).astype(np.int64).tolist()
     return tuple((2 * pod + way, 1.0) for pod in pods for way in (0, 1)) if len(pods) > 1 else ()
-
-
-def _sibling_groups(group: Ints, world_size: int) -> Ints:
-    """Return the groups of the group's mesh axis, the same member first in each [groups, members]."""
-    ranks, strides = np.sort(group), np.unique(np.diff(np.sort(group)))
-    if len(strides) != 1:
-        return group[None]
-    stride, width = int(strides[0]), int(strides[0]) * len(group)
-    if ranks[0] % width >= stride or world_size % width:
-        return group[None]
-    firsts = (np.arange(0, world_size, width)[:, None] + np.arange(stride)).reshape(-1, 1)
-    return np.asarray(firsts + (group - ranks[0]))

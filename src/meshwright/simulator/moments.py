@@ -29,9 +29,10 @@ def moments_of(trace: Trace, meetings: Meetings, played: Played, host: Host) -> 
         _set_stream(one, trace, start_s, end_s, stream)
     meeting = meetings.of_record[host.rank]
     rows = np.flatnonzero(meeting != NONE)
-    ended = played.ended_at[meeting[rows]] >= 0
-    start_s[rows] = np.where(ended, played.began_at[meeting[rows]], np.nan)
-    end_s[rows] = np.where(ended, played.ended_at[meeting[rows]], np.nan)
+    began_at, ended_at = played.times_of(host.rank)
+    ended = ended_at[meeting[rows]] >= 0
+    start_s[rows] = np.where(ended, began_at[meeting[rows]], np.nan)
+    end_s[rows] = np.where(ended, ended_at[meeting[rows]], np.nan)
     _, channel = np.unique(meetings.channel[meeting[rows]], return_inverse=True)
     stream[rows] = 1 + int(trace.records.stream.max(initial=0)) + channel.ravel()
     return Moments(start_s, end_s, stream)

@@ -16,6 +16,7 @@ import numpy as np
 from meshwright.simulator.engine import Host, Played
 from meshwright.simulator.matching import Meetings
 from meshwright.simulator.moments import Moments
+from meshwright.simulator.waited import waited_records
 from meshwright.spec.timeline import Floats, MemoryCurve, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.traces import Traces
@@ -92,7 +93,7 @@ def _rank_spans(trace: Trace, meetings: Meetings, when: Moments, host: Host, tex
     records = trace.records
     kind = np.array([_KINDS[one] for one in RecordKind], np.int64)[records.kind]
     meeting, signature = meetings.of_record[host.rank], records.signature.copy()
-    waited = _waited_records(trace)
+    waited = waited_records(trace)
     signature[waited != NONE] = records.signature[waited[waited != NONE]]
     axes = texts.axes.positions(tuple(channel.axis for channel in meetings.channels))
     channel = np.where(meeting == NONE, NONE, meetings.channel[meeting] if len(meetings) else NONE)
@@ -121,31 +122,6 @@ def _named(trace: Trace, signature: Ints, texts: Texts) -> Ints:
     of_signature = texts.names.positions(tuple(one.op for one in trace.signatures))
     of_kind = texts.names.positions(tuple(kind.name.lower().replace("_", " ") for kind in RecordKind))
     return np.where(signature == NONE, of_kind[trace.records.kind], of_signature[signature])
-
-
-def _waited_records(trace: Trace) -> Ints:
-    """Return for each wait the record of the collective or message that it is for; -1 of anything else [records]."""
-    records = trace.records
-    waited = np.full(len(records), NONE, np.int64)
-    of_work: dict[int, int] = {}
-    of_event: dict[int, int] = {}
-    last_of_stream: dict[int, int] = {}
-    is_quiet = (records.kind == RecordKind.OP) & (records.stream == 0)
-    rows, kinds = np.flatnonzero(~is_quiet), list(RecordKind)
-    columns = (rows, records.kind[rows], records.stream[rows], records.work[rows], records.event[rows])
-    for row, number, stream, work, event in zip(*(column.tolist() for column in columns), strict=True):
-        kind = kinds[number]
-        if kind is RecordKind.WAIT:
-            last_of_stream[stream] = waited[row] = of_work.get(work, NONE)
-        elif kind is RecordKind.WAIT_EVENT:
-            waited[row] = of_event.get(event, NONE)
-        elif kind is RecordKind.RECORD_EVENT:
-            of_event[event] = last_of_stream.get(stream, NONE)
-        elif kind is RecordKind.OP:
-            last_of_stream[stream] = NONE
-        elif kind is not RecordKind.HOST_SYNC:
-            of_work[work] = row
-    return waited
 
 
 def _host_spans(columns: Spans, trace: Trace, host: Host, texts: Texts) -> Spans:

@@ -96,6 +96,36 @@ class RankTime(Noun):
     parts: StepParts
 
 
+class Straggling(Noun):
+    """How one rank's step changes under jitter or with a slow rank, against the step in which none is slow."""
+
+    rank: NonNegativeInt
+    num_ranks: PositiveInt
+    """Ranks that do the same, itself included."""
+    computes_s: NonNegativeFloat
+    """On its default stream."""
+    added_compute_s: float
+    """What it computes longer than in the usual step."""
+    added_wait_s: float
+    """What it waits longer for other ranks to arrive at collectives and messages."""
+    axis: str = ""
+    """Mesh axis of the communication that it waits for most; empty where it does not wait longer."""
+    op: str = ""
+    op_wait_s: float = 0.0
+    """What it waits longer there."""
+    count: NonNegativeInt = 0
+    """How often it waits there."""
+
+
+class Stragglers(Noun):
+    """What jitter, or slow ranks, add to the step."""
+
+    usual_step_s: PositiveFloat
+    """The same step without them."""
+    ranks: Annotated[tuple[Straggling, ...], Field(strict=False)]
+    """Of each class of ranks, by rank."""
+
+
 class PaddedParameter(Noun):
     """A parameter whose shards are padded: FSDP2 splits dim 0, and gives every rank as many rows as the first."""
 
@@ -144,6 +174,8 @@ class Outcome(Noun):
     """Where a rank does not fit: changes of one key with which all do, cheapest first."""
     ranks: Annotated[tuple[RankTime, ...], Field(strict=False)]
     """Of each class of ranks, by rank."""
+    stragglers: Stragglers | None = None
+    """None where no rank is slow and nothing has jitter."""
     collectives: Annotated[tuple[CollectiveUse, ...], Field(strict=False)] = ()
     """Most exposed first."""
     exposed: Annotated[tuple[ExposedAt, ...], Field(strict=False)] = ()

@@ -102,6 +102,16 @@ def test_bad_input_is_refused_before_anything_is_traced(
         assert part in said
 
 
+@pytest.mark.parametrize("jitter", ["nan", "50", "-0.1"])
+def test_a_jitter_that_no_machine_has_is_refused(capsys: pytest.CaptureFixture[str], jitter: str) -> None:
+    assert "write 0.05" in refusal(capsys, TINY, "--cluster", "h100-ib400:2", f"--jitter={jitter}")
+
+
+@pytest.mark.parametrize("slow", ["0:0", "0:-1", "0:nan", "-1:2", "0:inf"])
+def test_a_rank_is_slower_by_a_factor_above_zero(capsys: pytest.CaptureFixture[str], slow: str) -> None:
+    assert "factor more than 0" in refusal(capsys, TINY, "--cluster", "h100-ib400:2", f"--slow-rank={slow}")
+
+
 def test_a_slow_rank_is_a_rank_and_a_factor(capsys: pytest.CaptureFixture[str]) -> None:
     assert "write 3:1.5" in refusal(capsys, TINY, "--cluster", "h100-ib400:2", "--slow-rank", "three")
 

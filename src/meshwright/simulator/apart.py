@@ -1,0 +1,84 @@
+"""apart(): ranks that a fault concerns get programs of their own, and so do those whose groups they are in.
+
+Two ranks stay in one class while, axis by axis, their groups have members of the same classes: the slow rank, those in
+its tp group, those in its fsdp group, and all others then are four classes of each pipeline rank. The split is the
+coarsest that keeps every group's classes; source: colour refinement (Weisfeiler and Leman 1968). A new class is
+represented by its first rank, whose trace is that of its old representative with groups and peers moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.errors import UnsupportedError
+from meshwright.simulator.siblings import groups_of_axis
+from meshwright.spec.trace import NONE, Ints, Trace
+from meshwright.spec.traces import Traces
+
+
+def apart(traces: Traces, ranks: Iterable[int]) -> Traces:
+    """Return the same step, in which each of `ranks` is the only one of its class.
+
+    Raises UnsupportedError where a rank's groups cannot be inferred from its representative's.
+    """
+    counts = np.bincount(traces.class_of_rank)
+    known = (rank for rank in sorted(set(ranks)) if rank < traces.world_size)
+    wanted = [rank for rank in known if counts[traces.class_of_rank[rank]] > 1]
+    if not wanted:
+        return traces
+    labels = traces.class_of_rank.copy()
+    labels[wanted] = traces.world_size + np.array(wanted)
+    axes = {rank: [groups_of_axis(group, traces) for group in trace.groups] for rank, trace in traces.traces.items()}
+    num_classes = 0
+    while len(np.unique(labels)) > num_classes:
+        num_classes = len(np.unique(labels))
+        for groups in axes.values():
+            for rows in groups:
+                labels = _refined(labels, rows)
+    _, first, where = np.unique(labels, return_index=True, return_inverse=True)
+    class_of_rank = first[where.ravel()]
+    found = {rank: _moved(traces, rank, axes) for rank in first.tolist()}
+    return Traces(traces.world_size, found, class_of_rank)
+
+
+def _refined(labels: Ints, rows: Ints) -> Ints:
+    """Return labels that also differ where the labels of the members of a rank's group do."""
+    _, of_row = np.unique(labels[rows], axis=0, return_inverse=True)
+    of_rank = np.full(len(labels), NONE, np.int64)
+    of_rank[rows] = of_row.reshape(-1, 1)
+    _, refined = np.unique(np.stack([labels, of_rank]), axis=1, return_inverse=True)
+    return np.asarray(refined.ravel(), np.int64)
+
+
+def _moved(traces: Traces, rank: int, axes: dict[int, list[Ints]]) -> Trace:
+    """Return the trace that stands for a rank as its own."""
+    trace = traces.of_rank(rank)
+    source = trace.traced.rank
+    if rank == source:
+        return trace
+    groups, peers = list(trace.groups), trace.records.peer.copy()
+    for number, (group, rows) in enumerate(zip(trace.groups, axes[source], strict=True)):
+        if source not in group:
+            continue
+        at = np.argwhere(rows == rank)
+        if not len(at):
+            raise UnsupportedError(
+                f"a fault of rank {rank} cannot be simulated: ranks {', '.join(map(str, group[:5]))} form a group that "
+                f"is no part of a mesh, so which group rank {rank} is in is unknown; choose rank {source}"
+            )
+        own = rows[at[0, 0]]
+        groups[number] = tuple(own.tolist())
+        is_along = (trace.records.group == number) & (peers != NONE)
+        places = {one: place for place, one in enumerate(group)}
+        shift = int(at[0, 1]) - places[source]
+        new = {one: int(own[(place + shift) % len(own)]) for one, place in places.items()}
+        peers[is_along] = [new[one] for one in trace.records.peer[is_along].tolist()]
+    return replace(
+        trace,
+        traced=trace.traced.replace(rank=rank),
+        groups=tuple(groups),
+        records=replace(trace.records, peer=peers),
+    )
