@@ -19,7 +19,13 @@ from meshwright.spec.trace import NONE, RecordKind, Trace
 Sent = Counter[tuple[str, str]]
 """Bytes by mesh axis and phase; fsdp, efsdp and dp_replicate are one axis, dp."""
 
-_CONSTANTS = {**fitted_constants(), "cp_exposed": 1.0, "overlap_slowdown": 1.0, "reduce32": 2.0}
+_CONSTANTS = {
+    **fitted_constants(),
+    "cp_exposed": 1.0,
+    "tp_again_exposed": 1.0,
+    "overlap_slowdown": 1.0,
+    "reduce32": 2.0,
+}
 """Nothing hides, and float32 is twice as many bytes as bfloat16."""
 _DP_AXES = ("fsdp", "efsdp", "dp_replicate")
 

@@ -26,8 +26,7 @@ def flops_of(found: Trace, *names: str) -> int:
     return sum(found.signatures[at].flops for at in used if found.signatures[at].op.startswith(names))
 
 
-@pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(("tp", "policy"), [(1, "none"), (1, "full"), (2, "none"), (2, "full"), (2, "selective")])
 def test_flops_are_the_formulas(tp: int, policy: str) -> None:
     dp = NUM_RANKS // tp
     batch = dp * 2 * NUM_MICROBATCHES
@@ -39,7 +38,8 @@ def test_flops_are_the_formulas(tp: int, policy: str) -> None:
     lines, owners = work.matmuls, work.owners
     forward = np.bincount(lines.owner, 2 * lines.groups * lines.m * lines.n * lines.k, len(owners.key)) * owners.count
     is_block = owners.kind == BLOCK
-    recomputed = forward * again.of_matmuls(owners.last_matmul_share, owners.second_matmuls_share) * is_block
+    shares = (owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
+    recomputed = forward * again.of_matmuls(*shares) * is_block
     assert flops_of(found, "aten.mm", "aten.addmm") == NUM_MICROBATCHES * (3 * forward + recomputed).sum()
     attended = float((owners.attention_flops * owners.count).sum())
     # torch counts the whole square of pairs, the convention the half that the mask leaves; backward has five products

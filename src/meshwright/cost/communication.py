@@ -8,8 +8,9 @@
     pp   one send of the residual stream forward and one backward for each microbatch and chunk
 
 Stacks that keep a part of what they gathered (Stack.gathers_again) gather keys again in backward, and the residual
-stream before each of a block's two gradients of weights; half of this hides behind the gradient of the input, so that
-it counts as one. Their rings pass gradients on in the activations' format.
+stream before each of a block's two gradients of weights; half of this hides behind other gradients, so that it counts
+as one. Their rings pass gradients on in the activations' format. Ours gather only the residual stream again
+(Stack.gathers_input_again), in blocks that are not recomputed as a whole: recomputation gathers it in the others.
 
 Sources: Korthikanti et al. 2022 (arXiv:2205.05198) for tp with sequence parallelism, Llama 3 (arXiv:2407.21783, 3.3.2)
 for gathered keys, Jacobs et al. 2023 (arXiv:2309.14509) for ulysses. Where a stack overlaps, a fitted share stays
@@ -32,6 +33,7 @@ from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import group_of
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.point_to_point import mean_send_s, send_s
+from meshwright.cost.recompute import share_of_blocks
 from meshwright.cost.work import FIRST, Work
 
 Index = NDArray[np.int64]
@@ -50,6 +52,7 @@ def communication_of(cases: Cases, work: Work) -> Communication:
         work=work,
         element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
         has_sequence_parallel=is_set("sequence_parallel"),
+        gathers_input_again=is_set("gathers_input_again") * (1 - share_of_blocks(cases, "full")),
         overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
         overlaps_ep=is_set("ep_overlap"),
         overlaps_sends=is_set("p2p_overlap"),
@@ -68,6 +71,8 @@ class Communication:
     work: Work
     element_bytes: Floats
     has_sequence_parallel: NDArray[np.bool_]
+    gathers_input_again: Floats
+    """Share of the blocks whose backward gathers the inputs of column-parallel matmuls again, as only ours do."""
     overlaps_tp: NDArray[np.bool_]
     overlaps_ep: NDArray[np.bool_]
     overlaps_sends: NDArray[np.bool_]
@@ -89,8 +94,10 @@ class Communication:
         pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
         one = 0.5 * pair * np.where(self.overlaps_tp & has_matmuls, c["tp_exposed"], 1.0)
         count = owners.num_tp_collectives[owner]
-        again = self.has_sequence_parallel & self.gathers_again & has_matmuls
-        return one * count, one * count * np.where(again, 1.25, 1.0)
+        gathers_all = self.has_sequence_parallel & self.gathers_again & has_matmuls
+        ours = owners.num_tp_inputs[owner] * self.gathers_input_again
+        num_again = np.where(gathers_all, count / 2, ours)
+        return one * count, one * (count + num_again * c["tp_again_exposed"])
 
     def context(
         self, owner: Index, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats

@@ -126,16 +126,15 @@ class Memory:
         tp, cp, stack = self.layouts.tp, self.layouts.cp, self.setting.stack
         whole, part = np.ones(len(self.layouts)), 1 / tp
         stream = part if stack.sequence_parallel else whole
-        gathered = stream if stack.gathers_again else whole
+        keeps_shards = stack.gathers_again or stack.gathers_input_again
         # Those who do so for keys, too, know the mask.
         gathers_keys = (self.layouts.cp_method == _ALL_GATHER) & (cp > 1) & (not stack.gathers_again)
         return {
             "stream": stream,
-            "gathered": gathered,
+            "gathered": stream if keeps_shards else whole,
+            "latent": stream if stack.gathers_again else whole,
             "heads": part,
             "rows": np.where(self.layouts.etp == 1, part, whole),
-            "stream_copy": np.where(tp > 1, stream, 0.0),
-            "gathered_copy": np.where(tp > 1, whole, 0.0),
             "other_keys": np.where(gathers_keys, (cp - 1) * part, 0.0),
             # One for all sequences.
             "mask": np.where(gathers_keys, 1 / self.layouts.microbatch_size, 0.0),

@@ -9,9 +9,9 @@ Read off the op list of a block, op by op (what each kind keeps is what torch's 
     router        a float32 copy of its input in eager code; the scores
     rope, sums    nothing
 
-By recompute policy: all of these (none); the block's input (full); that and the outputs of matmuls, attention and
-collectives (selective, "matmul-outputs"), of every second matmul only ("half-of-matmul-outputs"), or all but the
-probabilities of attention ("core-attention").
+By recompute policy: all of these (none); the block's input (full); that and the outputs of attention and of matmuls, of
+row-parallel ones once they are reduced (selective, "matmul-outputs"), of every second matmul only
+("half-of-matmul-outputs"), or all but the probabilities of attention ("core-attention").
 
 Ignored: what Ulysses repeats where there are fewer key heads than cp ranks, token ids, rotary angles, routing indices,
 masks of dropout between blocks, scales of low-precision formats.
@@ -29,13 +29,13 @@ from meshwright.spec.op import Attention, Elementwise, GroupedMatmul, Head, Matm
 from meshwright.spec.stack import Stack
 from meshwright.spec.workload import Workload
 
-Split = Literal["stream", "gathered", "heads", "rows", "stream_copy", "gathered_copy", "other_keys", "mask"]
+Split = Literal["stream", "gathered", "latent", "heads", "rows", "other_keys", "mask"]
 """How ranks divide a tensor.
 
 stream: between matmuls, shared with sequence parallelism; gathered: the whole sequence, where a stack does not gather
-it again in backward; heads: shared by tp; rows: of routed tokens, whole if experts are split over tp. The copies are
-there only if tp > 1; what keys and values all-gather brings from the other cp ranks, and the mask it needs, only if it
-is the method of cp.
+it again in backward; latent: what each tp rank computes for the whole sequence, unless it computes with shards; heads:
+shared by tp; rows: of routed tokens, whole if experts are split over tp. What keys and values all-gather brings from
+the other cp ranks, and the mask it needs, are there only if it is the method of cp.
 """
 
 _FLOAT32_BYTES = 4.0
@@ -147,9 +147,10 @@ def _kept_by_norm(op: Norm, before: Op | None, is_read: bool, formats: Formats) 
         # Of queries or keys, which RoPE then turns into new tensors.
         yield "heads", size * formats.element_bytes + statistics
         return
-    yield "gathered" if isinstance(before, Matmul) else "stream", size * formats.element_bytes + statistics
+    is_latent = isinstance(before, Matmul)
+    yield "latent" if is_latent else "stream", size * formats.element_bytes + statistics
     if is_read:
-        yield "gathered", size * formats.matmul_bytes
+        yield "latent" if is_latent else "gathered", size * formats.matmul_bytes
 
 
 def _kept_by_attention(op: Attention, ops: Sequence[Op], formats: Formats) -> _Parts:
@@ -210,8 +211,6 @@ def _selected(ops: tuple[Op, ...], formats: Formats) -> _Parts:
         return
     yield from _input_only(ops, formats)
     keeps_all, num_matmuls = formats.selective == "matmul-outputs", 0
-    if keeps_all:
-        yield from _collective_outputs(ops, formats)
     for op in ops:
         if isinstance(op, Attention):
             yield "heads", op.num_heads * (op.value_head_dim * formats.element_bytes + _FLOAT32_BYTES)
@@ -220,14 +219,6 @@ def _selected(ops: tuple[Op, ...], formats: Formats) -> _Parts:
             num_matmuls += 1
             if keeps_all or num_matmuls % 2:
                 yield from _matmul_output(op, ops, formats)
-
-
-def _collective_outputs(ops: tuple[Op, ...], formats: Formats) -> _Parts:
-    """Yield what all-gathers before and reduce-scatters after the split matmuls make, where tp > 1."""
-    for op in ops:
-        if isinstance(op, Matmul) and op.tensor_split == "rows":
-            yield "gathered_copy", _width(ops) * formats.element_bytes
-            yield "stream_copy", _width(ops) * formats.element_bytes
 
 
 def _matmul_output(op: Matmul | GroupedMatmul, ops: Sequence[Op], formats: Formats) -> _Parts:
@@ -239,9 +230,8 @@ def _matmul_output(op: Matmul | GroupedMatmul, ops: Sequence[Op], formats: Forma
     elif op.tensor_split == "columns":
         yield "heads", op.out_features * formats.element_bytes
     else:
-        # Of a sum over ranks a policy that keeps everything has both the terms and what they add up to.
-        is_sum_only = op.tensor_split == "rows" and formats.selective != "matmul-outputs"
-        yield "stream" if is_sum_only else "gathered", op.out_features * formats.element_bytes
+        # Of a sum over ranks not the terms are kept, but their reduce-scattered sum.
+        yield "stream" if op.tensor_split == "rows" else "latent", op.out_features * formats.element_bytes
 
 
 _POLICIES = {"none": _everything, "selective": _selected, "full": _input_only}

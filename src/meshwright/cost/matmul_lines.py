@@ -133,6 +133,13 @@ def second_matmuls_share(group: BlockGroup) -> float:
     return sum(sizes[1:-1:2]) / sum(sizes) if sizes else 0.0
 
 
+def early_terms_share(group: BlockGroup) -> float:
+    """Return the share of row-parallel ones, whose outputs are terms of a sum over tp ranks, but the last."""
+    matmuls, sizes = _sizes(group)
+    is_term = [isinstance(op, Matmul) and op.tensor_split == "rows" for op in matmuls[:-1]]
+    return sum(size for size, term in zip(sizes, is_term, strict=False) if term) / max(1, sum(sizes))
+
+
 def _sizes(group: BlockGroup) -> tuple[list[Matmul | GroupedMatmul], list[int]]:
     """Return a block's matmuls and what they multiply a token with; experts count as often as it goes to one."""
     matmuls = [op for op in group.ops if isinstance(op, Matmul | GroupedMatmul)]

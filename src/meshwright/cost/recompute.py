@@ -3,6 +3,7 @@
     none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of it; said block by block: the
     mean over all blocks
     half of matmul outputs kept: every second matmul, but not the last one
+    sums of row-parallel matmuls kept, not their terms (ours under tp): in eager code those matmuls, but for the last
     full, where it stops early: without the last matmul of the block, and the collective that follows it
 
 Collectives are done again where the whole forward pass is. Source of the early stop: torch.utils.checkpoint since torch
@@ -40,12 +41,15 @@ class Recomputed:
     """1 where the last matmul of a block is left out, else 0."""
     second_matmuls: Floats
     """Share of every second matmul."""
+    terms: Floats
+    """Share of the row-parallel matmuls whose sum over tp ranks is kept in place of them."""
 
-    def of_matmuls(self, last_share: Floats, second_share: Floats) -> Floats:
-        """Return the share of a block's matmuls, the last of which is `last_share` of them, or 0 if it is needed, and
-        every second one `second_share`.
+    def of_matmuls(self, last_share: Floats, second_share: Floats, terms_share: Floats) -> Floats:
+        """Return the share of a block's matmuls, the last of which is `last_share` of them, or 0 if it is needed, every
+        second one `second_share`, and the row-parallel ones but the last `terms_share`.
         """
-        return self.matmul * (1 - self.stops_early * last_share) + self.second_matmuls * second_share
+        whole = self.matmul * (1 - self.stops_early * last_share)
+        return whole + self.second_matmuls * second_share + self.terms * terms_share
 
     def of_collectives(self, num_collectives: Floats, last_share: Floats) -> Floats:
         """Return the share of a block's equal tensor-parallel collectives."""
@@ -55,15 +59,17 @@ class Recomputed:
 
 def recomputed_of(cases: Cases) -> Recomputed:
     """Return what each case computes again."""
-    full, selective = _share_of_blocks(cases, "full"), _share_of_blocks(cases, "selective")
+    full, selective = share_of_blocks(cases, "full"), share_of_blocks(cases, "selective")
     by_setting = np.array([_SELECTIVE[setting.stack.selective] for setting in cases.settings])[cases.setting]
     matmul, attention, memory = (full + selective * share for share in by_setting.T)
     stops = (full > 0) & (cases.each(lambda setting: float(setting.stack.recompute_stops_early)) > 0)
     halves = selective * (cases.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
-    return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves)
+    keeps_sums = cases.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
+    terms = selective * keeps_sums * ~cases.layouts.compile
+    return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves, terms)
 
 
-def _share_of_blocks(cases: Cases, policy: str) -> Floats:
+def share_of_blocks(cases: Cases, policy: str) -> Floats:
     """Return the share of all blocks that save what `policy` says."""
     layouts, code = cases.layouts, ACTIVATION_CHECKPOINTS.index(policy)
     if layouts.checkpoint_of_block is not None:

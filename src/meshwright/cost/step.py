@@ -176,7 +176,7 @@ class StepPricer:
         tp_f, tp_b = self.communication.tensor(owner, fabric, c)
         owners = self.work.owners
         last_share = owners.last_matmul_share[owner]
-        mm_again = again.of_matmuls(last_share, owners.second_matmuls_share[owner])
+        mm_again = again.of_matmuls(last_share, owners.second_matmuls_share[owner], owners.early_terms_share[owner])
         tp_r = again.of_collectives(owners.num_tp_collectives[owner], last_share) * tp_f
         cp_f, cp_b = self.communication.context(owner, fabric, c, att_f, att_b)
         ep_f, ep_b = self.communication.expert(owner, fabric, c)

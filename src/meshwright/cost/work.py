@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.matmul_lines import Matmuls, last_matmul_share, matmul_lines, second_matmuls_share
+from meshwright.cost.matmul_lines import (
+    Matmuls,
+    early_terms_share,
+    last_matmul_share,
+    matmul_lines,
+    second_matmuls_share,
+)
 from meshwright.cost.shares import Shares
 from meshwright.spec.model_spec import BlockGroup
 from meshwright.spec.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
@@ -68,9 +74,13 @@ class Owners:
     """Share of the block's matmul FLOPs in its last one, whose output backward does not need, or 0 if it does."""
     second_matmuls_share: Floats
     """Share in every second one."""
+    early_terms_share: Floats
+    """Share in row-parallel ones but the last where tp divides them, else 0."""
     num_ops: Floats
     num_tp_collectives: Floats
     """All-gathers and reduce-scatters of the residual stream in the forward pass; as many undo them in backward."""
+    num_tp_inputs: Floats
+    """Those of the all-gathers whose result column-parallel matmuls need again for the gradients of their weights."""
     routed_copies: Floats
     """Experts that each token goes to; 0 in a dense block."""
     dense_parameters: Floats
@@ -159,8 +169,10 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "loss_elements": zero + sum(tokens * op.vocab_size / shares.tp for op in group.ops if isinstance(op, Head)),
         "last_matmul_share": zero + last_matmul_share(group),
         "second_matmuls_share": zero + second_matmuls_share(group),
+        "early_terms_share": np.where(shares.tp > 1, early_terms_share(group), 0.0),
         "num_ops": zero + len(group.ops),
         "num_tp_collectives": zero + _num_tp_collectives(group, shares),
+        "num_tp_inputs": np.where(shares.tp > 1, _num_row_matmuls(group), 0.0),
         "routed_copies": zero + (max(routed) if routed else 0),
         "dense_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops),
         "replicated_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops if not _is_split(op)),
@@ -186,12 +198,17 @@ def _is_split(op: Op) -> bool:
     return isinstance(op, Embedding | Head) or (isinstance(op, Matmul) and op.tensor_split != "none")
 
 
+def _num_row_matmuls(group: BlockGroup) -> float:
+    """Return how many pairs of column- and row-parallel matmuls the group's blocks have."""
+    return float(sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops))
+
+
 def _num_tp_collectives(group: BlockGroup, shares: Shares) -> Floats:
     """Return 2 for each pair of column and row matmuls, where tp > 1: attention, a dense ffn, shared experts.
 
     An embedding scatters what it has looked up, the head gathers what it reads.
     """
-    num_pairs = float(sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops))
+    num_pairs = _num_row_matmuls(group)
     num_pairs += 0.5 * any(isinstance(op, Embedding | Head) for op in group.ops)
     copies = max((op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
     # Split experts gather and scatter each token's copies, or, beside shared ones, the tokens before they are routed.

@@ -3,10 +3,12 @@
 from functools import partial
 from typing import Any
 
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy
 
+from meshwright.parallelism.partial_sums import makes_term
 from meshwright.parallelism.torch_checkpoint import selective_contexts
 from meshwright.spec.layout import Layout
 
@@ -23,24 +25,33 @@ _ATTENTION = (
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
 )
+_ALL_GATHER = "_c10d_functional::all_gather_into_tensor"
+_WAIT = "_c10d_functional::wait_tensor"
 _COLLECTIVES = (
-    "_c10d_functional::all_gather_into_tensor",
+    _ALL_GATHER,
     "_c10d_functional::reduce_scatter_tensor",
     "_c10d_functional::all_reduce",
     "_c10d_functional::all_to_all_single",
     # What a compiled block keeps is what its collectives have become when they are done.
-    "_c10d_functional::wait_tensor",
+    _WAIT,
 )
 SAVED_OPS = frozenset((*_MATMULS, *_ATTENTION, *_COLLECTIVES))
-"""Ops whose outputs cost the most to make again, in arithmetic or in communication, for the bytes that they take."""
+"""Ops whose outputs cost the most to make again, in arithmetic or in communication, for the bytes that they take.
+
+Not so those that take the memory of a whole sequence on each tensor-parallel rank: what these ranks all-gather, which
+backward gathers again as it does without recomputation, and terms of sums over ranks, of which the sums are kept.
+"""
 
 
-def checkpoint_blocks(blocks: nn.ModuleList, layout: Layout) -> None:
+def checkpoint_blocks(blocks: nn.ModuleList, layout: Layout, tp_group: dist.ProcessGroup | None = None) -> None:
     """Wrap blocks in place so that they keep their input (full) or the outputs of SAVED_OPS (selective) only.
+
+    What is all-gathered over `tp_group` is not saved.
 
     Recomputation draws the random numbers of the first time, so that dropout drops the same.
     """
-    selects = {"context_fn": partial(selective_contexts, _policy, is_reread=layout.may_split_backward)}
+    tp_group_name = None if tp_group is None else tp_group.group_name
+    selects = {"context_fn": partial(_contexts, tp_group_name, is_reread=layout.may_split_backward)}
     options: dict[str, dict[str, Any]] = {"selective": selects, "full": {}}
     for index, block in enumerate(blocks):
         # The other stages' blocks are None here, and count: which blocks are wrapped depends on the model only.
@@ -48,5 +59,27 @@ def checkpoint_blocks(blocks: nn.ModuleList, layout: Layout) -> None:
             blocks[index] = checkpoint_wrapper(block, preserve_rng_state=True, **options[kind])
 
 
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op._schema.name in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
+def _contexts(tp_group_name: str | None, *, is_reread: bool) -> tuple[Any, Any]:
+    return selective_contexts(_Policy(tp_group_name), is_reread=is_reread)
+
+
+class _Policy:
+    """Callable: what becomes of the output of each op of a block, in the order in which they run."""
+
+    def __init__(self, tp_group_name: str | None) -> None:
+        self._tp_group_name = tp_group_name
+        self._is_gathering = False
+
+    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        """Return whether to save it."""
+        name = op._schema.name
+        is_saved = name in SAVED_OPS
+        if name == _ALL_GATHER:
+            self._is_gathering = args[-1] == self._tp_group_name
+            is_saved = not self._is_gathering
+        elif name == _WAIT:
+            # Ours wait as soon as they have started.
+            is_saved, self._is_gathering = not self._is_gathering, False
+        elif name in _MATMULS:
+            is_saved = not makes_term()
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE

@@ -49,7 +49,7 @@ def parallelize(
         apply_expert_parallel(stage, meshes)
         apply_context_parallel(stage, meshes, seq_len)
         blocks = blocks_of(stage)
-        checkpoint_blocks(blocks, layout)
+        checkpoint_blocks(blocks, layout, meshes.group("tp") if layout.tp > 1 else None)
         if layout.compile:
             compile_blocks(blocks, layout)
         shard_model(stage, layout, precision, meshes)

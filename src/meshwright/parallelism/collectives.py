@@ -1,13 +1,14 @@
 """Collectives on plain tensors that autograd and torch.compile see through.
 
 Each forward has the backward that makes the pair a linear map and its transpose: gathering is undone by summing and
-scattering, and the other way round. They are functional (no buffer is written in place) and wait at once, so that
-nothing still under way leaves them: a compiled block fails on such a tensor in its backward, and waiting by hand
-outside of autograd loses the gradient (torch 2.13).
+scattering, and the other way round. They are functional (no buffer is written in place), and those with a gradient wait
+at once, so that nothing still under way leaves them: a compiled block fails on such a tensor in its backward, and
+waiting by hand outside of autograd loses the gradient (torch 2.13).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,11 +22,23 @@ _ops = torch.ops._c10d_functional
 
 def all_gather_dim(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return the ranks' parts joined along `dim`; no gradient."""
-    if group.size() == 1:
-        return x
+    return x if group.size() == 1 else start_all_gather(x, dim, group)()
+
+
+def start_all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Callable[[], Tensor]:
+    """Start to join the ranks' parts along `dim`; return what waits for the result and returns it, once. No gradient.
+
+    Only for eager code, which keeps the result from compiled graphs until it has waited.
+    """
     with axis_mark(group):
-        gathered = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
-    return gathered if dim == 0 else torch.cat(gathered.chunk(group.size()), dim=dim)
+        pending = _ops.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name)
+
+    def wait() -> Tensor:
+        with axis_mark(group):
+            gathered: Tensor = _ops.wait_tensor(pending)
+        return gathered if dim == 0 else torch.cat(gathered.chunk(group.size()), dim=dim)
+
+    return wait
 
 
 def reduce_scatter_dim(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:

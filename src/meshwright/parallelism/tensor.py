@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from meshwright.errors import InfeasibleLayout, UnsupportedError
+from meshwright.models.contract import blocks_of
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.sharding.role import Role, Table
 from meshwright.parallelism.sharding.table import table_of
@@ -64,6 +65,11 @@ def apply_tensor_parallel(model: nn.Module, meshes: Meshes) -> None:
     cut = _Cut(meshes.axis("tp"))
     for name, module, role in _roles(model, table):
         cut(name, module, role, getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None))
+    for index, block in enumerate(blocks_of(model)):
+        gathers_again = meshes.layout.checkpoint_of(index) == "none"
+        for part in block.modules() if block is not None else ():
+            if isinstance(part, GathersInput):
+                part.gathers_again = gathers_again
 
 
 def _roles(model: nn.Module, table: Table) -> list[tuple[str, nn.Module, Role | None]]:

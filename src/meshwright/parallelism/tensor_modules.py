@@ -10,12 +10,15 @@ from __future__ import annotations
 import functools
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from meshwright.parallelism.collectives import gather, sum_scatter
+from meshwright.parallelism.gather_again import GatherAgain, gather_compiled
+from meshwright.parallelism.partial_sums import term_of_a_sum
 
 
 class ReadsParts(nn.Module):
@@ -33,9 +36,20 @@ class ReadsParts(nn.Module):
 class GathersInput(ReadsParts):
     """Its first input is a share of the sequence, and it computes on the whole."""
 
+    gathers_again = False
+    """Whether backward gathers the input again: not in a recomputed block, whose recomputation gathers it."""
+
     def forward(self, x_BSD: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the output for the whole sequence."""
-        return super().forward(gather(x_BSD, 1, self.tp_group), *args, **kwargs)
+        if not self.gathers_again or not torch.is_grad_enabled():
+            return super().forward(gather(x_BSD, 1, self.tp_group), *args, **kwargs)
+        if torch.compiler.is_compiling():
+            return super().forward(gather_compiled(x_BSD, 1, self.tp_group), *args, **kwargs)
+        again = GatherAgain(x_BSD, 1, self.tp_group)
+        with again.gathered() as gathered_BSD:
+            output = super().forward(gathered_BSD, *args, **kwargs)
+        again.start_after(output)
+        return output
 
 
 class GathersOutput(ReadsParts):
@@ -54,17 +68,29 @@ class PartOfSum(ReadsParts):
         part = super().part(name)
         return part / self.tp_group.size() if name == "bias" else part
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return this rank's term of the sum."""
+        if torch.compiler.is_compiling():
+            # The compiler keeps no term where its sum is kept.
+            return super().forward(*args, **kwargs)
+        with term_of_a_sum():
+            return super().forward(*args, **kwargs)
 
-class SumsOutput(PartOfSum):
-    """The same, and each rank keeps its share of the sequence of the sum."""
+
+class ScattersSum(ReadsParts):
+    """Its ranks' outputs are terms of a sum, of which each rank keeps its share of the sequence."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return this rank's share of the sequence, summed."""
         return sum_scatter(super().forward(*args, **kwargs), 1, self.tp_group)
 
 
-class GathersInputSumsOutput(GathersInput, SumsOutput):
-    """Both: it computes a part of the output for the whole sequence."""
+class SumsOutput(ScattersSum, PartOfSum):
+    """A linear layer whose ranks' outputs are summed."""
+
+
+class GathersInputSumsOutput(GathersInput, ScattersSum):
+    """It computes a part of the output for the whole sequence."""
 
 
 class SharesHeads(ReadsParts):

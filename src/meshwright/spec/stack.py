@@ -69,6 +69,9 @@ class Stack(Noun):
     recompute_stops_early: bool = True
     """Whether computing a block again ends once backward has what it needs, before the last matmul (PyTorch's
     non-reentrant checkpoints since 2.1), or does all of it (Megatron-LM's)."""
+    gathers_input_again: bool = False
+    """Whether tp ranks keep their shards of what column-parallel matmuls read, and all-gather it again in backward.
+    Stacks of fused kernels always do (gathers_again)."""
     stages: Literal["even", "balanced"] = "even"
     """Blocks of pipeline stages: equally many, or fewer beside the embedding and the head."""
     is_tuned: bool = False
@@ -88,8 +91,9 @@ class Stack(Noun):
 
     @property
     def gathers_again(self) -> bool:
-        """Return whether backward gathers anew what tp and cp ranks gathered in forward, of which each keeps its part:
-        Megatron and Transformer Engine do. DTensor's modules and ours keep the whole.
+        """Return whether backward gathers again all that tp and cp ranks gathered in forward, of which each keeps its
+        part: Megatron and Transformer Engine do. DTensor's modules keep the whole; ours gather again what
+        column-parallel matmuls read (gathers_input_again), and keep the whole of keys and values.
         """
         return self.kernels == "fused"
 

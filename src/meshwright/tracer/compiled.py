@@ -55,6 +55,7 @@ class CompiledGraph:
     def __init__(self, graph: fx.GraphModule, kernels: Sequence[Kernel], mode: RecordingMode) -> None:
         self._graph, self._kernels, self._mode = graph, kernels, mode
         self._inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        self._of_backward = _of_backward(graph)
         self._output = next(node for node in graph.graph.nodes if node.op == "output")
         self._free_after = self._last_uses()
         self._signatures: dict[int, Signature] = {}
@@ -67,7 +68,7 @@ class CompiledGraph:
         args.clear()
         for number, kernel in enumerate(self._kernels):
             # In a backward's graph that is what is computed again.
-            self._mode.recorder.scopes.is_compiled_forward = not any(map(_is_of_backward, kernel.nodes))
+            self._mode.recorder.scopes.is_compiled_forward = self._of_backward.isdisjoint(kernel.nodes)
             if kernel.is_fused:
                 self._run_fused(number, kernel, values)
             else:
@@ -140,9 +141,16 @@ class CompiledGraph:
         return freed
 
 
-def _is_of_backward(node: fx.Node) -> bool:
-    """Return whether torch's partitioner knows a node as a part of the backward."""
-    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+def _of_backward(graph: fx.GraphModule) -> set[fx.Node]:
+    """Return what is computed from the gradients of the graph's outputs, which torch calls tangents.
+
+    The partitioner's own tags miss the backwards of autograd functions, such as those of collectives.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if (node.op == "placeholder" and "tangents" in node.name) or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _is_new(node: fx.Node) -> bool:

@@ -163,18 +163,24 @@ def test_a_stack_that_keeps_its_part_of_what_it_gathered_gathers_again() -> None
         axis: [backward / forward for forward, backward in (communication(one, layout, axis) for one in of.values())]
         for axis in ("tensor", "context")
     }
-    assert ratios["tensor"] == pytest.approx([1, 1, 1.25])
+    assert ratios["tensor"] == pytest.approx([1.25, 1, 1.25])
     assert ratios["context"] == pytest.approx([1, 1, 2])
+
+
+def test_a_recomputed_block_gathers_once_more_and_not_twice() -> None:
+    of = setting(stack="meshwright")
+    forward, backward = communication(of, Layout(tp=8, activation_checkpoint="full"), "tensor")
+    assert backward == forward
+    half = Layout(tp=8, activation_checkpoint="full", activation_checkpoint_every=2)
+    assert communication(of, half, "tensor") == pytest.approx((forward, 1.125 * forward))
 
 
 def test_who_gathers_again_keeps_less() -> None:
     # The input of each of a block's two pairs of matmuls: whole, or this rank's eighth.
-    ours, theirs = setting(stack="meshwright"), setting(stack=FUSED)
-    assert not ours.stack.gathers_again
-    assert theirs.stack.gathers_again
+    ours = setting(stack="meshwright")
     whole, part = (
-        footprint(cases(changed(one, attention="flash"), Layout(dp_shard=8, tp=8, microbatch_size=8)))
-        for one in (ours, theirs)
+        footprint(cases(one, Layout(dp_shard=8, tp=8, microbatch_size=8)))
+        for one in (changed(ours, gathers_input_again=False), ours)
     )
     inputs = 2 * 32 * 8 * SEQ_LEN * 4096 * 2
     assert whole.activations_bytes - part.activations_bytes >= inputs * 7 / 8

@@ -117,7 +117,7 @@ def _block(name: str) -> BlockGroup:
 def _kept(name: str, policy: ActivationCheckpoint, formats: Formats) -> float:
     """Return the bytes of each token that the last block keeps on a single rank."""
     parts = kept_bytes(_block(name).ops, formats, policy)
-    return sum(parts.get(split, 0.0) for split in ("stream", "gathered", "heads", "rows"))
+    return sum(parts.get(split, 0.0) for split in ("stream", "gathered", "latent", "heads", "rows"))
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])

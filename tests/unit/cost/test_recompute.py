@@ -34,7 +34,7 @@ def priced_flops(model: str, again: Recomputed) -> float:
     work = work_of(cases(setting(model, seq_len=SEQ_LEN), Layout(microbatch_size=BATCH_SIZE)))
     lines, owners = work.matmuls, work.owners
     of_owner = np.bincount(lines.owner, 2 * lines.groups * lines.m * lines.n * lines.k, len(owners.key)) * owners.count
-    share = again.of_matmuls(owners.last_matmul_share, owners.second_matmuls_share)
+    share = again.of_matmuls(owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
     return float((of_owner * share)[owners.kind == BLOCK].sum())
 
 
@@ -52,8 +52,8 @@ def test_a_stack_that_does_not_stop_early_does_all_of_a_block_again() -> None:
     of = setting("llama3-8b")
     early, whole = (recomputed_of(cases(changed(of, recompute_stops_early=stops), layout)) for stops in (True, False))
     share = np.array([0.25])
-    assert whole.of_matmuls(share, share) == 1
-    assert early.of_matmuls(share, share) == 0.75
+    assert whole.of_matmuls(share, share, share) == 1
+    assert early.of_matmuls(share, share, share) == 0.75
     assert whole.of_collectives(np.array([4.0]), share) == 1
     assert early.of_collectives(np.array([4.0]), share) == 0.75
     # The last matmul of experts is needed, and so is what follows it.
@@ -64,7 +64,8 @@ def test_half_of_the_matmul_outputs_are_the_second_fourth_and_sixth() -> None:
     of = changed(setting("llama3-8b"), selective="half-of-matmul-outputs")
     again = recomputed_of(cases(of, Layout(activation_checkpoint="selective")))
     owners = work_of(cases(of, Layout())).owners
-    (share,) = again.of_matmuls(owners.last_matmul_share, owners.second_matmuls_share)[owners.kind == BLOCK]
+    shares = (owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
+    (share,) = again.of_matmuls(*shares)[owners.kind == BLOCK]
     # Query, key, value, output, gate, up and down of Llama 3 8B: key, output and up.
     sizes = {"q": 4096, "k": 1024, "v": 1024, "o": 4096, "gate": 14336, "up": 14336, "down": 14336}
     assert share == pytest.approx(sum(sizes[name] for name in ("k", "o", "up")) / sum(sizes.values()))
