@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from meshwright.simulator.collective_times import MeetingTimes
@@ -16,7 +18,7 @@ from meshwright.spec.traces import Traces
 
 ALL_REDUCE = "c10d.allreduce_.default"
 ALL_GATHER = "c10d._allgather_base_.default"
-_COLUMNS = ("kind", "stream", "signature", "scope", "phase", "action", "group", "peer", "num_bytes", "work", "event")
+_COLUMNS = tuple(field.name for field in fields(Records))
 
 
 class Script:

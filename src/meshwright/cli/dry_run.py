@@ -14,6 +14,7 @@ from meshwright.planner.question import Question
 from meshwright.simulator.check import check
 from meshwright.simulator.conditions import USUAL, Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
+from meshwright.simulator.hazards import hazards
 from meshwright.simulator.liveness import liveness_of
 from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_times
 from meshwright.simulator.overlap import overlap_of
@@ -69,6 +70,7 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         workload=subject.workload,
         usable_memory_bytes=round(device.usable_memory_bytes),
         problems=problems,
+        hazards=hazards(traces),
         padding=_padding(subject),
         outcome=None if timeline is None else _outcome(subject, traces, timeline, conditions),
     )

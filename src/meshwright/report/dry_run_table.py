@@ -28,7 +28,15 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
     if run.problems:
         yield ""
         yield "[bold red]the step would hang or go wrong[/]"
-        yield from (f"[red]-[/] {escape(str(problem))}" for problem in run.problems)
+        yield from (f"[red]-[/] {escape(str(problem))}" for problem in run.problems[:_MOST_ROWS])
+        if len(run.problems) > _MOST_ROWS:
+            yield f"[red]-[/] and {len(run.problems) - _MOST_ROWS} more, which the first ones may explain"
+    if run.hazards:
+        yield ""
+        yield "[bold yellow]warnings[/]: the step ends, and what it computes depends on chance"
+        yield from (f"[yellow]-[/] {escape(str(hazard))}" for hazard in run.hazards[:_MOST_ROWS])
+        if len(run.hazards) > _MOST_ROWS:
+            yield f"[yellow]-[/] and {len(run.hazards) - _MOST_ROWS} more"
     tables = [_padding_table(run.padding)]
     if run.outcome is not None:
         yield from _misfit(run, run.outcome)

@@ -7,6 +7,7 @@ that stopped, or to where one has been.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -121,7 +122,7 @@ def _circle(traces: Traces, meetings: Meetings, waiting: Mapping[int, _Standing]
         seen.append(rank)
         rank = next(other for other in waiting[rank].missing if other in waiting)
     circle = seen[seen.index(rank) :]
-    places = _waits(traces, meetings, {one: waiting[one] for one in circle})
+    places = _rarest_first(_waits(traces, meetings, {one: waiting[one] for one in circle}))
     told = [f"rank {one} for rank {other}" for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)]
     channel = meetings.channels[int(meetings.channel[waiting[circle[0]].meeting])]
     return Problem(
@@ -131,6 +132,12 @@ def _circle(traces: Traces, meetings: Meetings, waiting: Mapping[int, _Standing]
         others=places[1:],
         group=channel.ranks,
     )
+
+
+def _rarest_first(places: tuple[Place, ...]) -> tuple[Place, ...]:
+    """Return places with those first at which fewest ranks wait: where others wait elsewhere, one took another way."""
+    common = Counter((place.line or place.scope, place.op) for place in places)
+    return tuple(sorted(places, key=lambda place: common[place.line or place.scope, place.op]))
 
 
 def _count(traces: Traces, ranks: Mapping[int, _Standing]) -> int:

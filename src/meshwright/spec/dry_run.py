@@ -11,7 +11,7 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.liveness import SavedTensors
 from meshwright.spec.noun import Noun
 from meshwright.spec.plan import Fix
-from meshwright.spec.problem import Problem
+from meshwright.spec.problem import Hazard, Problem
 from meshwright.spec.step_parts import StepParts
 from meshwright.spec.workload import Workload
 
@@ -205,6 +205,8 @@ class DryRun(Noun):
     """What tensors can take of one device's memory."""
     problems: Annotated[tuple[Problem, ...], Field(strict=False)] = ()
     """Why the step would hang or compute something wrong."""
+    hazards: Annotated[tuple[Hazard, ...], Field(strict=False)] = ()
+    """Tensors that are used in no defined order: warnings, with which the step still ends."""
     padding: Padding | None = None
     """What padded shards cost; None where nothing is padded, or for a model that the formulas do not know."""
     outcome: Outcome | None = None

@@ -1,15 +1,18 @@
-"""Problem: why a step of many ranks cannot end, and which rank is to blame."""
+"""Problem: why a step of many ranks cannot end, and which rank is to blame. Hazard: why it may compute nonsense."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from meshwright.spec.noun import Noun
 
 ProblemKind = Literal["collective", "message", "deadlock", "stopped"]
 """A collective or message that ranks do not agree on; ranks that wait in a circle; a rank that stopped."""
+
+RaceKind = Literal["never waited for", "used before its wait", "across streams", "freed across streams"]
+"""Communication whose result is used without a wait; two streams that use one tensor in no defined order."""
 
 
 class Place(Noun):
@@ -30,14 +33,20 @@ class Place(Noun):
     """Mesh axis of its group."""
     num_bytes: NonNegativeInt = 0
     dtype: str = ""
+    agreed: str = ""
+    """Reduction and root of a collective."""
+    line: str = ""
+    """Innermost line of a file of the user's own, such as train.py:40; "" where none called it."""
 
     def __str__(self) -> str:
+        parts = dict.fromkeys((self.action, self.phase, self.scope, self.line))
+        where = ", ".join(part for part in parts if part)
         if self.record < 0:
-            return f"rank {self.rank}: nothing more"
-        where = ", ".join(part for part in (self.action, self.phase, self.scope) if part)
+            return f"rank {self.rank}: nothing more" + (f" after {self.op} ({where})" if self.op else "")
         size = f" of {self.num_bytes:,} bytes {self.dtype}".rstrip() if self.num_bytes else ""
+        agreed = f" ({self.agreed})" if self.agreed else ""
         axis = f" along {self.axis}" if self.axis else ""
-        return f"rank {self.rank}, record {self.record} ({where}): {self.op}{size}{axis}"
+        return f"rank {self.rank}, record {self.record} ({where}): {self.op}{agreed}{size}{axis}"
 
 
 class Problem(Noun):
@@ -56,3 +65,32 @@ class Problem(Noun):
     def __str__(self) -> str:
         lines = [f"{self.rule}", f"  culprit: {self.culprit}"]
         return "\n".join(lines + [f"  against: {other}" for other in self.others])
+
+
+class Hazard(Noun):
+    """Two uses of one tensor that nothing orders: the step ends, and what it computes depends on chance."""
+
+    kind: RaceKind
+    first: Place
+    """The communication op that is not waited for, or the earlier of the two uses."""
+    second: Place | None = None
+    """The use that is not ordered after it; None of a result that is not used again in the step."""
+    count: PositiveInt = 1
+    """How often in a step of that rank, between the same two lines."""
+    num_ranks: PositiveInt = 1
+    """Ranks that do so, the one of `first` included."""
+
+    def __str__(self) -> str:
+        others = f" (and {self.num_ranks - 1:,} other ranks)" if self.num_ranks > 1 else ""
+        times = f" {self.count} times" if self.count > 1 else ""
+        lines = [f"{_HAZARDS[self.kind]}{times}{others}", f"  first: {self.first}"]
+        return "\n".join(lines + ([] if self.second is None else [f"  then: {self.second}"]))
+
+
+_HAZARDS: dict[RaceKind, str] = {
+    "never waited for": "communication is never waited for: call wait() on the work that async_op=True returns",
+    "used before its wait": "a tensor is used before the wait for the communication on it: wait first",
+    "across streams": "two streams use a tensor and nothing orders them: call wait_stream(), or wait for an event",
+    "freed across streams": "memory is freed while another stream uses it: record_stream(), or wait before the last "
+    "reference to it ends",
+}

@@ -59,6 +59,12 @@ class Signature(Noun):
     """Of attention: whether a mask leaves out half of the pairs, which `flops` counts nevertheless."""
     read_bytes: NonNegativeInt = 0
     written_bytes: NonNegativeInt = 0
+    agreed: str = ""
+    """Of a collective: arguments that all ranks of its group must pass alike: "max", or "root 2 of the group"."""
+    sends: tuple[NonNegativeInt, ...] = ()
+    """Of an all-to-all, gather or scatter: bytes to each rank of its group; empty where all send and receive alike."""
+    receives: tuple[NonNegativeInt, ...] = ()
+    """Bytes from each rank of its group, as `sends`."""
 
 
 class Traced(Noun):
@@ -99,6 +105,8 @@ class Records:
     work: Ints
     """Number of a collective or a message, and of the one that a wait is for."""
     event: Ints
+    line: Ints
+    """Position in Trace.lines; -1 where no file of the user's own called it."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -135,7 +143,7 @@ class Uses:
 
 
 _TABLES = {"records": Records, "storages": Storages, "uses": Uses}
-_TEXTS = ("scopes", "phases", "actions", "group_names")
+_TEXTS = ("scopes", "phases", "actions", "group_names", "lines")
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,8 @@ class Trace:
     records: Records
     storages: Storages
     uses: Uses
+    lines: tuple[str, ...] = ()
+    """Lines of the user's own files, such as train.py:40."""
 
     def live_bytes(self) -> Ints:
         """Return the bytes of all storages before each record, and after the last [records + 1]."""

@@ -17,7 +17,7 @@ import numpy as np
 from meshwright.spec.trace import NONE, Ints, RecordKind, Records, Storages, Trace, Uses
 
 _COUNTED = ("work", "event")
-_TABLES = {"signature": "signatures", "scope": "scopes", "phase": "phases", "action": "actions"}
+_TABLES = {"signature": "signatures", "scope": "scopes", "phase": "phases", "action": "actions", "line": "lines"}
 _SAME_ON_ALL = ("kind", "stream", "signature", "phase", "action", "num_bytes", *_COUNTED)
 """Columns that symmetric ranks share: their scopes are equal, too, but pipeline ranks name other blocks."""
 

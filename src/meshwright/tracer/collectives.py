@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
+from meshwright.parallelism.torch_operator import argument_names, tensors_in
 from meshwright.spec.trace import NONE, RecordKind
+from meshwright.tracer.exchange import agreed_of, exchange_of
 
+HOST_AXIS = "(CPU tensors)"
+"""What is added to the axis of a group where its collectives are on tensors of the host."""
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+_NO_COLLECTIVES = ("check_for_nan", "wait_tensor", "_wrap_tensor_autograd")
 _MESH_PREFIX, _NAMELESS = "mesh_", "dim_"
 _SHARDING, _MESSAGES, _FUNCTIONAL = ("fsdp", "efsdp"), ("pp", "cp"), ("ep", "tp", "cp")
 _AXES_OF_OPERATOR = {
@@ -35,20 +42,60 @@ class FoundCollective:
     """Global rank at the other end of a message."""
     is_functional: bool = False
     """Whether it is waited for by an operator on its result, and not by a Work object."""
+    num_bytes: int = 0
+    """Of the whole tensor: what all gather, or what each rank brings to be reduced."""
+    agreed: str = ""
+    """As in Signature, as are the next two."""
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    written: tuple[Tensor, ...] = ()
+    """Tensors among its arguments that it writes to: the operators' schemas do not say so."""
+    is_barrier: bool = False
 
 
-def collective_of(func: Any, args: Any) -> FoundCollective | None:
-    """Return what collective the operator is, None of any other."""
-    if func.namespace not in _NAMESPACES:
+def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "") -> FoundCollective | None:
+    """Return what collective the operator is, None of any other; `reduce_op` is that of c10d's reductions.
+
+    Raises ValueError where its tensors cannot be those of one collective, as a real backend does.
+    """
+    if func.namespace not in _NAMESPACES or func._opname in _NO_COLLECTIVES:
         return None
-    found = group_of(args)
-    ranks = None if found is None else tuple(dist.get_process_group_ranks(found))
-    group = None if found is None or ranks is None else (ranks, _axis(found, func))
+    given = dict(zip(argument_names(func), args, strict=False)) | kwargs
+    process_group = group_of((args, kwargs))
+    ranks = None if process_group is None else tuple(dist.get_process_group_ranks(process_group))
+    group = None if process_group is None or ranks is None else (ranks, _axis(process_group, func))
+    num_bytes = max((_num_bytes(one) for one in (*given.values(), result)), default=0)
     if func._opname in ("send", "recv_"):
         kind = RecordKind.SEND if func._opname == "send" else RecordKind.RECEIVE
-        peer = next((leaf for leaf in tree_leaves(args) if type(leaf) is int), NONE)
-        return FoundCollective(kind, group, NONE if ranks is None or peer == NONE else ranks[peer])
-    return FoundCollective(RecordKind.COLLECTIVE, group, is_functional=func.namespace != _NAMESPACES[0])
+        peer = NONE if ranks is None else ranks[given.get("dst", given.get("src"))]
+        written = () if kind == RecordKind.SEND else tuple(tensors_in(given["tensors"]))
+        return FoundCollective(kind, group, peer, num_bytes=num_bytes, written=written)
+    place = dist.get_rank(process_group)
+    exchange = exchange_of(func._opname, given, 1 if ranks is None else len(ranks), place)
+    return FoundCollective(
+        RecordKind.COLLECTIVE,
+        group,
+        is_functional=func.namespace != _NAMESPACES[0],
+        num_bytes=num_bytes,
+        agreed=agreed_of(given, reduce_op),
+        sends=exchange.sends,
+        receives=exchange.receives,
+        written=_written(given, place) if func.namespace == _NAMESPACES[0] else (),
+        is_barrier="barrier" in func._opname,
+    )
+
+
+def _num_bytes(argument: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_in(argument))
+
+
+def _written(given: Mapping[str, Any], place: int) -> tuple[Tensor, ...]:
+    """Return the tensors that a collective of c10d's writes to: its outputs, or those that it works on in place."""
+    outputs = [value for name, value in given.items() if name.startswith("output")]
+    # A broadcast only reads its root's tensor, and a reduction to one root writes only there.
+    is_root = given.get("root_rank", place) == place
+    in_place = "root_rank" not in given or is_root == ("reduce_op" in given)
+    return tuple(tensors_in([*outputs, *(given.get("tensors", ()) if in_place else ())]))
 
 
 def group_of(args: Any) -> ProcessGroup | None:

@@ -81,6 +81,7 @@ class _Instantiation:
             scopes=self.traced.trace.scopes,
             phases=self.traced.trace.phases,
             actions=actions,
+            lines=self.traced.trace.lines,
             groups=self.traced.trace.groups,
             group_names=self.traced.trace.group_names,
             records=Records(**columns),

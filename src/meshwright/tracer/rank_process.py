@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from meshwright.tracer.routing import parse_routing, read_as
 from meshwright.tracer.simulated_device import NAME, install
 from meshwright.tracer.torch_names import SUPPORTED
 from meshwright.tracer.torch_patches import apply_patches
+from meshwright.tracer.torch_reductions import reductions_watched
 from meshwright.tracer.untraceable import explained
 from meshwright.units import format_bytes
 
@@ -68,7 +69,7 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int, out: Path) ->
         return pid
     code = 1
     try:
-        with _failure_said(order), explained(mode.recorder.scopes):
+        with _failure_said(order, rank), explained(mode.recorder.scopes):
             trace_here(mode, order["build"], order["arguments"], rank, order["world_size"]).save(out)
         code = 0
     except BaseException:
@@ -79,12 +80,16 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int, out: Path) ->
 
 
 @contextmanager
-def _failure_said(order: dict[str, Any]) -> Iterator[None]:
-    """Leave one message in order["said"] for what this project itself refuses."""
+def _failure_said(order: dict[str, Any], rank: int | None = None) -> Iterator[None]:
+    """Leave in order["said"] one message for what this project itself refuses, and the rank that was refused."""
     try:
         yield
     except MeshwrightError as error:
-        Path(order["said"]).write_text(str(error), encoding="utf-8")
+        whole = Path(f"{order['said']}.{os.getpid()}")
+        whole.write_text(json.dumps({"rank": rank, "why": str(error)}), encoding="utf-8")
+        # The first rank to fail is the one that is reported.
+        with suppress(FileExistsError):
+            os.link(whole, order["said"])
         raise
 
 
@@ -160,7 +165,14 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
     recorder, rank, world_size = mode.recorder, dist.get_rank(), dist.get_world_size()
     # Else backward runs in a thread of its own, where no mode sees it.
     one_thread = torch.autograd.set_multithreading_enabled(False)
-    with one_thread, mode, resizing_watched(mode), waiting_watched(mode), recorder.scopes.followed():
+    with (
+        one_thread,
+        mode,
+        resizing_watched(mode),
+        waiting_watched(mode),
+        reductions_watched(mode),
+        recorder.scopes.followed(),
+    ):
         step = _builder(build)(torch.device(mode.device_type), rank, world_size, *arguments)
         for _ in range(_NUM_STEPS_BEFORE):
             step()

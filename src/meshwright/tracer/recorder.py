@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Generic, TypeVar
 
@@ -10,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, Trace, Traced, Uses
+from meshwright.tracer.program_lines import innermost_line, line_of_program
 from meshwright.tracer.scopes import Scopes
-from meshwright.tracer.untraceable import line_of_program
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -44,6 +45,7 @@ class Recorder:
         self.scope_names: Interned[str] = Interned()
         self.phases: Interned[str] = Interned()
         self.actions: Interned[str] = Interned()
+        self.lines: Interned[str] = Interned()
         self.groups: Interned[tuple[tuple[int, ...], str]] = Interned()
         """Ranks, and the name of the axis."""
         self.stream = 0
@@ -74,19 +76,29 @@ class Recorder:
         """Add a record on the current stream, in the current module, phase and action."""
         if self.is_paused:
             return
-        action, scope = self.scopes.action, self.scopes.scope
+        action, scope, line = self.scopes.action, self.scopes.scope, line_of_program()
         if not scope and kind in _TOLD_BY_LINE:
-            scope = line_of_program()
+            scope = line or innermost_line()
         row = {
             "kind": int(kind),
             "stream": self.stream,
             "scope": self.scope_names.position(scope),
             "phase": self.phases.position(self.scopes.phase),
             "action": NONE if action is None else self.actions.position(action),
+            "line": self.lines.position(line) if line else NONE,
             **values,
         }
         for name, column in self._records.items():
             column.append(row.get(name, 0 if name == "num_bytes" else NONE))
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Add records on another stream within."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def new_work(self) -> int:
         """Return the number of the next collective or message."""
@@ -128,6 +140,7 @@ class Recorder:
             scopes=_compacted(records, "scope", self.scope_names),
             phases=_compacted(records, "phase", self.phases),
             actions=_compacted(records, "action", self.actions),
+            lines=_compacted(records, "line", self.lines),
             groups=tuple(ranks for ranks, _ in groups),
             group_names=tuple(name for _, name in groups),
             records=Records(**records),

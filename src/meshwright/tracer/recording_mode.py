@@ -27,8 +27,9 @@ from meshwright.parallelism.torch_operator import (
     tensors_in,
 )
 from meshwright.spec.trace import NONE, RecordKind, Signature
-from meshwright.tracer.collectives import FoundCollective, collective_of
+from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of
 from meshwright.tracer.recorder import Recorder
+from meshwright.tracer.simulated_device import SimulatedStream
 from meshwright.tracer.torch_flops import flops_of
 from meshwright.tracer.untraceable import refuse, refuse_number
 
@@ -47,6 +48,11 @@ class RecordingMode(TorchDispatchMode):
         self._work_of_storage: dict[int, int] = {}
         self._works: dict[int, tuple[Any, int]] = {}
         self._sent: dict[int, list[Tensor]] = {}
+        self._host_waits: dict[int, int] = {}
+        """Works for which the host itself waits, and the stream of each."""
+        self._stream_of_host: int | None = None
+        self.reduce_op = ""
+        """That of the reduction which c10d is called for."""
         self._written: dict[Any, tuple[bool, ...]] = {}
         self._signatures: dict[Any, int] = {}
         self._numbers: dict[int, list[Any]] = {}
@@ -93,27 +99,30 @@ class RecordingMode(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         written = self._written_tensors(func, args, kwargs)
-        found = collective_of(func, args)
-        if found is not None and found.kind == RecordKind.RECEIVE:
-            # Its schema does not say so.
-            written = {id(tensor) for tensor in inputs}
+        found = collective_of(func, args, kwargs, result, self.reduce_op)
+        if found is not None:
+            written |= {id(tensor) for tensor in found.written}
         # What other ranks bring to a collective is taken to be what this one does.
         if self._numbers and found is None:
             self._forget([*(tensor for tensor in inputs if id(tensor) in written), *outputs])
-        if not any(tensor.device.type == self.device_type for tensor in (*inputs, *outputs)):
+        is_here = any(tensor.device.type == self.device_type for tensor in (*inputs, *outputs))
+        if found is None and not is_here:
             return
         # Making a noun of each operator would take longer than all the rest.
         is_causal = is_causal_attention(func, args, kwargs)
-        key = (func, is_causal, len(inputs), *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
+        more = () if found is None else (found.agreed, found.sends, found.receives)
+        key = (func, is_causal, len(inputs), *more, *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
         position = self._signatures.get(key)
         if position is None:
             flops = flops_of(func, args, kwargs, result)
             signature = signature_of(func, inputs, outputs, is_causal=is_causal).replace(flops=flops)
+            if found is not None:
+                signature = signature.replace(agreed=found.agreed, sends=found.sends, receives=found.receives)
             position = self._signatures[key] = self.recorder.signatures.position(signature)
         if found is None:
             self.recorder.record(RecordKind.OP, signature=position)
         else:
-            self._record_collective(found, position, inputs, outputs, result)
+            self._record_collective(found, position, inputs, outputs, result, is_here=is_here)
         for tensor, writes in (*((one, id(one) in written) for one in inputs), *((one, True) for one in outputs)):
             if tensor.device.type == self.device_type:
                 self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
@@ -126,13 +135,32 @@ class RecordingMode(TorchDispatchMode):
                 self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
 
     def _record_collective(
-        self, found: FoundCollective, signature: int, inputs: list[Tensor], outputs: list[Tensor], result: Any
+        self,
+        found: FoundCollective,
+        signature: int,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        result: Any,
+        *,
+        is_here: bool,
     ) -> None:
-        work = self.recorder.new_work()
-        group = NONE if found.group is None else self.recorder.groups.position(found.group)
-        size = max((tensor.nbytes for tensor in (*inputs, *outputs)), default=0)
-        more = {"signature": signature, "group": group, "peer": found.peer, "num_bytes": size, "work": work}
-        self.recorder.record(found.kind, **more)
+        work, group = self.recorder.new_work(), found.group
+        is_on_host = not (is_here or found.is_barrier)
+        if group is not None and is_on_host:
+            # Tensors of the host go through a backend of their own, whose order is independent of the device's.
+            group = (group[0], f"{group[1]} {HOST_AXIS}".lstrip())
+        more = {
+            "signature": signature,
+            "group": NONE if group is None else self.recorder.groups.position(group),
+            "peer": found.peer,
+            "num_bytes": found.num_bytes,
+            "work": work,
+        }
+        stream = self._host_stream() if is_on_host else self.recorder.stream
+        with self.recorder.on(stream):
+            self.recorder.record(found.kind, **more)
+        if is_on_host or found.is_barrier:
+            self._host_waits[work] = stream
         if found.is_functional and any(isinstance(tensor, FakeTensor) for tensor in inputs):
             # A real group keeps what it sends until it is waited for; a fake one lets go at once.
             self._sent[work] = inputs
@@ -156,14 +184,29 @@ class RecordingMode(TorchDispatchMode):
 
     def _wait(self, tensor: Tensor) -> None:
         work = self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
-        self.recorder.record(RecordKind.WAIT, work=work)
+        self._record_wait(work)
         self._sent.pop(work, None)
 
     def waited(self, work: Any) -> None:
         """Notice that the current stream waits for one of torch's Work objects."""
         _, number = self._works.pop(id(work), (None, NONE))
         if number != NONE:
-            self.recorder.record(RecordKind.WAIT, work=number)
+            self._record_wait(number)
+
+    def _record_wait(self, work: int) -> None:
+        """Record that the current stream waits for a work; for a barrier, or on the host, the host itself waits."""
+        if work not in self._host_waits:
+            self.recorder.record(RecordKind.WAIT, work=work)
+            return
+        with self.recorder.on(self._host_waits.pop(work)):
+            self.recorder.record(RecordKind.WAIT, work=work)
+            self.recorder.record(RecordKind.HOST_SYNC)
+
+    def _host_stream(self) -> int:
+        """Return the stream of what the host itself communicates, one of its own: the device's do not wait for it."""
+        if self._stream_of_host is None:
+            self._stream_of_host = SimulatedStream().stream_id
+        return self._stream_of_host
 
     def _follow(self, storage: torch.UntypedStorage, *, by_newest: bool = True) -> int:
         """Return a storage's number: another one when it is new, or has another size than when it was last seen.

@@ -71,8 +71,10 @@ def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NU
         except subprocess.TimeoutExpired as error:
             raise UnsupportedError(f"{_named(program, ranks)} took longer than {_TIMEOUT_S:.0f} s to trace") from error
         if code != 0:
-            why = said.read_text(encoding="utf-8") if said.exists() else stderr[-3000:] or f"exit code {code}"
-            raise UnsupportedError(f"{_named(program, ranks)} cannot be traced: {why}")
+            failure = json.loads(said.read_text(encoding="utf-8")) if said.exists() else {}
+            why = failure.get("why") or stderr[-3000:] or f"exit code {code}"
+            failed = ranks if failure.get("rank") is None else [failure["rank"]]
+            raise UnsupportedError(f"{_named(program, failed)} cannot be traced: {why}")
         return {rank: Trace.load(Path(file)) for rank, file in out.items()}
 
 

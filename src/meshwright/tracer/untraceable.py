@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import functools
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
-import torch
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -21,10 +16,9 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed import distributed_c10d
 
 from meshwright.errors import MeshwrightError, UnsupportedError
+from meshwright.tracer.program_lines import line_of_error
 from meshwright.tracer.scopes import Scopes
 
-_OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
-"""Where lines stand that nobody asks about."""
 _OBJECT_COLLECTIVES = (
     "all_gather_object",
     "broadcast_object_list",
@@ -44,12 +38,12 @@ def explained(scopes: Scopes) -> Iterator[None]:
         raise
     except Exception as error:
         where = f" in {scopes.left_by_error}" if scopes.left_by_error else ""
-        raise UnsupportedError(f"{type(error).__name__}{where}{_line_of(error)}: {_first_line(error)}") from error
+        raise UnsupportedError(f"{type(error).__name__}{where}{line_of_error(error)}: {_first_line(error)}") from error
 
 
 def refuse(func: Any, error: Exception, scopes: Scopes) -> NoReturn:
     """Raise UnsupportedError for an operator that fake tensors have no answer to, else `error` itself."""
-    what = f"{func}{_in(scopes)}{_line_of(error)}"
+    what = f"{func}{_in(scopes)}{line_of_error(error)}"
     if isinstance(error, DynamicOutputShapeException | DataDependentOutputException):
         raise UnsupportedError(
             f"{what}: its result depends on the numbers in a tensor, and the tensors of a traced step hold none: "
@@ -68,8 +62,8 @@ def refuse(func: Any, error: Exception, scopes: Scopes) -> NoReturn:
 def refuse_number(scopes: Scopes) -> NoReturn:
     """Raise UnsupportedError for a whole number that a program reads from the device, as sizes are."""
     raise UnsupportedError(
-        f".item(), .tolist() or int(){_in(scopes)}{_line_of(None)} reads a whole number from a tensor, and the tensors "
-        "of a traced step hold none: take sizes from shapes, or keep the number on the host"
+        f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)} reads a whole number from a tensor, and the "
+        "tensors of a traced step hold none: take sizes from shapes, or keep the number on the host"
     )
 
 
@@ -85,8 +79,8 @@ def _refused(name: str, original: Callable[..., Any], scopes: Scopes) -> Callabl
     @functools.wraps(original)
     def called(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
-            f"torch.distributed.{name}{_in(scopes)}{_line_of(None)}: it sends pickled objects, whose bytes no fake "
-            "tensor holds: send tensors, or send the objects before the step is built"
+            f"torch.distributed.{name}{_in(scopes)}{line_of_error(None)}: it sends pickled objects, whose bytes no "
+            "fake tensor holds: send tensors, or send the objects before the step is built"
         )
 
     return called
@@ -94,22 +88,6 @@ def _refused(name: str, original: Callable[..., Any], scopes: Scopes) -> Callabl
 
 def _in(scopes: Scopes) -> str:
     return f" in {scopes.scope}" if scopes.scope else ""
-
-
-def line_of_program() -> str:
-    """Return where the program stands, as file:line, in the innermost code that is neither torch's nor the tracer's."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
-        frame = frame.f_back
-    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def _line_of(error: BaseException | None) -> str:
-    """Return where in the user's own code an error arose, or, without one, where the program stands."""
-    begun = traceback.extract_stack()
-    frames = [*begun, *traceback.extract_tb(error.__traceback__ if error is not None else None)]
-    mine = [frame for frame in frames if not frame.filename.startswith(_OWN_FILES)]
-    return f" ({mine[-1].filename}:{mine[-1].lineno})" if mine else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -33,6 +33,7 @@ def a_trace() -> Trace:
         "num_bytes": [0, 96, 0],
         "work": [NONE, 0, 0],
         "event": none,
+        "line": [NONE, 0, 1],
     }
     storages = {"num_bytes": [100, 10, 20, 7], "allocated_at": [-1, 0, 1, 1], "freed_at": [-1, 2, -1, 1]}
     uses = {"record": [0, 0, 1], "storage": [0, 1, 2], "writes": [0, 1, 1]}
@@ -47,6 +48,7 @@ def a_trace() -> Trace:
         actions=("2F0",),
         groups=((0, 8, 16),),
         group_names=("fsdp",),
+        lines=("train.py:40", "model.py:7"),
         records=Records(**{name: np.array(values, np.int64) for name, values in columns.items()}),
         storages=Storages(
             **{name: np.array(values, np.int64) for name, values in (*storages.items(), ("stream", [0] * 4))}
@@ -59,7 +61,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     trace = a_trace()
     trace.save(tmp_path / "trace.npz")
     read = Trace.load(tmp_path / "trace.npz")
-    for name in ("traced", "signatures", "scopes", "phases", "actions", "groups", "group_names"):
+    for name in ("traced", "signatures", "scopes", "phases", "actions", "groups", "group_names", "lines"):
         assert getattr(read, name) == getattr(trace, name)
     for table in ("records", "storages", "uses"):
         for name, column in vars(getattr(trace, table)).items():

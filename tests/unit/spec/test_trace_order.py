@@ -25,6 +25,7 @@ def a_trace(work: int = 0, event: int = 0, ranks: tuple[int, ...] = (0, 8)) -> T
         "num_bytes": [0, 12, 0, 0],
         "work": [NONE, work, work, NONE],
         "event": [NONE, NONE, NONE, event],
+        "line": [NONE] * 4,
     }
     storages = {"num_bytes": [100, 12], "allocated_at": [-1, 0], "freed_at": [-1, 3], "stream": [0, 0]}
     uses = {"record": [0, 0, 1], "storage": [0, 1, 1], "writes": [0, 1, 1]}

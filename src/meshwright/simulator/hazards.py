@@ -1,0 +1,38 @@
+"""hazards(): the races of all ranks' steps, those between the same two lines of the program together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+
+from meshwright.simulator.places import place_of
+from meshwright.simulator.races import Race, races_of
+from meshwright.spec.problem import Hazard, Place
+from meshwright.spec.trace import NONE
+from meshwright.spec.traces import Traces
+
+
+def hazards(traces: Traces) -> tuple[Hazard, ...]:
+    """Return tensors that streams and communication use in no defined order; empty where there are none."""
+    found: dict[Hashable, dict[int, list[Race]]] = defaultdict(lambda: defaultdict(list))
+    for rank, trace in sorted(traces.traces.items()):
+        for race in races_of(trace):
+            places = [place_of(trace, row) for row in (race.first, race.second) if row != NONE]
+            found[race.kind, *(_line(place) for place in places)][rank].append(race)
+    return tuple(_hazard(traces, by_rank) for by_rank in found.values())
+
+
+def _hazard(traces: Traces, by_rank: dict[int, list[Race]]) -> Hazard:
+    rank, races = next(iter(by_rank.items()))
+    first, trace = races[0], traces.traces[rank]
+    return Hazard(
+        kind=first.kind,
+        first=place_of(trace, first.first),
+        second=None if first.second == NONE else place_of(trace, first.second),
+        count=len(races),
+        num_ranks=sum(int((traces.class_of_rank == one).sum()) for one in by_rank),
+    )
+
+
+def _line(place: Place) -> Hashable:
+    return place.line or (place.scope, place.op)
