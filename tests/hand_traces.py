@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +42,18 @@ class Script:
         return self._add(RecordKind.OP, stream, device_s, host_s, signature=self._signature("aten.add.Tensor"))
 
     def collective(
-        self, ranks: tuple[int, ...], wire_s: float = 0.0, op: str = ALL_REDUCE, axis: str = "", num_bytes: int = 8
+        self,
+        ranks: tuple[int, ...],
+        wire_s: float = 0.0,
+        op: str = ALL_REDUCE,
+        axis: str = "",
+        num_bytes: int = 8,
+        **passed: Any,
     ) -> int:
+        """Return the work of a collective; `passed` are other fields of its signature."""
         group = self.groups.setdefault((ranks, axis), len(self.groups))
-        return self._meet(RecordKind.COLLECTIVE, wire_s, self._signature(op), group=group, num_bytes=num_bytes)
+        signature = self._signature(op, **passed)
+        return self._meet(RecordKind.COLLECTIVE, wire_s, signature, group=group, num_bytes=num_bytes)
 
     def send(self, peer: int, ranks: tuple[int, ...], wire_s: float = 0.0, num_bytes: int = 8) -> int:
         return self._message(RecordKind.SEND, peer, ranks, wire_s, num_bytes)
@@ -65,6 +74,10 @@ class Script:
 
     def sync(self, stream: int = 0, event: int = NONE) -> int:
         return self._add(RecordKind.HOST_SYNC, stream, event=event)
+
+    def use(self, storage: int, *, writes: bool = False) -> None:
+        """Add that the newest record reads or writes a storage."""
+        self.uses.append((len(self.rows) - 1, storage, int(writes)))
 
     def allocate(self, num_bytes: int) -> int:
         """Return a storage that is there from the newest record on; before any record, from before the step on."""
@@ -103,12 +116,10 @@ class Script:
         self.wire_s[row] = wire_s
         return self._num_works
 
-    def _signature(self, op: str) -> int:
+    def _signature(self, op: str, **passed: Any) -> int:
         shape = TensorShape(dtype="float32", dims=(1024,))
-        return self.signatures.setdefault(
-            Signature(op=op, inputs=(shape,), outputs=(shape,), read_bytes=4096, written_bytes=4096),
-            len(self.signatures),
-        )
+        signature = Signature(op=op, inputs=(shape,), outputs=(shape,), read_bytes=4096, written_bytes=4096, **passed)
+        return self.signatures.setdefault(signature, len(self.signatures))
 
     def _add(self, kind: RecordKind, stream: int, device_s: float = 0.0, host_s: float = 0.0, **columns: int) -> int:
         row = dict.fromkeys(_COLUMNS, NONE) | {"scope": 0, "phase": 0, "num_bytes": 0}

@@ -18,6 +18,7 @@ from meshwright.simulator.hazards import hazards
 from meshwright.simulator.liveness import liveness_of
 from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_times
 from meshwright.simulator.overlap import overlap_of
+from meshwright.simulator.rank_classes import grouped
 from meshwright.simulator.savings import savings_of
 from meshwright.simulator.simulate import simulate
 from meshwright.simulator.stragglers import stragglers_of
@@ -58,6 +59,10 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
     Where `conditions` has a fault of a rank, `traces` gives that rank a class of its own (simulator/apart.py).
     """
     problems = check(traces, conditions)
+    num_traced = len(traces.traces)
+    found = hazards(traces)
+    if not problems and not conditions.faults:
+        traces = grouped(traces)
     timeline = None if problems else simulate(traces, subject.cluster, subject.name, conditions)
     device = subject.cluster.device
     run = DryRun(
@@ -70,7 +75,8 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         workload=subject.workload,
         usable_memory_bytes=round(device.usable_memory_bytes),
         problems=problems,
-        hazards=hazards(traces),
+        hazards=found,
+        num_traced=num_traced,
         padding=_padding(subject),
         outcome=None if timeline is None else _outcome(subject, traces, timeline, conditions),
     )

@@ -29,6 +29,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--cluster", help="NAME:COUNT of devices, such as h100-ib400:16384; default: the job's.")
 @click.option("--build", help="A program in place of a job: FILE.py:FUNCTION or MODULE:FUNCTION that builds a step.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the program; a job's are its cluster's devices.")
+@click.option("--every-rank", is_flag=True, help="Trace all ranks of the program, also of more than 64.")
 @click.option("--routing", default="balanced", show_default=True, help="Tokens to experts: balanced, zipf:1.2, worst.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is drawn by chance.")
 @click.option("--jitter", type=float, default=0.0, help="Spread of every operation's time on each rank: 0.05.")
@@ -129,8 +130,8 @@ def _program(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Tr
     from meshwright.cli.dry_run import Subject
     from meshwright.errors import ConfigError
     from meshwright.hardware.choice import choose_cluster
-    from meshwright.spec.traces import Traces
-    from meshwright.tracer.trace import Program, trace_ranks
+    from meshwright.tracer.program_ranks import trace_program
+    from meshwright.tracer.trace import Program
 
     files, _ = _split(words)
     if files:
@@ -143,7 +144,7 @@ def _program(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Tr
             f"--ranks {given['ranks']} and --cluster {given['cluster']} differ: make COUNT {given['ranks']}"
         )
     program = Program(_importable(given["build"]), given["ranks"], tuple(words), routing=given["routing"])
-    traces = Traces.all_of(trace_ranks(program, range(given["ranks"])))
+    traces = trace_program(program, every_rank=given["every_rank"])
     return Subject(given["build"], given["build"], cluster, None, None, None), traces
 
 

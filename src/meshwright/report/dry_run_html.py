@@ -56,6 +56,11 @@ def _problems(run: DryRun) -> Iterator[str]:
     if run.problems:
         listed = "".join(f"<li>{escape(str(problem))}</li>" for problem in run.problems)
         yield f'<section class="bad"><h2>The step would hang or go wrong</h2><ul class="pre">{listed}</ul></section>'
+    if run.hazards:
+        listed = "".join(f"<li>{escape(str(hazard))}</li>" for hazard in run.hazards)
+        yield _section(
+            "Warnings", "The step ends, and what it computes depends on chance.", f'<ul class="pre">{listed}</ul>'
+        )
 
 
 def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:

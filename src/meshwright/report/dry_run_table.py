@@ -66,6 +66,9 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
 def _question(run: DryRun) -> Iterator[str]:
     yield f"[bold]{escape(run.model)}[/] on [bold]{run.num_devices} x {run.device}[/] ({run.cluster})"
     yield f"[dim]{escape(job_words(run))}[/]"
+    if run.layout is None and run.num_traced < run.num_devices:
+        traced = f"{run.num_traced:,} of {run.num_devices:,} ranks"
+        yield f"[dim]{traced} stand for all, each for those of its role (--every-rank traces all)[/]"
 
 
 def job_words(run: DryRun) -> str:
@@ -204,11 +207,14 @@ def short_op(op: str) -> str:
 
 def _rank_table(outcome: Outcome) -> Table:
     table = plain_table()
-    for header in ("rank", "pp", "computes", "exposed", "bubble", "optimizer", "host"):
+    for header in ("rank", "ranks", "pp", "computes", "exposed", "bubble", "optimizer", "host"):
         table.add_column(header, justify="right")
     for rank in shown_ranks(outcome.ranks):
         seconds = rank_seconds(rank.parts)
-        table.add_row(f"{rank.rank}", f"{rank.pipeline_rank}", *(percent(value / outcome.step_s) for value in seconds))
+        alike = f"{rank.num_ranks:,}"
+        table.add_row(
+            f"{rank.rank}", alike, f"{rank.pipeline_rank}", *(percent(value / outcome.step_s) for value in seconds)
+        )
     return table
 
 

@@ -8,7 +8,8 @@ the rank that runs fewest operations there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from meshwright.simulator.disagreements import Asked, Disagreement
 from meshwright.simulator.matching import Channel
@@ -23,13 +24,10 @@ def blamed(
     """Return each disagreement with the position of the member to blame, the surest first, by that member's records."""
     culprits: dict[int, int] = {}
     for position, one in enumerate(found):
-        votes = _votes_of(traces, one)
-        usual = _most(votes) if not one.channel.is_message else None
-        if usual is None:
-            alike = _alike(traces, one, channels, asked)
-            usual = _most(votes + _votes_of_alike(one, alike))
-        if usual is not None and (unusual := [at for at, what in enumerate(one.at) if what != usual[0]]):
-            culprits[position] = unusual[0]
+        alike = [theirs for channel, theirs in zip(channels, asked, strict=True) if _is_alike(channel, one.channel)]
+        culprit = _message_culprit(one, alike) if one.channel.is_message else _group_culprit(traces, one, alike)
+        if culprit is not None:
+            culprits[position] = culprit
     elsewhere = Counter(found[position].channel.members[at] for position, at in culprits.items())
     sure = set(culprits)
     for position, one in enumerate(found):
@@ -39,44 +37,55 @@ def blamed(
     return [(found[position], culprits[position]) for position in order]
 
 
-def _votes_of(traces: Traces, one: Disagreement) -> _Votes:
-    """Return how many ranks ask for each thing; of a message each end counts once."""
-    votes: _Votes = Counter()
+def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[Asked]) -> int | None:
+    """Return the first member that asks for other things than most ranks of the group, or of groups that are alike."""
     classes = traces.class_of_rank[list(one.channel.ranks)]
+    votes: _Votes = Counter()
     for rank, what in zip(one.channel.members, one.at, strict=True):
-        votes[what] += 1 if one.channel.is_message else int((classes == rank).sum())
-    return votes
+        votes[what] += int((classes == rank).sum())
+    usual = _most(votes) or _most(votes + _votes_at(one.number, alike))
+    return None if usual is None else _other_than(usual, one.at)
 
 
-def _alike(traces: Traces, one: Disagreement, channels: Sequence[Channel], asked: Sequence[Asked]) -> Iterator[Asked]:
-    """Yield what the members of channels ask for that are like that of a disagreement."""
-    kind = _kind(one.channel, traces.world_size)
-    for channel, theirs in zip(channels, asked, strict=True):
-        if channel is not one.channel and _kind(channel, traces.world_size) == kind:
-            yield theirs
+def _message_culprit(one: Disagreement, alike: Sequence[Asked]) -> int | None:
+    """Return the end of a message that sends or receives more, fewer or other messages than those that are alike."""
+    counts = tuple(len(rows) for rows in one.channel.rows)
+    if counts[0] != counts[1]:
+        usual = _most(Counter(len(theirs[0]) for theirs in alike if len(theirs[0]) == len(theirs[1])))
+        return _other_than(usual, counts) if usual is not None and usual[0] in counts else None
+    usual = _most(_votes_at(one.number, alike))
+    return _other_than(usual, one.at) if usual is not None and usual[0] in one.at else None
 
 
-def _votes_of_alike(one: Disagreement, alike: Iterator[Asked]) -> _Votes:
-    """Return what members of channels that are alike, and that agree, ask for at the same place."""
+def _other_than(usual: tuple[Hashable], at: Sequence[Hashable]) -> int | None:
+    return next((position for position, what in enumerate(at) if what != usual[0]), None)
+
+
+def _votes_at(number: int, alike: Sequence[Asked]) -> _Votes:
+    """Return what members of channels that are alike, and that agree, ask for at one place."""
     votes: _Votes = Counter()
     for theirs in alike:
-        at = [member[one.number] if one.number < len(member) else None for member in theirs]
+        at = [member[number] if number < len(member) else None for member in theirs]
         if len(set(at)) == 1:
             votes[at[0]] += len(at)
     return votes
 
 
-def _kind(channel: Channel, world_size: int) -> Hashable:
-    """Return what channels that are alike have in common."""
-    first, last = channel.ranks[0], channel.ranks[-1]
-    distance = (last - first) % world_size if channel.is_message else len(channel.ranks)
-    return channel.is_message, channel.axis, distance
+def _is_alike(one: Channel, other: Channel) -> bool:
+    """Return whether two channels are of the same axis and size, or messages over the same distance."""
+    if one is other or (one.is_message, one.axis) != (other.is_message, other.axis):
+        return False
+    if one.is_message:
+        return one.ranks[1] - one.ranks[0] == other.ranks[1] - other.ranks[0]
+    return len(one.ranks) == len(other.ranks)
 
 
-def _most(votes: _Votes) -> tuple[Hashable] | None:
-    """Return what more ranks ask for than any other thing, in a tuple, since nothing may be it; None of a tie."""
-    (first, most), *rest = votes.most_common(2)
-    return None if rest and rest[0][1] == most else (first,)
+def _most(votes: Counter[Any]) -> tuple[Hashable] | None:
+    """Return what has more votes than any other thing, in a tuple, since nothing may be it; None of a tie."""
+    most = votes.most_common(2)
+    if not most or (len(most) == 2 and most[0][1] == most[1][1]):
+        return None
+    return (most[0][0],)
 
 
 def _fallback(one: Disagreement, elsewhere: Mapping[int, int]) -> int:

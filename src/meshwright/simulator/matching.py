@@ -115,7 +115,7 @@ def _collectives(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hash
             yield (rank, NONE), _Found("", False, (rank,), (), (rank,), sides)
             continue
         ranks = trace.groups[group]
-        key = _group_key(trace, group, traces)
+        key = group_key(trace, group, traces.class_of_rank)
         members = np.unique(traces.class_of_rank[list(ranks)]).tolist()
         yield key, _Found(trace.group_names[group], False, ranks, ranks, tuple(members), sides)
 
@@ -129,18 +129,18 @@ def _messages(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashabl
         sender, receiver = (rank, peer) if kind == RecordKind.SEND else (peer, rank)
         members = (int(class_of[sender]), int(class_of[receiver]))
         if group == NONE:
-            axis, ranks, group_key, distance = "", (), None, receiver - sender
+            axis, ranks, key, distance = "", (), None, receiver - sender
         else:
             axis, ranks = trace.group_names[group], trace.groups[group]
-            group_key = _group_key(trace, group, traces)
+            key = group_key(trace, group, traces.class_of_rank)
             # Round the group: the last one's neighbour is the first.
             distance = (ranks.index(receiver) - ranks.index(sender)) % len(ranks)
         sides = {(rank, kind): rows[where.ravel() == number]}
-        yield (group_key, members, distance), _Found(axis, True, (sender, receiver), ranks, members, sides)
+        yield (key, members, distance), _Found(axis, True, (sender, receiver), ranks, members, sides)
 
 
-def _group_key(trace: Trace, group: int, traces: Traces) -> Hashable:
+def group_key(trace: Trace, group: int, class_of_rank: Ints) -> Hashable:
     """Return what groups that are alike have in common; of a job whose every rank was traced no two are."""
     ranks = np.array(trace.groups[group])
-    classes = traces.class_of_rank[ranks]
+    classes = class_of_rank[ranks]
     return trace.group_names[group], classes.tobytes(), (ranks - ranks[0]).tobytes()

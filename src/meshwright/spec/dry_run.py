@@ -203,6 +203,8 @@ class DryRun(Noun):
     """What a step processes; None, as is the layout, for a program that is no job."""
     usable_memory_bytes: PositiveInt
     """What tensors can take of one device's memory."""
+    num_traced: NonNegativeInt = 0
+    """Ranks whose own step was traced; they stand for the others."""
     problems: Annotated[tuple[Problem, ...], Field(strict=False)] = ()
     """Why the step would hang or compute something wrong."""
     hazards: Annotated[tuple[Hazard, ...], Field(strict=False)] = ()

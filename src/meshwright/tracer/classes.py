@@ -25,7 +25,7 @@ from meshwright.spec.trace import Ints, Trace
 
 Classes = Literal["largest", "all"]
 
-_CUT = "fsdp.chunk_cat"
+CUT = "fsdp.chunk_cat"
 """What FSDP2 calls to cut whole gradients into shards: the last tensor that it takes is the result, a row a shard."""
 
 
@@ -73,7 +73,7 @@ def _cuts(trace: Trace) -> set[tuple[int, int]]:
     return {
         (whole.dims[0], signature.inputs[-1].dims[0])
         for signature in trace.signatures
-        if signature.op.startswith(_CUT)
+        if signature.op.startswith(CUT)
         for whole in signature.inputs[:-1]
         if whole.dims
     }
