@@ -67,6 +67,124 @@ def skipped_collective(device: torch.device, rank: int, world_size: int) -> Call
     return step
 
 
+def missing_barrier(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in which rank 1 leaves out the barrier before the gradients are summed."""
+    model, x = _model(device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        if rank != 1:
+            dist.barrier()
+        dist.all_reduce(model[0].weight.grad)
+
+    return step
+
+
+def other_root(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in which the last rank takes rank 1 for the source of a broadcast."""
+    _, x = _model(device)
+
+    def step() -> None:
+        dist.broadcast(x, src=1 if rank == world_size - 1 else 0)
+
+    return step
+
+
+def other_reduction(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in which rank 1 takes the maximum where the others take the mean."""
+    model, x = _model(device)
+
+    def step() -> None:
+        loss = model(x).mean()
+        loss.backward()
+        dist.all_reduce(loss.detach(), op=dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.AVG)
+
+    return step
+
+
+def unequal_splits(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in which rank 0 expects more rows of rank 1 than that sends."""
+    _, x = _model(device)
+
+    def step() -> None:
+        sent, received = [2] * world_size, [2] * world_size
+        if rank == 0:
+            received[1] = 3
+        output = x.new_empty(sum(received), WIDTH)
+        dist.all_to_all_single(output, x.new_zeros(sum(sent), WIDTH), received, sent)
+
+    return step
+
+
+def cpu_tensors(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in which rank 2 does not report its number of tokens, which is on the host."""
+    model, x = _model(device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        num_tokens = torch.ones(1, dtype=torch.int64)
+        if rank != 2:
+            dist.all_reduce(num_tokens)
+
+    return step
+
+
+def other_group(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in which the last rank sums over all ranks and not over its pair."""
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, world_size, 2)]
+    model, x = _model(device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        dist.all_reduce(model[0].weight.grad, group=None if rank == world_size - 1 else pairs[rank // 2])
+
+    return step
+
+
+def bad_sample(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step that fails on rank 2."""
+    model, x = _model(device)
+
+    def step() -> None:
+        if rank == 2:
+            raise ValueError("this sample has no tokens")
+        model(x).sum().backward()
+
+    return step
+
+
+def never_waited(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step that uses gradients before they are summed: nothing waits for the sums."""
+    model, x = _model(device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, async_op=True)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(parameter.grad, alpha=-0.1)
+                parameter.grad = None
+
+    return step
+
+
+def unordered_streams(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in which a second stream scales what the first one may still be computing."""
+    model, x = _model(device)
+    accelerator = torch.get_device_module(device)
+    side = accelerator.Stream()
+
+    def step() -> None:
+        y = model(x)
+        with accelerator.stream(side):
+            scaled = y * 2
+        accelerator.current_stream().wait_stream(side)
+        scaled.sum().backward()
+
+    return step
+
+
 def _model(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
     with device:
         layers = (nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))

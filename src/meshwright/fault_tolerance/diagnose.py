@@ -13,6 +13,7 @@ from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.fault_tolerance.places import (
     how_known,
     module_of_wait,
+    place_of_call,
     say_collective,
     say_departure,
     say_doing,
@@ -111,20 +112,24 @@ class _Doctor:
             return None
         rank, departure = min(left.items())
         known = departure.known or departure.found
-        headline = f"{say_ranks(sorted(left))} left the order of collectives: {say_departure(departure)}"
+        place, module = place_of_call(self._records[rank], departure.found)
+        headline = f"{say_ranks(sorted(left))} left the order of collectives: {say_departure(departure, place)}"
         advice = (
             "Every rank must ask for the same collectives, every time: look in this module for a branch that only some "
             "ranks take (on the rank's number, on data, on an exception that is swallowed)."
         )
         return self._say("departed", sorted(left), headline, advice, self._first_wait_for([rank])).replace(
-            module=known.module, collective=say_collective(known, self._group(rank, known.group))
+            module=module or known.module, collective=say_collective(known, self._group(rank, known.group))
         )
 
     def disagrees(self) -> Diagnosis | None:
         found = first_mismatch(self._records)
         if found is None:
             return None
-        told = "; ".join(f"rank {rank} {say_kind(one)}" for rank, one in found.by_rank.items())
+        told = "; ".join(
+            f"rank {rank} {say_kind(one)}{place_of_call(self._records[rank], one)[0]}"
+            for rank, one in found.by_rank.items()
+        )
         number = next(iter(found.by_rank.values())).sequence
         headline = f"the ranks of {found.group.axis} have different collectives as their number {number}: {told}"
         advice = (
@@ -171,6 +176,10 @@ class _Doctor:
         seen = None if wait is None else self._records.get(wait.rank)
         evidence = [] if wait is None else how_known(wait, seen)
         evidence += [say_next(self._records[rank]) for rank in culprits if rank in self._records]
+        for rank in self._evidence.stale:
+            evidence.append(
+                f"rank {rank}'s flight record is older than its last mark and is left out: it has moved since"
+            )
         if mute := self._mute():
             evidence.append(f"{say_ranks(mute)} could not write what collectives were entered")
         return Diagnosis(

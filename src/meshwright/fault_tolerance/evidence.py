@@ -29,6 +29,8 @@ _SLOW_STEPS = 3
 # Those that may answer, as far as this host can tell.
 _ABLE: tuple[ProcessState, ...] = ("running", "elsewhere")
 _WRITING_S = 0.3
+_CLOCK_S = 0.05
+"""By how much the clocks of a file system and of a rank may differ: heartbeats are rounded, files have ticks."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Evidence:
     """When it was gathered, in seconds since 1970."""
     slow_s: float
     """Seconds of silence up to which a rank may just be slow."""
+    stale: tuple[int, ...] = ()
+    """Ranks whose flight record is older than their last mark: it says where they were, and is left out."""
 
     def silent_s(self, rank: int) -> float:
         """Return the seconds since the last mark of a rank."""
@@ -77,15 +81,31 @@ def look(run: Run) -> Evidence:
     """Return what `run` shows now."""
     heartbeats = read_heartbeats(run)
     found = {rank: read_record(run, rank, one.pid) for rank, one in heartbeats.items()}
-    records = {rank: record for rank, record in found.items() if record is not None}
+    known = {rank: record for rank, record in found.items() if record is not None}
+    records = {rank: record for rank, record in known.items() if _is_current(record, heartbeats[rank])}
     return Evidence(
         heartbeats,
         {rank: process_state(one) for rank, one in heartbeats.items()},
         records,
-        {rank: records[rank].stack if rank in records else read_stack(run.stack(rank)) for rank in heartbeats},
+        {rank: records[rank].stack if rank in records else _stack(run, one) for rank, one in heartbeats.items()},
         time.time(),
         max(_LEAST_SLOW_S, _SLOW_STEPS * usual_step_s(run)),
+        tuple(sorted(set(known) - set(records))),
     )
+
+
+def _is_current(record: FlightRecord, heartbeat: Heartbeat) -> bool:
+    """Return whether a rank has made no mark since its record; the last mark of one that failed follows its record."""
+    return record.error is not None or record.time_s >= heartbeat.time_s - _CLOCK_S
+
+
+def _stack(run: Run, heartbeat: Heartbeat) -> list[Frame]:
+    """Return the stack that a rank wrote on a signal; empty where it is older than the rank's last mark."""
+    path = run.stack(heartbeat.rank)
+    with suppress(OSError):
+        if path.stat().st_mtime >= heartbeat.time_s - _CLOCK_S:
+            return read_stack(path)
+    return []
 
 
 def read_record(run: Run, rank: int, pid: int) -> FlightRecord | None:

@@ -57,10 +57,20 @@ def say_next(record: FlightRecord) -> str:
     return "" if one is None else f"rank {record.rank}'s next is {say_kind(one)}, as in its first step"
 
 
-def say_departure(departure: Departure) -> str:
-    """Return what a step asked for, and what an earlier one had asked for in its place."""
+def place_of_call(record: FlightRecord, collective: Collective) -> tuple[str, str | None]:
+    """Return the line, in words, and the module from which a rank called a collective; "" and None of one that it has
+    left: only the stack shows both.
+    """
+    key = (collective.group, collective.sequence)
+    if not any((one.group, one.sequence) == key and not one.is_done for one in record.collectives):
+        return "", None
+    return f" {say_place(record.stack)}", _innermost_module(record.stack)
+
+
+def say_departure(departure: Departure, place: str = "") -> str:
+    """Return what a step asked for at a place, and what an earlier one had asked for instead."""
     known = "no more collectives" if departure.known is None else say_kind(departure.known)
-    step = f"in step {departure.found.step} it asked for {say_kind(departure.found)}"
+    step = f"in step {departure.found.step} it asked for {say_kind(departure.found)}{place},"
     return f"{step} where its first step had {known}"
 
 

@@ -21,7 +21,7 @@ from meshwright.simulator.places import missing_place, place_of, some_ranks
 from meshwright.simulator.play_traces import Costs, play_traces
 from meshwright.simulator.program import RecordTimes
 from meshwright.simulator.stuck import stuck_problems
-from meshwright.spec.problem import Problem
+from meshwright.spec.problem import Problem, along
 from meshwright.spec.trace import Trace
 from meshwright.spec.traces import Traces
 
@@ -73,13 +73,13 @@ def _problem(traces: Traces, one: Disagreement, culprit: int) -> Problem:
 
 def _rule(one: Disagreement) -> str:
     channel, at = one.channel, one.at
-    along = f" along {channel.axis}" if channel.axis else ""
+    axis = along(channel.axis)
     if not channel.is_message:
         broken = one.rule or "run the same collectives in the same order"
         group = f"ranks {some_ranks(channel.ranks)}"
-        return f"all ranks of a group{along} have to {broken}; number {one.number} of {group} differs"
+        return f"all ranks of a group{axis} have to {broken}; number {one.number} of {group} differs"
     sender, receiver = channel.ranks
-    message = f"message {one.number} from rank {sender} to rank {receiver}{along}"
+    message = f"message {one.number} from rank {sender} to rank {receiver}{axis}"
     if None in at:
         return f"{message} has no {'receive' if at[1] is None else 'send'}"
     return f"{message} is sent as one thing and received as another"

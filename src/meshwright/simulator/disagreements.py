@@ -18,7 +18,7 @@ from meshwright.spec.traces import Traces
 
 _EXCHANGES = ("alltoall_", "alltoall_base_", "all_to_all_single", "allgather_", "gather_", "scatter_")
 """Collectives whose ranks may pass tensors of different sizes."""
-_FIELDS = ("tensors of a size", "dtypes", "reduction and root")
+_FIELDS = ("tensors of the same size", "the same dtype", "the same reduction and root")
 """What a collective asks for after its name."""
 Asked = list[list[Hashable]]
 """What each member asks for, in order [members][operations]."""
@@ -78,7 +78,7 @@ def _broken(at: Sequence[Hashable]) -> str:
     if len(asked) < len(at) or len({one[0] for one in asked}) > 1:
         return ""
     field = next(field for field in range(1, len(asked[0])) if len({one[field] for one in asked}) > 1)
-    return f"pass {_FIELDS[field - 1]} alike"
+    return f"pass {_FIELDS[field - 1]}"
 
 
 def _exchanges(op: str) -> bool:
@@ -119,9 +119,8 @@ def _unequal_pair(traces: Traces, channel: Channel, number: int) -> Disagreement
     sender, receiver = unequal[0]
     sent, expected = exchanged[sender][0][receiver], exchanged[receiver][1][sender]
     pair = f"rank {sender} sends {sent:,} bytes to rank {receiver}, which expects {expected:,} from it"
-    return Disagreement(
-        channel, number, _deviations(channel.members, unequal, exchanged), f"collective {number}: {pair}"
-    )
+    at = _deviations(channel.members, unequal, exchanged)
+    return Disagreement(channel, number, at, f"send what the others expect ({pair})")
 
 
 _Exchanged = Mapping[int, int]

@@ -15,6 +15,11 @@ RaceKind = Literal["never waited for", "used before its wait", "across streams",
 """Communication whose result is used without a wait; two streams that use one tensor in no defined order."""
 
 
+def along(axis: str) -> str:
+    """Return the axis of a group in words that follow a name; "" where it has none."""
+    return f" {'' if axis.startswith('(') else 'along '}{axis}" if axis else ""
+
+
 class Place(Noun):
     """A record in one rank's step, in words."""
 
@@ -45,7 +50,7 @@ class Place(Noun):
             return f"rank {self.rank}: nothing more" + (f" after {self.op} ({where})" if self.op else "")
         size = f" of {self.num_bytes:,} bytes {self.dtype}".rstrip() if self.num_bytes else ""
         agreed = f" ({self.agreed})" if self.agreed else ""
-        axis = f" along {self.axis}" if self.axis else ""
+        axis = along(self.axis)
         return f"rank {self.rank}, record {self.record} ({where}): {self.op}{agreed}{size}{axis}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,7 +100,8 @@ def test_different_collectives_in_one_place_are_told_with_who_has_which() -> Non
         )
     )
     assert (found.verdict, found.culprits) == ("mismatch", [0, 1])
-    assert "rank 0 all_gather of 4 in blocks.2; rank 1 broadcast of 4 in blocks.2" in found.headline
+    place = "in blocks.2 at mine.py:5 in read"
+    assert f"rank 0 all_gather of 4 {place}; rank 1 broadcast of 4 {place}" in found.headline
 
 
 def test_different_sizes_are_a_mismatch_of_a_reduction_and_none_of_an_exchange_of_parts() -> None:
@@ -122,7 +124,26 @@ def test_a_rank_that_left_its_own_order_is_to_blame_for_the_mismatch() -> None:
         )
     )
     assert (found.verdict, found.culprits, found.module) == ("departed", [1], "blocks.2")
-    assert "asked for broadcast of 4 in blocks.2 where its first step had all_gather of 4" in found.headline
+    told = "asked for broadcast of 4 in blocks.2 at mine.py:5 in read, where its first step had all_gather of 4"
+    assert told in found.headline
+
+
+def test_an_extra_collective_is_named_with_the_module_and_the_line_that_call_it() -> None:
+    known = entered("a", "all_reduce", "all_gather")
+    extra = entered("a", "all_reduce", "barrier", is_open=True)[-1].replace(module=None)
+    stack = [
+        Frame(file="train.py", line=3, function="step", module=None),
+        Frame(file="model.py", line=8, function="Mine.forward", module="blocks.1.mine"),
+    ]
+    own = record(1, [known[0], extra], departure=Departure(found=extra, known=known[-1]), stack=stack)
+    found = diagnose(evidence([record(0, known), own, record(2, []), record(3, [])]))
+    assert (found.verdict, found.culprits, found.module) == ("departed", [1], "blocks.1.mine")
+    assert "at model.py:8 in Mine.forward, in module blocks.1.mine" in found.headline
+
+
+def test_a_rank_whose_record_is_stale_is_said_to_have_moved_since() -> None:
+    found = diagnose(replace(evidence([record(rank, []) for rank in range(3)]), stale=(3,)))
+    assert any(one.startswith("rank 3's flight record is older than its last mark") for one in found.evidence)
 
 
 def test_a_collective_that_all_have_entered_is_the_networks() -> None:
