@@ -54,7 +54,7 @@ def section(name: str, title: str) -> str:
     command = ["meshwright", "simulate", "--build", f"{PROGRAMS}:{name}", "--ranks", "4"]
     run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     words = docstring(name).removeprefix("Return a step ").removeprefix("in which ").removeprefix("that ")
-    said = findings(run.stdout) or run.stderr.strip() or "no problems, no warnings"
+    said = findings(run.stdout) or run.stderr.strip().replace(f"{ROOT}/", "") or "no problems, no warnings"
     shown = f"$ {' '.join(command)}\n{said}\n(exit code {run.returncode})"
     return f"## {title}\n\n{words[0].upper()}{words[1:]}\n\n```\n{shown}\n```\n"
 

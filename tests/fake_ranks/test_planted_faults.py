@@ -22,28 +22,56 @@ def simulated(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-@pytest.mark.parametrize(
-    ("program", "culprit", "code"),
-    [
-        ("reversed_order", "culprit: rank 3,", "dist.all_reduce(gradient)"),
-        pytest.param(
-            "ring_deadlock",
-            "rank 0 for rank 3, rank 3 for rank 2, rank 2 for rank 1, rank 1 for rank 0",
-            "dist.recv(",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "skipped_collective", "culprit: rank 1: nothing more", "dist.all_reduce(loss)", marks=pytest.mark.long
-        ),
-    ],
-)
-def test_a_mistake_names_the_ranks_and_the_line(program: str, culprit: str, code: str) -> None:
+FOUND = {
+    "ring_deadlock": ("rank 0 for rank 3, rank 3 for rank 2, rank 2 for rank 1, rank 1 for rank 0", "dist.recv("),
+    "reversed_order": ("culprit: rank 3,", "dist.all_reduce(gradient)"),
+    "skipped_collective": ("culprit: rank 1: nothing more", "dist.all_reduce(loss)"),
+    "missing_barrier": ("culprit: rank 1,", "dist.barrier()"),
+    "other_root": ("culprit: rank 3,", "dist.broadcast(x,"),
+    "other_reduction": ("(max) of 4 bytes", "op=dist.ReduceOp.MAX"),
+    "unequal_splits": ("rank 1 sends 2,048 bytes to rank 0, which expects 3,072", "dist.all_to_all_single(output,"),
+    "cpu_tensors": ("culprit: rank 2: nothing more", "dist.all_reduce(num_tokens)"),
+    "other_group": ("culprit: rank 3", "group=None if rank"),
+}
+WARNED = {
+    "never_waited": ("communication is never waited for: call wait()", "async_op=True"),
+    "unordered_streams": ("two streams use a tensor and nothing orders them", "scaled = y * 2"),
+}
+QUICK = ("unequal_splits", "never_waited")
+
+
+def cases(programs: dict[str, tuple[str, str]]) -> list[object]:
+    marks = {name: () if name in QUICK else (pytest.mark.long,) for name in programs}
+    return [pytest.param(name, *told, marks=marks[name], id=name) for name, told in programs.items()]
+
+
+@pytest.mark.parametrize(("program", "told", "code"), cases(FOUND))
+def test_a_mistake_names_the_ranks_and_the_line(program: str, told: str, code: str) -> None:
     found = simulated(program)
     assert found.returncode == 2
-    assert culprit in found.stdout
+    assert told in " ".join(found.stdout.split())
+    assert line_of(code) in found.stdout
+
+
+@pytest.mark.parametrize(("program", "told", "code"), cases(WARNED))
+def test_what_is_used_in_no_defined_order_is_a_warning(program: str, told: str, code: str) -> None:
+    found = simulated(program)
+    assert found.returncode == 0
+    assert told in " ".join(found.stdout.split())
     assert line_of(code) in found.stdout
 
 
 @pytest.mark.long
+def test_an_exception_names_its_rank_and_its_line() -> None:
+    found = simulated("bad_sample")
+    assert found.returncode == 2
+    said = " ".join(found.stderr.split())
+    assert "rank 2 of 4 of planted_faults:bad_sample cannot be traced: ValueError" in said
+    assert line_of("raise ValueError(") in said
+
+
+@pytest.mark.long
 def test_a_sound_program_passes() -> None:
-    assert simulated("sound").returncode == 0
+    found = simulated("sound")
+    assert found.returncode == 0
+    assert "warnings" not in found.stdout

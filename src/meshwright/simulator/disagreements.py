@@ -78,7 +78,7 @@ def _broken(at: Sequence[Hashable]) -> str:
     if len(asked) < len(at) or len({one[0] for one in asked}) > 1:
         return ""
     field = next(field for field in range(1, len(asked[0])) if len({one[field] for one in asked}) > 1)
-    return f"pass {_FIELDS[field - 1]}"
+    return f"run the same collectives in the same order, with {_FIELDS[field - 1]}"
 
 
 def _exchanges(op: str) -> bool:

@@ -61,7 +61,7 @@ def test_the_one_rank_that_differs_is_to_blame_in_every_problem(step: Step, culp
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        (_other_reduction, "pass the same reduction and root"),
+        (_other_reduction, "in the same order, with the same reduction and root"),
         (_other_splits, "which expects 16 from it"),
         (_missing_barrier, "same collectives in the same order"),
     ],

@@ -1,0 +1,122 @@
+"""Which ranks of a program are traced, and for whom they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from hand_traces import Script
+from meshwright.errors import UnsupportedError
+from meshwright.simulator.check import check
+from meshwright.spec.trace import Trace
+from meshwright.spec.traces import Traces
+from meshwright.tracer import program_ranks
+from meshwright.tracer.program_ranks import Axis, axis_of, trace_program
+from meshwright.tracer.trace import Program
+
+COUNT = 512
+WORLD = tuple(range(COUNT))
+TP, DP = 8, 64
+
+
+def traced(
+    monkeypatch: pytest.MonkeyPatch, step: Callable[[Script], object], count: int = COUNT, *, every_rank: bool = False
+) -> tuple[Traces, set[int]]:
+    """Return the traces of a program in which each rank's script is filled by `step`, and the ranks that were asked."""
+    asked: set[int] = set()
+
+    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+        asked.update(ranks)
+        scripts = {rank: Script(rank, program.world_size) for rank in ranks}
+        for script in scripts.values():
+            step(script)
+        return {rank: script.trace() for rank, script in scripts.items()}
+
+    monkeypatch.setattr(program_ranks, "trace_ranks", trace_ranks)
+    return trace_program(Program("mine:step", count), every_rank=every_rank), asked
+
+
+def mesh(script: Script) -> None:
+    """Reduce over tensor-parallel neighbours, then over data-parallel replicas."""
+    rank = script.traced.rank
+    script.wait(script.collective(tuple(range(rank // TP * TP, rank // TP * TP + TP)), axis="tp"))
+    script.wait(script.collective(tuple(range(rank % TP, COUNT, TP)), axis="dp"))
+
+
+def pipeline(script: Script) -> None:
+    """Pass activations along four stages of 128 ranks."""
+    rank, size = script.traced.rank, COUNT // 4
+    stages = tuple(range(rank % size, COUNT, size))
+    if rank >= size:
+        script.wait(script.receive(rank - size, stages))
+    script.op(1.0)
+    if rank < COUNT - size:
+        script.wait(script.send(rank + size, stages))
+
+
+def test_ranks_of_a_mesh_are_one_role_of_which_the_edges_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces, asked = traced(monkeypatch, mesh)
+    assert asked == {0, 1, 7, 8, COUNT // 2, COUNT - TP, COUNT - 1}
+    assert traces.class_of_rank.tolist() == [0] * COUNT
+    assert check(traces) == ()
+
+
+def test_each_stage_of_a_pipeline_is_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces, _ = traced(monkeypatch, pipeline)
+    assert sorted(traces.traces) == [0, 128, 256, 384]
+    assert (traces.class_of_rank == np.arange(COUNT) // 128 * 128).all()
+    assert check(traces) == ()
+
+
+@pytest.mark.parametrize("odd", [1, COUNT - 1])
+def test_a_rank_that_differs_has_a_role_of_its_own_and_is_to_blame(monkeypatch: pytest.MonkeyPatch, odd: int) -> None:
+    def step(script: Script) -> None:
+        mesh(script)
+        if script.traced.rank != odd:
+            script.wait(script.collective(WORLD))
+
+    traces, _ = traced(monkeypatch, step)
+    assert (traces.class_of_rank == odd).sum() == 1
+    assert {problem.culprit.rank for problem in check(traces)} == {odd}
+
+
+def test_a_rank_that_differs_and_harms_nothing_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(script: Script) -> None:
+        if script.traced.rank == COUNT - 1:
+            script.op(1.0)
+        mesh(script)
+
+    traces, _ = traced(monkeypatch, step)
+    assert check(traces) == ()
+
+
+def test_up_to_64_ranks_all_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(script: Script) -> None:
+        for _ in range(2 if script.traced.rank == 37 else 1):
+            script.wait(script.collective(tuple(range(64))))
+
+    traces, asked = traced(monkeypatch, step, 64)
+    assert len(asked) == 64
+    assert [problem.culprit.rank for problem in check(traces)] == [37]
+
+
+def test_every_rank_is_traced_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(traced(monkeypatch, mesh, every_rank=True)[1]) == COUNT
+
+
+def test_too_many_roles_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(script: Script) -> None:
+        for _ in range(script.traced.rank):
+            script.op(1.0)
+        mesh(script)
+
+    with pytest.raises(UnsupportedError, match="trace them all with --every-rank"):
+        traced(monkeypatch, step)
+
+
+def test_an_axis_is_a_group_whose_ranks_are_a_stride_apart() -> None:
+    assert axis_of((3, 11, 19)) == Axis(8, 3)
+    assert axis_of((0, 1, 3)) is None
+    assert axis_of((4, 5, 6)) is None
