@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from meshwright.spec.layout import Layout
 from meshwright.spec.trace import Records, Signature, Storages, TensorShape, Trace, Traced, Uses
+from meshwright.spec.trace_order import fingerprint, first_difference, in_order
 from meshwright.tracer.classes import class_labels, token_labels
 from meshwright.tracer.dry_run import How, trace_job
+from meshwright.tracer.job_steps import WHOLE, job_steps
+from meshwright.tracer.trace import Program
 
 JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
 MIXTURE = str(Path(__file__).parents[2] / "examples" / "tiny-moe.toml")
@@ -61,22 +64,49 @@ def test_what_else_makes_ranks_differ(layout: Layout, routing: str, count: int) 
     assert len(set(class_labels(trace_that_cuts([64], 8), layout, routing).tolist())) == count
 
 
-def test_ranks_that_get_other_numbers_of_tokens_are_told_apart() -> None:
-    layout = Layout(dp_shard=8, ep=4, tp=2)
-    assert token_labels(layout, "balanced", 2).tolist() == [0] * 16
-    assert token_labels(layout, "zipf:1.2", 2).tolist() == [0, 1, 2, 3] * 4
-    # Two copies of a token load two ranks at most.
-    assert token_labels(layout, "worst", 2).tolist() == [0, 1, 2, 2] * 4
+def test_ranks_with_loads_of_one_order_are_one_class() -> None:
+    layout = Layout(dp_shard=16, ep=8, tp=2)
+    even, zipf, worst, unknown = (
+        token_labels(layout, rows).tolist()[:8]
+        for rows in ((1,) * 8, (880, 384, 240, 168, 128, 104, 80, 64), (512, 512, 512, 0, 0, 0, 0, 0), None)
+    )
+    assert even == [0] * 8
+    assert zipf == [0, 1, 2, 2, 3, 3, 3, 3]
+    assert worst == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert unknown == list(range(8))
+
+
+LOADED = ["train.global_batch_size=16", "train.seq_len=64", "layout.dp_shard=8", "layout.ep=8"]
+
+
+@pytest.mark.long
+def test_a_step_with_another_load_is_the_one_that_is_traced_with_it() -> None:
+    how = How(use_cache=False, routing="zipf:1.2")
+    traces = trace_job(MIXTURE, LOADED, how=how)
+    assert sorted(traces.traces) == [0, 1, 2, 4]
+    steps = job_steps(MIXTURE, LOADED, None)
+    traced = steps.whole([1, 2], Program(WHOLE, 8, routing="zipf:1.2"), 2)
+    for rank, trace in traced.items():
+        # Ranks 0 and 4 were traced; every size of the two between them is computed.
+        assert first_difference(traces.traces[rank], trace) is None
+        assert fingerprint(traces.traces[rank]) == fingerprint(trace)
+        assert traces.traces[rank].live_bytes().tolist() == trace.live_bytes().tolist()
+        assert sum_flops(traces.traces[rank]) == sum_flops(trace)
+        assert traces.traces[rank].groups == in_order(trace).groups
+
+
+def sum_flops(trace: Trace) -> int:
+    signatures = trace.records.signature[trace.records.signature >= 0]
+    return sum(trace.signatures[position].flops for position in signatures.tolist())
 
 
 @pytest.mark.long
 def test_a_loaded_rank_and_one_without_tokens_are_traced() -> None:
-    keys = ["train.global_batch_size=16", "train.seq_len=64", "layout.dp_shard=8", "layout.ep=8"]
-    traces = trace_job(MIXTURE, keys, how=How(use_cache=False, routing="worst"))
+    traces = trace_job(MIXTURE, LOADED, how=How(use_cache=False, routing="worst"))
     # One expert on each of eight ranks, two for each token.
-    assert traces.class_of_rank.tolist() == [0, 1, 2, 2, 2, 2, 2, 2]
-    first, second, none = (int(traces.of_rank(rank).live_bytes().max()) for rank in (0, 1, 7))
-    assert first == second > none
+    assert traces.class_of_rank.tolist() == [0, 0, 2, 2, 2, 2, 2, 2]
+    first, none = (int(traces.of_rank(rank).live_bytes().max()) for rank in (0, 7))
+    assert first > none
 
 
 @pytest.mark.long

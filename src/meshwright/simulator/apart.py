@@ -8,7 +8,7 @@ represented by its first rank, whose trace is that of its old representative wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,7 +40,7 @@ def apart(traces: Traces, ranks: Iterable[int]) -> Traces:
                 labels = _refined(labels, rows)
     _, first, where = np.unique(labels, return_index=True, return_inverse=True)
     class_of_rank = first[where.ravel()]
-    found = {rank: _moved(traces, rank, axes) for rank in first.tolist()}
+    found = {rank: moved(traces.of_rank(rank), rank, axes[int(traces.class_of_rank[rank])]) for rank in first.tolist()}
     return Traces(traces.world_size, found, class_of_rank)
 
 
@@ -53,21 +53,24 @@ def _refined(labels: Ints, rows: Ints) -> Ints:
     return np.asarray(refined.ravel(), np.int64)
 
 
-def _moved(traces: Traces, rank: int, axes: dict[int, list[Ints]]) -> Trace:
-    """Return the trace that stands for a rank as its own."""
-    trace = traces.of_rank(rank)
+def moved(trace: Trace, rank: int, axes: Sequence[Ints]) -> Trace:
+    """Return a trace as that of another rank: its groups, and its peers in them.
+
+    `axes` holds for each of the trace's groups all groups of the same axis [groups, members].
+    """
     source = trace.traced.rank
     if rank == source:
         return trace
     groups, peers = list(trace.groups), trace.records.peer.copy()
-    for number, (group, rows) in enumerate(zip(trace.groups, axes[source], strict=True)):
+    for number, (group, rows) in enumerate(zip(trace.groups, axes, strict=True)):
         if source not in group:
             continue
         at = np.argwhere(rows == rank)
         if not len(at):
             raise UnsupportedError(
-                f"a fault of rank {rank} cannot be simulated: ranks {', '.join(map(str, group[:5]))} form a group that "
-                f"is no part of a mesh, so which group rank {rank} is in is unknown; choose rank {source}"
+                f"the step of rank {rank} cannot be inferred from that of rank {source}: ranks "
+                f"{', '.join(map(str, group[:5]))} form a group that is no part of a mesh, so which group rank {rank} "
+                f"is in is unknown; choose rank {source}"
             )
         own = rows[at[0, 0]]
         groups[number] = tuple(own.tolist())

@@ -153,9 +153,12 @@ def _collective_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple
 
 
 def _num_bytes(channel: Channel, traces: Traces) -> Floats:
-    """Return the bytes of each of a channel's meetings, as the member with most records asks for them."""
-    rows, trace = _longest(channel, traces)
-    return trace.records.num_bytes[rows].astype(np.float64)
+    """Return the bytes of each of a channel's meetings: of an uneven all-to-all those of the rank that has most."""
+    num_bytes = np.zeros(channel.num_meetings)
+    for rank, rows in zip(channel.members, channel.rows, strict=True):
+        own = traces.traces[rank].records.num_bytes[rows]
+        num_bytes[: len(own)] = np.maximum(num_bytes[: len(own)], own)
+    return num_bytes
 
 
 def _kinds(channel: Channel, traces: Traces) -> NDArray[np.str_]:

@@ -29,6 +29,12 @@ def groups_of_axis(group: tuple[int, ...], traces: Traces) -> Ints:
     return sibling_groups(group, traces) if rows is None else rows
 
 
+def mesh_groups(group: tuple[int, ...], world_size: int) -> Ints:
+    """Return the groups of the group's mesh axis; the group alone if it is no part of a mesh [groups, members]."""
+    rows = _of_mesh(np.array(group), world_size)
+    return np.array([group]) if rows is None else rows
+
+
 def _of_mesh(group: Ints, world_size: int) -> Ints | None:
     first, strides = int(group.min()), np.unique(np.diff(np.sort(group)))
     if len(group) == 1:

@@ -7,6 +7,8 @@ The ranks of one pipeline rank run the same program. What can differ among them:
                 differ, nor do tensor-parallel ranks, whose shares are equal by rule.
     cp          all-gather and ring give each rank attention of the same size in pieces of other shapes.
     ep          ranks differ if some of them get more tokens than others; the first one gets the most.
+                Sizes are affine in the rows that arrive (token_load.py), so that the busiest and the last class of a
+                pipeline rank are traced, and the others computed from them.
 
 "largest" traces the first rank of each pipeline rank, which has the largest shards, and lets it stand for all: a rank
 with less waits for those with more in the next collective, whose padding makes it equally long, and memory is short
@@ -16,6 +18,7 @@ traces one rank of each class.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -48,13 +51,22 @@ def class_labels(trace: Trace, layout: Layout, routing: str) -> Ints:
     return np.asarray(np.argsort(np.argsort(first))[labels.ravel()], np.int64)
 
 
-def token_labels(layout: Layout, routing: str, experts_per_token: int) -> Ints:
-    """Return a number for each rank of a pipeline rank, equal where they get equally many tokens [ranks / pp]."""
+def token_labels(layout: Layout, rows: Sequence[int] | None) -> Ints:
+    """Return a number for each rank of a pipeline rank, equal where one stands for the others [ranks / pp].
+
+    `rows` of tokens arrive at each place along ep, the most at the first; None where that is unknown, and each place
+    then differs. Else places with fewer rows than the last class start a new one at 1, 2, 4, 8 and so on, and at the
+    first without any. A class is represented by its first, the busiest: others of it have less to do and wait for it.
+    """
     places = _coordinates(layout)["ep"]
-    if routing == "balanced":
-        return np.zeros_like(places)
-    # Each token loads as many ranks at most as it goes to experts; those behind get none.
-    return np.minimum(places, experts_per_token) if routing == "worst" else places
+    if rows is None:
+        return places
+    labels, start = [0], 0
+    for at in range(1, layout.ep):
+        is_edge = at & (at - 1) == 0 or (rows[at] == 0 < rows[at - 1])
+        start = at if is_edge and rows[at] < rows[start] else start
+        labels.append(labels[-1] + (start == at))
+    return np.array(labels)[places]
 
 
 def _coordinates(layout: Layout) -> dict[str, Ints]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.log import logger
+from meshwright.simulator.apart import moved
+from meshwright.simulator.siblings import mesh_groups
 from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.trace import Ints, Trace
 from meshwright.spec.trace_order import first_difference
 from meshwright.spec.traces import Traces
@@ -18,6 +22,8 @@ from meshwright.tracer.cache import TraceCache
 from meshwright.tracer.chunks import NotAlike
 from meshwright.tracer.classes import Classes, class_labels, token_labels
 from meshwright.tracer.job_steps import WHOLE, JobSteps, job_steps
+from meshwright.tracer.routing import rows_arriving
+from meshwright.tracer.token_load import LoadedRanks, UnlikePrograms
 from meshwright.tracer.trace import DeviceType, Program
 
 
@@ -37,6 +43,7 @@ class How:
 
 
 DEFAULT = How()
+_NUM_ENDS = 2
 
 
 def trace_job(
@@ -74,14 +81,46 @@ class _Tracer:
     def traces(self) -> Traces:
         num_ranks = self.steps.layout.num_ranks
         firsts = range(0, num_ranks, self._size)
-        by_tokens = token_labels(self.steps.layout, self.how.routing, self._experts_per_token())
-        alike = _first_alike(by_tokens)
-        found = self._traced({first + place for first in firsts for place in alike.tolist()})
+        rows = self._rows_arriving()
+        alike = _first_alike(token_labels(self.steps.layout, rows))
+        wanted = {first + place for first in firsts for place in alike.tolist()}
+        found = self._traced(wanted) if rows is None else self._loaded(sorted(wanted), rows)
         class_of_rank = np.concatenate([first + alike for first in firsts])
         if self.how.classes == "all":
             class_of_rank = np.concatenate([first + _first_alike(self._labels(found[first])) for first in firsts])
             found |= self._traced(set(class_of_rank.tolist()) - set(found))
+            found = {rank: found[rank] for rank in np.unique(class_of_rank).tolist()}
         return Traces(num_ranks, found, class_of_rank)
+
+    def _loaded(self, wanted: list[int], rows: Sequence[int]) -> dict[int, Trace]:
+        """Return the steps of `wanted`, at whose experts `rows` arrive by place along ep.
+
+        Of each pipeline rank the first and the last are traced, the others computed from these two.
+        """
+        by_stage = [list(ranks) for _, ranks in groupby(wanted, lambda rank: rank // self._size)]
+        found = self._traced(rank for ranks in by_stage for rank in (ranks[0], ranks[-1]))
+        for ranks in by_stage:
+            arriving = [rows[rank // self.steps.layout.etp % self.steps.layout.ep] for rank in ranks]
+            try:
+                found |= _between(found, ranks, arriving)
+            except UnlikePrograms as error:
+                logger.info("ranks with other numbers of tokens are traced one by one: %s", error)
+                found |= self._traced(ranks[1:-1])
+        return found
+
+    def _rows_arriving(self) -> tuple[int, ...] | None:
+        """Return the rows that arrive at each place along ep for each microbatch; None where that is unknown."""
+        layout, routing = self.steps.layout, self.how.routing
+        architecture = resolve_architecture(self.steps.job.model)
+        if layout.ep == 1 or routing == "balanced":
+            return (1,) * layout.ep
+        if not isinstance(architecture, MoEArchitecture):
+            return None
+        per_token = architecture.experts_per_token
+        num_tokens = layout.microbatch_size * self.steps.job.train.seq_len
+        num_tokens //= layout.cp * (layout.tp if layout.etp == 1 else 1)
+        most = num_tokens * min(per_token, architecture.num_experts // layout.ep)
+        return rows_arriving(routing, num_tokens * per_token, layout.ep, most)
 
     def verify(self, traces: Traces) -> None:
         """Raise MeshwrightError unless how.verify other ranks, far apart, do what the traces say."""
@@ -104,11 +143,6 @@ class _Tracer:
         count = min(self.how.verify, len(others))
         return others[np.linspace(len(others) - 1, 0, count).astype(np.int64)].tolist() if count else []
 
-    def _experts_per_token(self) -> int:
-        architecture = resolve_architecture(self.steps.job.model)
-        # Of a model of the user's own nobody knows: any rank may get some.
-        return getattr(architecture, "experts_per_token", self.steps.layout.ep)
-
     def _labels(self, trace: Trace) -> Ints:
         return class_labels(trace, self.steps.layout, self.how.routing)
 
@@ -122,6 +156,17 @@ class _Tracer:
             except NotAlike as error:
                 logger.info("all microbatches are traced, since some do not tell the others: %s", error)
         return self.steps.whole(wanted, self.program, self.how.num_processes)
+
+
+def _between(found: Mapping[int, Trace], ranks: Sequence[int], rows: Sequence[int]) -> dict[int, Trace]:
+    """Return the steps of the ranks between the first, at which most rows arrive, and the last, at which fewest do."""
+    if len(ranks) <= _NUM_ENDS:
+        return {}
+    heavy = found[ranks[0]]
+    loaded = LoadedRanks(heavy, found[ranks[-1]], (rows[0], rows[-1]))
+    steps = {rank: loaded.between(arriving) for rank, arriving in zip(ranks[1:-1], rows[1:-1], strict=True)}
+    axes = [mesh_groups(group, heavy.traced.world_size) for group in heavy.groups]
+    return {rank: moved(step, rank, axes) for rank, step in steps.items()}
 
 
 def _first_alike(labels: Ints) -> Ints:

@@ -14,13 +14,16 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from meshwright.errors import ConfigError
 
-Routing = Callable[[Tensor, str, int, int, int], list[int]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Routing = Callable[[Any, str, int, int, int], list[int]]
 """Stands in for parallelism.host_values, whose tensor has an element for each rank, twice: sent, and received."""
 
 
@@ -29,9 +32,14 @@ def parse_routing(text: str) -> Routing:
 
     Raises ConfigError for any other.
     """
-    name, _, parameter = text.partition(":")
     if text.endswith(".json"):
         return _given(Path(text))
+    return _by_law(exponent_of(text))
+
+
+def exponent_of(text: str) -> float:
+    """Return the exponent of the law that `text` names; raises ConfigError for any other."""
+    name, _, parameter = text.partition(":")
     try:
         exponent = {"balanced": 0.0, "worst": np.inf}[name] if not parameter else float(parameter)
     except (KeyError, ValueError):
@@ -41,7 +49,14 @@ def parse_routing(text: str) -> Routing:
             f"routing = {text!r} is no routing of tokens: balanced, worst, zipf:1.2 (or another exponent of 0 or "
             "more), or a .json file with the rows that a real run sent and received"
         )
-    return _by_law(exponent)
+    return exponent
+
+
+def rows_arriving(text: str, rows_sent: int, num_ranks: int, most: int) -> tuple[int, ...] | None:
+    """Return how many rows arrive at each rank of a group whose ranks send `rows_sent` each; None for a real run's."""
+    if text.endswith(".json"):
+        return None
+    return tuple(num_ranks * sent for sent in shared_out(rows_sent, num_ranks, exponent_of(text), most))
 
 
 def read_as(routing: Routing, read: Callable[[Tensor], None]) -> Routing:
