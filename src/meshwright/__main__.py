@@ -1,6 +1,19 @@
-"""`python -m meshwright`: the same command line, for torchrun."""
+"""The command line's entry, for the `meshwright` script and for `python -m meshwright`, which torchrun runs."""
 
-from meshwright.cli.main import main
+import importlib
+import signal
+
+
+def main() -> None:
+    """Run the command line; an interrupt while it is still being imported ends the process without a traceback."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    command_line = importlib.import_module("meshwright.cli.main")
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    command_line.main()
+
 
 if __name__ == "__main__":
     main()

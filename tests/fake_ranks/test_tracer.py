@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +107,29 @@ def test_experts_get_tokens_though_nobody_routes_them() -> None:
 def test_a_step_that_cannot_be_built_says_why() -> None:
     with pytest.raises(UnsupportedError, match=r"does not divide the model's num_heads = 4: set layout.tp to 4"):
         traced(0, "layout.dp_shard=64", "layout.tp=8")
+
+
+@pytest.mark.long
+def test_the_end_of_a_tracing_process_ends_those_that_it_started(tmp_path: Path) -> None:
+    module, mark = tmp_path / "slow_builder.py", tmp_path / "pid"
+    module.write_text(
+        "import os, pathlib, time\n"
+        "def build(device, rank, world_size):\n"
+        f"    pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+    )
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    script += "from meshwright.tracer.trace import trace; trace('slow_builder:build', 0, 1)"
+    process = subprocess.Popen([sys.executable, "-c", script])
+    while not (mark.exists() and mark.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait() == 128 + signal.SIGTERM
+    while _is_running(int(mark.read_text())):
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -22,6 +22,14 @@ _MOST_JITTER = 1.0
 """At which one operation in 40 takes 4 times its cost; no machine is as noisy as that."""
 _MOST_SLOWER = 1e6
 _FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class Files(NamedTuple):
+    """What to write; None of what is not asked for."""
+
+    html: Path | None
+    perfetto: Path | None
+    out: Path | None
 
 
 @click.command()
@@ -51,14 +59,15 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     from meshwright.simulator.apart import apart
 
     conditions = _conditions(given)
+    files = _files(given)
     subject, traces = _program(words, given) if given["build"] else _job(words, given)
     traces = apart(traces, [fault.rank for fault in conditions.faults])
     run, timeline = dry_run(subject, traces, conditions)
-    _write(run, timeline, traces, given)
     if given["as_json"]:
         click.echo(run.to_json())
     else:
         _show(run)
+    _write(run, timeline, traces, files)
     sys.exit(ExitCode.BAD_INPUT if run.problems or run.misfits else ExitCode.DONE)
 
 
@@ -198,23 +207,52 @@ def _slow_rank(text: str) -> Any:
     return Fault(kind="slow-rank", rank=number, argument=slower)
 
 
-def _write(run: DryRun, timeline: Timeline | None, traces: Traces, given: dict[str, Any]) -> None:
-    """Write the files that are asked for, all of them with --out."""
+def _files(given: dict[str, Any]) -> Files:
+    """Return the files to write, all of them with --out; raises before anything is traced where they cannot be."""
+    from meshwright.extras import import_extra
+    from meshwright.report.timeline_figures import PURPOSE
+
+    html, perfetto, out = given["html"], given["perfetto"], given["out"]
+    if out is not None:
+        _require_writable("--out", out)
+        html, perfetto = html or out / "report.html", perfetto or out / "timeline.perfetto.json.gz"
+    for option, file in (("--html", given["html"]), ("--perfetto", given["perfetto"])):
+        if file is not None:
+            _require_writable(option, file.parent)
+    if html is not None:
+        import_extra("plotly", PURPOSE)
+    return Files(html, perfetto, out)
+
+
+def _require_writable(option: str, folder: Path) -> None:
+    """Make the folder and a file in it, which is gone again; raises ConfigError where either fails."""
+    import tempfile
+
+    from meshwright.errors import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{option}: cannot write to the folder {folder} ({error.strerror or error}): name one that can be written"
+        ) from error
+
+
+def _write(run: DryRun, timeline: Timeline | None, traces: Traces, files: Files) -> None:
+    """Write the files that are asked for."""
     from meshwright.report.dry_run_html import write_html
     from meshwright.report.messages import messages_of
     from meshwright.report.perfetto import write_perfetto
 
-    html, perfetto, out = given["html"], given["perfetto"], given["out"]
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        html, perfetto = html or out / "report.html", perfetto or out / "timeline.perfetto.json.gz"
-        (out / "dry_run.json").write_text(run.to_json() + "\n", encoding="utf-8")
+    if files.out is not None:
+        (files.out / "dry_run.json").write_text(run.to_json() + "\n", encoding="utf-8")
         if timeline is not None:
-            timeline.save(out / "timeline.npz")
-    if html is not None:
-        write_html(run, timeline, html)
-    if perfetto is not None and timeline is not None:
-        write_perfetto(timeline, perfetto, messages_of(timeline, traces))
+            timeline.save(files.out / "timeline.npz")
+    if files.html is not None:
+        write_html(run, timeline, files.html)
+    if files.perfetto is not None and timeline is not None:
+        write_perfetto(timeline, files.perfetto, messages_of(timeline, traces))
 
 
 def _show(run: DryRun) -> None:

@@ -47,6 +47,11 @@ def command(
     # A module that the job names may lie beside the job file.
     sys.path.insert(0, str(resolved.folder))
     if "RANK" in os.environ:
+        if "WORLD_SIZE" not in os.environ:
+            raise ConfigError(
+                f"the environment has RANK={os.environ['RANK']} but no WORLD_SIZE, so this is no rank that torchrun "
+                "started: unset RANK, or start the ranks with torchrun"
+            )
         started = int(os.environ["WORLD_SIZE"])
         plan = _read_plan(resolved, planned)
         if plan is not None:

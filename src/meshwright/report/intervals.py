@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.report.part_words import NO_AXIS
-from meshwright.report.streams import stream_names
+from meshwright.report.streams import DEFAULT, HOST, stream_names
 from meshwright.spec.op_kind import op_kind
 from meshwright.spec.timeline import Ints, SpanKind, Spans, Timeline
 
@@ -61,6 +61,8 @@ def stream_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
     spans, found = timeline.of_rank(rank), []
     for stream, row in stream_names(timeline, spans).items():
         own = spans.take(spans.stream == stream)
+        if stream not in (HOST, DEFAULT) and (own.kind == SpanKind.WAIT).all():
+            continue  # A side stream that only orders others, as some of FSDP2's do, is a row of waits.
         own = own.take(np.argsort(own.start_s, kind="stable"))
         keys = _keys(timeline, own)
         code = np.unique(np.array(keys), return_inverse=True)[1]

@@ -108,8 +108,12 @@ def _memory(curve: MemoryCurve) -> Iterator[dict[str, Any]]:
     columns = {role.name.lower(): curve.by_role[rows, role] for role in roles}
     columns |= {"allocated": curve.allocated_bytes[rows], "reserved": curve.reserved_bytes[rows]}
     for name, values in columns.items():
-        for at, value in zip(at_us, (values / MiB).round(3).tolist(), strict=True):
-            yield {"ph": "C", "name": name, "pid": curve.rank + 1, "ts": at, "args": {"MiB": value}}
+        shown, last = (values / MiB).round(3).tolist(), None
+        for at, value in zip(at_us, shown, strict=True):
+            # A counter keeps its value until the next one.
+            if value != last:
+                yield {"ph": "C", "name": name, "pid": curve.rank + 1, "ts": at, "args": {"MiB": value}}
+            last = value
 
 
 def _arrows(timeline: Timeline, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,8 @@ PURPOSE = "a report as a page"
 _MOST_ACTIONS, _MOST_INTERVALS, _MOST_MOMENTS = 20_000, 16_000, 500
 """What is shown of all ranks, of the streams of all of them, and of one rank's memory."""
 _MOST_OF_RANK = 4_000
+INK, _GRID = "#7A828E", "rgba(128,136,148,0.25)"
+"""Lines and text of a figure: legible on a light page and on a dark one."""
 _STREAM_KEYS = {**COMPUTE, **{name: PHASES[name] for name in ("recompute", "optimizer")}, **AXES}
 _STREAM_KEYS |= {NO_AXIS: REST, "waiting": WAIT, "host": HOST, "data": REST}
 
@@ -101,7 +103,7 @@ def _memory_traces(curve: MemoryCurve, scale: float, size: float, *, is_shown: b
         if curve.by_role[:, role].any()
     ]
     for name, values, dash in (("allocated", curve.allocated_bytes, "dot"), ("reserved", curve.reserved_bytes, "dash")):
-        line = {"shape": "hv", "width": 1.5, "color": "#30343B", "dash": dash}
+        line = {"shape": "hv", "width": 1.5, "color": INK, "dash": dash}
         traces.append(go.Scatter(y=(values[rows] / size).astype(np.float32), name=name, **common | {"line": line}))
     return traces
 
@@ -132,14 +134,15 @@ def style(figure: Any, rows: Sequence[str], row_height: int) -> None:
         height=125 + row_height * max(len(rows), 2),
         margin={"l": 80, "r": 20, "t": 64, "b": 44},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
-        font={"family": "system-ui, sans-serif", "size": 12, "color": "#30343B"},
-        plot_bgcolor="white",
-        paper_bgcolor="white",
+        font={"family": "system-ui, sans-serif", "size": 12, "color": INK},
+        # The page shows through, light or dark.
+        plot_bgcolor="rgba(0,0,0,0)",
+        paper_bgcolor="rgba(0,0,0,0)",
     )
-    figure.update_xaxes(gridcolor="#ECEEF1", zeroline=False, showline=True, linecolor="#30343B")
+    figure.update_xaxes(gridcolor=_GRID, zeroline=False, showline=True, linecolor=INK)
     if rows:
         figure.update_yaxes(categoryorder="array", categoryarray=list(reversed(rows)), fixedrange=True)
-    figure.update_yaxes(gridcolor="#ECEEF1", linecolor="#30343B")
+    figure.update_yaxes(gridcolor=_GRID, linecolor=INK)
 
 
 def _span_step(figure: Any, timeline: Timeline) -> None:
@@ -156,6 +159,7 @@ def _add_menu(figure: Any, ranks: Sequence[int], owners: Sequence[int]) -> None:
         for rank in ranks
     ]
     menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "pad": {"r": 6}}
+    menu |= {"bgcolor": "rgba(128,136,148,0.15)", "bordercolor": INK, "font": {"color": INK}}
     figure.update_layout(updatemenus=[menu])
 
 

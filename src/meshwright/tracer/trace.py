@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -84,12 +86,27 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, str]
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     try:
-        _, stderr = group.communicate(timeout=_TIMEOUT_S)
+        with _terminable():
+            _, stderr = group.communicate(timeout=_TIMEOUT_S)
     except BaseException:
         os.killpg(group.pid, signal.SIGKILL)
         group.communicate()
         raise
     return group.returncode, stderr
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit, so that processes that were started end with this one; unless it is handled."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _named(program: Program, ranks: Sequence[int]) -> str:

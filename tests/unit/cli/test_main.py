@@ -1,6 +1,7 @@
 """The command line's endings: each error its message, each ending its exit code; --help loads next to nothing."""
 
 import importlib
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -156,3 +157,12 @@ def test_a_reader_that_goes_away_is_no_error(write: str) -> None:
     shown = process.stderr.read()
     process.stderr.close()
     assert (process.wait(timeout=600), shown) == (141, b"")
+
+
+def test_an_interrupt_while_the_command_line_is_imported_leaves_no_traceback() -> None:
+    script = (
+        "import importlib, os, signal; import meshwright.__main__ as entry;"
+        "importlib.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT); entry.main()"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (-signal.SIGINT, "")

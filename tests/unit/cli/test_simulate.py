@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,27 @@ def test_a_jitter_that_no_machine_has_is_refused(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("slow", ["0:0", "0:-1", "0:nan", "-1:2", "0:inf"])
 def test_a_rank_is_slower_by_a_factor_above_zero(capsys: pytest.CaptureFixture[str], slow: str) -> None:
     assert "factor more than 0" in refusal(capsys, TINY, "--cluster", "h100-ib400:2", f"--slow-rank={slow}")
+
+
+@pytest.mark.parametrize("option", ["--out", "--html", "--perfetto"])
+def test_a_folder_that_cannot_be_written_is_refused_before_tracing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr("meshwright.tracer.dry_run.trace_job", lambda *_, **__: pytest.fail("traced"))
+    # A folder in which none can be made, by root neither.
+    file = "/proc/report" if option == "--out" else "/proc/report/file"
+    assert "cannot write to the folder /proc/report" in refusal(
+        capsys, TINY, "--cluster", "h100-ib400:2", f"{option}={file}"
+    )
+
+
+def test_a_missing_package_is_named_before_tracing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("meshwright.tracer.dry_run.trace_job", lambda *_, **__: pytest.fail("traced"))
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert run(["simulate", TINY, "--cluster", "h100-ib400:2", "--html", str(tmp_path / "page.html")]) != ExitCode.DONE
+    assert "pip install 'meshwright[report]'" in capsys.readouterr().err
 
 
 def test_a_slow_rank_is_a_rank_and_a_factor(capsys: pytest.CaptureFixture[str]) -> None:

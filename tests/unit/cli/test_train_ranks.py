@@ -4,7 +4,9 @@ import pytest
 
 from meshwright.cli.main import run
 from meshwright.cli.train import choose_num_ranks
+from meshwright.errors import ExitCode
 from meshwright.spec.job import Job
+from repository import ROOT
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,12 @@ def test_a_rank_of_torchrun_refuses_a_layout_by_itself(
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert run(["train", str(tmp_path / "job.toml")]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_rank_without_a_world_size_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert run(["train", str(ROOT / "examples" / "tiny.toml")]) == ExitCode.BAD_INPUT
+    assert "RANK=0 but no WORLD_SIZE" in capsys.readouterr().err

@@ -105,6 +105,16 @@ def test_memory_is_counted_by_class_and_keeps_its_peak(timeline: Timeline, event
         assert max(values[curve.rank + 1, "allocated"]) == curve.allocated_bytes.max() / 2**20
 
 
+def test_a_counter_is_written_when_it_changes(timeline: Timeline, events: list[dict[str, Any]]) -> None:
+    counters: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for event in of_phase(events, "C"):
+        counters[event["pid"], event["name"]].append(event["args"]["MiB"])
+    assert counters
+    for values in counters.values():
+        assert all(before != after for before, after in pairwise(values))
+    assert any(len(values) < len(timeline.memory[0].at_s) for values in counters.values())
+
+
 def test_long_curves_are_thinned_to_their_peaks(tmp_path: Path) -> None:
     timeline = simulated_step(num_ranks=2, num_microbatches=400, num_ops=1)
     write_perfetto(timeline, tmp_path / "step.json")
