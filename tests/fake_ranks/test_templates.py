@@ -30,6 +30,10 @@ LAYOUTS = {
     "Interleaved1F1B": ("layout.dp_shard=2", "layout.pp=2", "layout.schedule=Interleaved1F1B"),
     "LoopedBFS": ("layout.dp_shard=2", "layout.pp=2", "layout.schedule=LoopedBFS"),
     "InterleavedZeroBubble": ("layout.dp_shard=2", "layout.pp=2", "layout.schedule=InterleavedZeroBubble"),
+    "InterleavedZeroBubble, bfloat16": (
+        *("layout.dp_shard=2", "layout.pp=2", "layout.schedule=InterleavedZeroBubble"),
+        "precision.compute=bfloat16",
+    ),
     "ZBVZeroBubble": ("layout.dp_shard=2", "layout.pp=2", "layout.schedule=ZBVZeroBubble"),
     "DualPipeV": ("layout.dp_shard=1", "layout.pp=2", "layout.schedule=DualPipeV"),
     "recomputed": ("layout.dp_shard=2", "layout.pp=2", "layout.activation_checkpoint=full"),

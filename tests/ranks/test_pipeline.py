@@ -44,6 +44,16 @@ def test_a_schedule_is_read_from_a_file(tmp_path: Path, like: str) -> None:
     holds(f"pp=2,schedule={path},virtual_stages={layout.stages_per_rank}")
 
 
+def test_a_split_backward_sums_microbatches_in_float32(tmp_path: Path) -> None:
+    # In bfloat16 a sum of several microbatches would lose what one backward after another adds in float32.
+    layout = {"dp_shard": 1, "pp": 2, "virtual_stages": 2}
+    losses = []
+    for schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
+        job = tiny_job(tmp_path, layout={**layout, "schedule": schedule}, precision={"compute": "bfloat16"})
+        losses.append(train_on_ranks(job, tmp_path / schedule, 2).losses)
+    assert losses[0] == losses[1]
+
+
 def test_a_split_backward_recomputes_selectively() -> None:
     holds("pp=2,schedule=ZBVZeroBubble,activation_checkpoint=selective")
 

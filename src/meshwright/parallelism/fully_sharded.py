@@ -23,7 +23,7 @@ from meshwright.parallelism.experts import expert_modules, expert_shard_dim, hav
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.torch_fsdp import (
     begin_gathering,
-    begin_gradient_reduction,
+    end_backward,
     end_gradient_reduction,
     hide_from_selective_checkpoint,
 )
@@ -70,6 +70,16 @@ def set_gradient_sync(model: nn.Module, layout: Layout, *, is_on: bool) -> None:
     model.set_reshard_after_backward(is_on or bool(_reshard_after_forward(layout, layout.fsdp)))
 
 
+def accumulate_gradients(model: nn.Module) -> None:
+    """Add the gradients of a stage's last backward to their sum over microbatches, in the format they are reduced in.
+
+    FSDP2's hooks do it in a backward to the inputs. Those of a backward to the weights would wait there, in the format
+    of the parameters, for the next backward to the inputs, and several of them would be added up in it.
+    """
+    assert isinstance(model, FSDPModule)
+    end_backward(model)
+
+
 def reduce_gradients(model: nn.Module, layout: Layout) -> None:
     """Begin to reduce the gradients that a stage's backward passes without gradient sync have added up; a collective.
 
@@ -77,7 +87,7 @@ def reduce_gradients(model: nn.Module, layout: Layout) -> None:
     """
     assert isinstance(model, FSDPModule)
     set_gradient_sync(model, layout, is_on=True)
-    begin_gradient_reduction(model)
+    end_backward(model)
 
 
 def await_gradients(model: nn.Module) -> None:

@@ -18,7 +18,13 @@ from torch.profiler import record_function
 
 from meshwright.models.contract import Loss, require_scalar
 from meshwright.parallelism.buffers import statistics_of, unchanged
-from meshwright.parallelism.fully_sharded import await_gradients, gather_ahead, reduce_gradients, set_gradient_sync
+from meshwright.parallelism.fully_sharded import (
+    accumulate_gradients,
+    await_gradients,
+    gather_ahead,
+    reduce_gradients,
+    set_gradient_sync,
+)
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.split_backward import PendingWeights, backward_to_inputs, backward_to_weights
 from meshwright.parallelism.stages import Stages
@@ -94,6 +100,8 @@ class Pipeline:
                 self._run(action, microbatches[action.microbatch])
             if index in self._reduced_after:
                 reduce_gradients(self.stages[action.stage], layout)
+            elif action.kind == "W":
+                accumulate_gradients(self.stages[action.stage])
         self._finish()
         for index in self._reduced_after:
             await_gradients(self.stages[self._actions[index].stage])

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_t
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 
-def begin_gradient_reduction(root: FSDPModule) -> None:
-    """Run what follows the last backward in every unit under `root`, reduce and reshard, and wait for none of it.
+def end_backward(root: FSDPModule) -> None:
+    """Run what follows a backward in every unit under `root`: accumulate, or reduce and reshard where sync is on.
 
-    A collective, which `end_gradient_reduction` ends.
+    A reduction is a collective, which `end_gradient_reduction` waits for.
     """
     for group in _param_groups(root._get_fsdp_state()):
         group.post_backward()
