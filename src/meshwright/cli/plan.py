@@ -37,6 +37,7 @@ _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 @click.option("--failures-per-gpu-day", type=click.FloatRange(min=0), help="Default: Llama 3's, 4.7e-4.")
 @click.option("--restart-minutes", type=click.FloatRange(min=0), help="From a failure to new steps; default 15.")
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
+@click.option("--simulate", type=click.IntRange(min=0), help="Finalists to trace and simulate before one is picked.")
 @click.option("--write", is_flag=True, help="Put the layout into the job file.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(words: tuple[str, ...], **given: Any) -> None:
@@ -69,7 +70,14 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
         from meshwright.planner.given import calibrated_stack
 
         question = question.with_setting(stack=calibrated_stack(question.setting.stack, given["given"]))
-    plan = make_plan(question, num_runners_up=given["top"] - 1)
+    num_simulated = resolved.job.planner.simulate if given["simulate"] is None else given["simulate"]
+    if num_simulated:
+        from meshwright.cli.simulated_plan import Finalists, simulated_plan
+
+        finalists = Finalists(resolved, num_simulated, num_runners_up=given["top"] - 1)
+        plan = simulated_plan(question, finalists)
+    else:
+        plan = make_plan(question, num_runners_up=given["top"] - 1)
     budgets = _budgets(question, plan, given)
     if given["as_json"]:
         click.echo(json.dumps(_record(plan, budgets), indent=2))

@@ -73,10 +73,12 @@ def command(
 
     plan = None
     if resolved.job.layout.search:
-        from meshwright.trainer.planned import plan_layout
+        from meshwright.cli.simulated_plan import by_simulation
+        from meshwright.trainer.planned import by_formula, plan_layout
 
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
-        plan = plan_layout(resolved, run, ranks, resume=resume)
+        choose = by_simulation if resolved.job.planner.simulate else by_formula
+        plan = plan_layout(resolved, run, ranks, resume=resume, choose=choose)
         resolved = replace(resolved, job=plan.job(resolved.job))
     num_ranks = choose_num_ranks(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))

@@ -27,11 +27,19 @@ _PARETO_STEP = 0.04
 _PARETO_LENGTH = 12
 
 
-def make_plan(question: Question, num_runners_up: int = 9, min_scored: int | None = None) -> Plan:
-    """Return the fastest layout that fits, with the reasons; raises InfeasibleLayout where there is none."""
+def make_plan(
+    question: Question, num_runners_up: int = 9, min_scored: int | None = None, chosen: Layout | None = None
+) -> Plan:
+    """Return the fastest layout that fits, or the plan around one `chosen` otherwise, such as by simulation.
+
+    Raises InfeasibleLayout where nothing fits.
+    """
     found = find(question, min_scored)
     best = finalists(found.priced, question)
     pick, reasons = _pick(found.priced, best, question)
+    if chosen is not None and chosen != pick.layout:
+        pick = judge(chosen, question)
+        reasons = contrasts(found.priced, [finalist.candidate for finalist in best], pick, question)
     runners = _runners_up(found.priced, best, pick, question, num_runners_up)
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
     given = None if question.given is None else judge(question.given, question)

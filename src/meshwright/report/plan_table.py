@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.report.memory_table import headroom_words, memory_table
+from meshwright.report.simulated_table import simulated_page
 from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, TERMS, percent, plain_table, waterfall
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import AXES, Layout
@@ -25,6 +26,7 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield from _question(plan)
     yield ""
     yield from _pick(plan)
+    yield from simulated_page(plan)
     yield ""
     yield waterfall(plan.pick.estimate)
     means = (NO_PEAK,) if plan.pick.estimate.mfu is None else (MFU_MEANS, HFU_MEANS)

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from meshwright.spec.estimate import Estimate, MemoryUse
 from meshwright.spec.layout import Layout
 from meshwright.spec.noun import Noun
+from meshwright.spec.simulated_step import SimulatedStep
 from meshwright.spec.workload import Workload
 
 
@@ -21,6 +22,8 @@ class Candidate(Noun):
     """Its step time and memory."""
     headroom_bytes: int
     """What its fullest rank leaves of the device's usable memory, bytes; negative where it does not fit."""
+    simulated: SimulatedStep | None = None
+    """What its own traced program does; None where it was not simulated."""
 
 
 class Contrast(Noun):
@@ -112,7 +115,9 @@ class Plan(Noun):
     memory_by_pipeline_rank: Annotated[tuple[MemoryUse, ...], Field(strict=False)]
     """The pick's memory on each pipeline rank."""
     runners_up: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
-    """The next best layouts, fastest first, each another split over the ranks."""
+    """The next best layouts, fastest first, each another split over the ranks; simulated ones before all others."""
+    dropped: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
+    """Finalists that cannot be traced, would not end or do not fit when simulated."""
     pareto: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
     """Layouts that no other one beats in both time and memory, fastest first."""
     given: Candidate | None = None

@@ -150,10 +150,12 @@ class ClusterSection(Noun):
 
 
 class PlannerSection(Noun):
-    """What the planner keeps when it chooses a layout."""
+    """How the planner chooses a layout."""
 
     memory_margin: float = Field(DEFAULT_MEMORY_MARGIN, ge=0, lt=1)
     """Share of a device's usable memory that a chosen layout leaves free; 0 allows all of it."""
+    simulate: NonNegativeInt = 0
+    """Best layouts whose own steps are traced and simulated before one is chosen; 0 chooses by the formulas alone."""
 
 
 class CheckpointSection(Noun):

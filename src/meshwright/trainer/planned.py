@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError
 from meshwright.planner.ask import Options, question_of
 from meshwright.planner.plan import make_plan
+from meshwright.planner.question import Question
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout, LayoutRequest
 from meshwright.spec.noun import Noun
+from meshwright.spec.plan import Candidate
 from meshwright.spec.run import Run
 from meshwright.trainer.recompute_budget import settle_checkpoints
 from meshwright.trainer.run_folder import read_manifest
@@ -30,8 +32,19 @@ class Planned(Noun):
         return job.replace(layout=LayoutRequest.model_validate(self.layout.model_dump()))
 
 
-def plan_layout(resolved: ResolvedJob, run: Run, num_ranks: int | None, *, resume: bool) -> Planned:
-    """Return the layout of a job that searches for one: that of the run which is resumed, or else the planner's pick.
+Choose = Callable[[ResolvedJob, Question], Candidate]
+"""What chooses a job's layout."""
+
+
+def by_formula(_: ResolvedJob, question: Question) -> Candidate:
+    """Return the planner's pick."""
+    return make_plan(question, min_scored=0).pick
+
+
+def plan_layout(
+    resolved: ResolvedJob, run: Run, num_ranks: int | None, *, resume: bool, choose: Choose = by_formula
+) -> Planned:
+    """Return the layout of a job that searches for one: that of the run which is resumed, or else what `choose` picks.
 
     `num_ranks` are the ranks asked for; None takes the cluster's devices. Raises ConfigError for a job that cannot be
     planned, and for other ranks than the run which is resumed has.
@@ -48,7 +61,7 @@ def plan_layout(resolved: ResolvedJob, run: Run, num_ranks: int | None, *, resum
     question = question_of(resolved, Options())
     if num_ranks is not None:
         question = question.with_setting(cluster=question.cluster.with_num_devices(num_ranks))
-    pick = make_plan(question, min_scored=0).pick
+    pick = choose(resolved, question)
     return Planned(layout=pick.layout, estimate=pick.estimate)
 
 

@@ -1,0 +1,79 @@
+"""simulate_layouts(): layouts of one job, each traced and simulated as `meshwright simulate` would, in parallel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from meshwright.config.write import to_toml
+from meshwright.errors import UnsupportedError
+from meshwright.simulator.check import check
+from meshwright.simulator.simulate import simulate
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.job import Job
+from meshwright.spec.layout import Layout, LayoutRequest
+from meshwright.spec.simulated_step import SimulatedStep
+from meshwright.spec.timeline import Timeline
+from meshwright.spec.traces import Traces
+from meshwright.tracer.dry_run import How, trace_job
+from meshwright.tracer.trace import device_type_of
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is simulated: a job's step on every device of a cluster."""
+
+    job: Job
+    cluster: Cluster
+
+
+def simulate_layouts(
+    steps: Steps, layouts: Sequence[Layout], tell: Callable[[int, SimulatedStep], None]
+) -> list[SimulatedStep]:
+    """Return the step of each layout; `tell` gets each one's position and step as soon as it is known."""
+    num_cores = os.cpu_count() or 1
+    num_workers = min(num_cores, len(layouts))
+    # A fork of a process that may have threads can deadlock; spawned ones have none, and never import torch.
+    with ProcessPoolExecutor(num_workers, get_context("spawn")) as pool:
+        num_processes = max(1, num_cores // num_workers)
+        futures = {pool.submit(simulate_layout, steps, layout, num_processes): n for n, layout in enumerate(layouts)}
+        found: dict[int, SimulatedStep] = {}
+        for future in as_completed(futures):
+            position = futures[future]
+            found[position] = future.result()
+            tell(position, found[position])
+    return [found[position] for position in range(len(layouts))]
+
+
+def simulate_layout(steps: Steps, layout: Layout, num_processes: int = 1) -> SimulatedStep:
+    """Return the step of the job under `layout`, `num_processes` of its ranks traced at a time."""
+    job = steps.job.replace(layout=LayoutRequest(**layout.to_dict()))
+    try:
+        with TemporaryDirectory(prefix="meshwright-layout-") as folder:
+            file = Path(folder) / "job.toml"
+            file.write_text(to_toml(job, comments=False), encoding="utf-8")
+            device = device_type_of(steps.cluster.device)
+            how = How(num_processes=num_processes)
+            traces = trace_job(str(file), num_ranks=layout.num_ranks, device=device, how=how)
+    except UnsupportedError as error:
+        return SimulatedStep(problem=str(error))
+    problems = check(traces)
+    if problems:
+        return SimulatedStep(problem="; ".join(str(problem) for problem in problems))
+    timeline = simulate(traces, steps.cluster)
+    return SimulatedStep(step_s=timeline.step_s, reserved_bytes=_reserved(timeline, traces, layout))
+
+
+def _reserved(timeline: Timeline, traces: Traces, layout: Layout) -> tuple[int, ...]:
+    """Return the most that any rank of each pipeline rank reserves."""
+    peaks = {curve.rank: int(curve.reserved_bytes.max()) for curve in timeline.memory}
+    size = traces.world_size // layout.pp
+    return tuple(
+        max(peaks[rank] for rank in set(traces.class_of_rank[first : first + size].tolist()))
+        for first in range(0, traces.world_size, size)
+    )

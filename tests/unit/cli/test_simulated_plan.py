@@ -1,0 +1,139 @@
+"""`meshwright plan --simulate`: finalists are ranked by their simulated steps, and those that do not fit drop out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import simulated_plan
+from meshwright.cli.main import run
+from meshwright.cli.simulate_layouts import Steps
+from meshwright.config.load import load_job
+from meshwright.planner.ask import Options, question_of
+from meshwright.spec.layout import Layout
+from meshwright.spec.plan import Plan
+from meshwright.spec.simulated_step import SimulatedStep
+from meshwright.units import GiB
+
+SMALL = ("plan", "--model", "llama3-8b", "--cluster", "h100-ib400:8", "--seq-len", "2048", "--global-batch-size", "16")
+JOB = """
+[model]
+source = "llama3-8b"
+[train]
+seq_len = 2048
+global_batch_size = 16
+[precision]
+compute = "bfloat16"
+[cluster]
+name = "h100-ib400"
+num_devices = 8
+[layout]
+search = true
+[planner]
+simulate = 2
+"""
+SLOW, FAST = (SimulatedStep(step_s=seconds, reserved_bytes=(40 * GiB,)) for seconds in (2.0, 1.0))
+TOO_LARGE = SimulatedStep(step_s=0.5, reserved_bytes=(40 * GiB, 800 * GiB))
+UNTRACEABLE = SimulatedStep(problem="aten.nonzero.default in blocks.0 cannot be traced")
+
+
+@pytest.fixture
+def steps_are(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Layout]]:
+    """Return what sets the steps that are found for the finalists, and returns the finalists once they were asked."""
+
+    def set_steps(*found: SimulatedStep) -> list[Layout]:
+        asked: list[Layout] = []
+
+        def instead(
+            _: Steps, layouts: Sequence[Layout], tell: Callable[[int, SimulatedStep], None]
+        ) -> list[SimulatedStep]:
+            asked.extend(layouts)
+            for position, step in enumerate(found[: len(layouts)]):
+                tell(position, step)
+            return list(found[: len(layouts)])
+
+        monkeypatch.setattr(simulated_plan, "simulate_layouts", instead)
+        return asked
+
+    return set_steps
+
+
+def plan_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Plan, str]:
+    assert run([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    return Plan.from_dict(json.loads(captured.out)), captured.err
+
+
+def test_the_fastest_simulated_step_is_picked(
+    steps_are: Callable[..., list[Layout]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_formula, _ = plan_of(capsys, *SMALL)
+    asked = steps_are(SLOW, FAST, SLOW)
+    plan, progress = plan_of(capsys, *SMALL, "--simulate", "3")
+    assert asked == [by_formula.pick.layout, *(runner.layout for runner in by_formula.runners_up[:2])]
+    assert plan.pick.layout == asked[1]
+    assert plan.pick.simulated == FAST
+    assert [runner.simulated for runner in plan.runners_up[:2]] == [SLOW, SLOW]
+    assert all(runner.simulated is None for runner in plan.runners_up[2:])
+    assert len(plan.memory_by_pipeline_rank) == asked[1].pp
+    assert "[2/3]" in progress
+    assert "1 s simulated, 40 GiB reserved" in progress
+
+
+def test_what_cannot_be_picked_drops_out_with_its_reason(
+    steps_are: Callable[..., list[Layout]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = steps_are(TOO_LARGE, UNTRACEABLE, SLOW)
+    plan, _ = plan_of(capsys, *SMALL, "--simulate", "3")
+    assert plan.pick.layout == asked[2]
+    assert [one.layout for one in plan.dropped] == asked[:2]
+    assert run([*SMALL, "--simulate", "3"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "simulated finalists" in page
+    assert "pipeline rank 1 needs 800 GiB" in page
+    assert "cannot be traced" in page
+
+
+def test_if_none_fits_all_reasons_are_said(
+    steps_are: Callable[..., list[Layout]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps_are(TOO_LARGE, UNTRACEABLE)
+    assert run([*SMALL, "--simulate", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "none of the 2 best layouts fits when simulated" in said
+    assert "pipeline rank 1 needs 800 GiB" in said
+    assert "aten.nonzero.default" in said
+
+
+def test_a_job_asks_for_it_and_gets_it_written(
+    steps_are: Callable[..., list[Layout]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    asked = steps_are(SLOW, FAST)
+    question = question_of(load_job(path), Options())
+    assert simulated_plan.by_simulation(load_job(path), question).layout == asked[1]
+    asked = steps_are(SLOW, FAST)
+    assert run(["plan", str(path), "--write"]) == 0
+    capsys.readouterr()
+    assert load_job(path).job.layout.resolve(8) == asked[1]
+    plan, progress = plan_of(capsys, "plan", str(path), "--simulate", "0")
+    assert plan.pick.simulated is None
+    assert progress == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--stack", "generic"), "--simulate runs Meshwright's own step, and the plan is for generic"),
+        (("--precision", "float8-rowwise"), "and the plan is for float8-rowwise"),
+    ],
+)
+def test_only_our_own_step_is_simulated(
+    arguments: tuple[str, str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*SMALL, *arguments, "--simulate", "2"]) == 2
+    assert error in capsys.readouterr().err
