@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import ConfigError
 from meshwright.models.contract import next_token_loss
-from meshwright.parallelism.loss import make_loss
+from meshwright.parallelism.loss import counted_share, make_loss
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.spec.layout import Layout
 from run_ranks import run_ranks
@@ -27,12 +27,16 @@ def _logits_and_targets(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _on_a_rank(layout: Layout, dtype: torch.dtype) -> tuple[int, int, Tensor, Tensor]:
-    """Return this rank's place in the sequence and in the vocabulary, its loss, and the gradient of its logits."""
+    """Return this rank's place in the sequence and in the vocabulary, its loss, and the gradient of its logits.
+
+    Both are of the mean over the targets that count.
+    """
     meshes = build_meshes(layout, "cpu")
     cp_rank, tp_rank = meshes.rank("cp"), meshes.rank("tp")
     logits_BSV, targets_BS = _logits_and_targets(dtype)
     part = logits_BSV.chunk(layout.cp, 1)[cp_rank].chunk(layout.tp, 2)[tp_rank].contiguous().requires_grad_()
     loss = make_loss(nn.Identity(), meshes)(part, targets_BS.chunk(layout.cp, 1)[cp_rank])
+    loss = loss / counted_share([targets_BS], torch.device("cpu")).to(loss.dtype)
     loss.backward()
     assert part.grad is not None
     return cp_rank, tp_rank, loss.detach(), part.grad

@@ -27,6 +27,9 @@ class Dataset(ABC):
     end_of_document: int | None = None
     """The token that ends a document, where tokens attend within their own only (data.mask_documents)."""
 
+    may_ignore_targets = False
+    """Whether targets may be -100, which the next-token loss does not count."""
+
     def __init__(self, num_samples: int, validation_fraction: float, fingerprint: dict[str, Any]) -> None:
         self.num_validation_samples = num_validation(num_samples, validation_fraction)
         self.num_training_samples = num_samples - self.num_validation_samples
@@ -72,6 +75,8 @@ class TokenDataset(Dataset):
 
 class UserDataset(Dataset):
     """The samples of an object that the user named."""
+
+    may_ignore_targets = True
 
     def __init__(self, section: DataSection, data: UserData) -> None:
         self.vocab_size = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.models.contract import Loss, loss_of, next_token_loss
-from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum
+from meshwright.parallelism.collectives import all_gather_dim
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.vocabulary import vocabulary_parallel_losses
 
@@ -20,30 +21,40 @@ def make_loss(model: nn.Module, meshes: Meshes) -> Loss:
     A model's own loss gets whole logits, of this rank's part of the sequence.
     """
     loss = loss_of(model)
-    if meshes.layout.tp == meshes.layout.cp == 1:
-        return loss
     if loss is next_token_loss:
-        return _SharedNextTokenLoss(meshes.group("tp"), meshes.group("cp"))
+        return NextTokenLoss(meshes.group("tp"))
     return loss if meshes.layout.tp == 1 else _OfWholeLogits(loss, meshes.group("tp"))
 
 
-class _SharedNextTokenLoss:
-    """Callable: next_token_loss where tp_group shares the vocabulary of the logits, and cp_group the sequence.
+class NextTokenLoss:
+    """Callable: the sum of the next-token losses over the number of targets, where tp_group shares the vocabulary.
 
-    Parts of a sequence can hold unequal numbers of targets that count, so a mean of means would not be the mean.
+    Targets of -100 add nothing to the sum but count in the number, so that microbatches and parts of a sequence may
+    hold unequal numbers of targets that count: divided by `counted_share`, it is the mean over those of the step. A
+    mean of each microbatch would weigh a target by how many others its microbatch holds, which depends on the layout.
     """
 
-    def __init__(self, tp_group: dist.ProcessGroup, cp_group: dist.ProcessGroup) -> None:
-        self._tp_group, self._cp_group = tp_group, cp_group
+    def __init__(self, tp_group: dist.ProcessGroup) -> None:
+        self._tp_group = tp_group
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-        """Return this rank's sum over the mean number of targets of the ranks that share the sequence."""
+        """Return the loss of this rank's part of the sequence."""
         if self._tp_group.size() == 1:
             total = next_token_loss(output_BSV, targets_BS, reduction="sum")
         else:
             total = vocabulary_parallel_losses(output_BSV, targets_BS, self._tp_group).sum()
-        num_targets = all_reduce_sum((targets_BS != -100).sum().type_as(total), self._cp_group)
-        return total * self._cp_group.size() / num_targets
+        return total / targets_BS.numel()
+
+
+def counted_share(targets: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Return which share of a step's targets, of all ranks, are not -100: a float64 scalar; a collective.
+
+    `targets` are those of this rank's microbatches, of whole sequences. Ranks that share samples count them alike.
+    """
+    counts = [((one != -100).sum().item(), one.numel()) for one in targets]
+    totals = torch.tensor(counts, dtype=torch.float64).sum(0).to(device)
+    dist.all_reduce(totals)
+    return totals[0] / totals[1]
 
 
 class _OfWholeLogits:

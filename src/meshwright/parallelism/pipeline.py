@@ -42,6 +42,8 @@ class StageInput:
     """What the model's forward takes besides: positions and documents."""
     prepare: Callable[[], None] = lambda: None
     """Called before each forward: seeds the random numbers of this microbatch."""
+    loss_scale: Tensor | None = None
+    """A number that the loss is multiplied by; None for 1."""
 
 
 class Observe(Protocol):
@@ -68,7 +70,7 @@ class Pipeline:
     """This rank's part of a pipeline's step."""
 
     def __init__(self, stages: Stages, schedule: Schedule, loss: Loss, meshes: Meshes, dtype: torch.dtype) -> None:
-        self.stages, self._loss, self._meshes, self._dtype = stages, loss, meshes, dtype
+        self.stages, self.loss, self._meshes, self._dtype = stages, loss, meshes, dtype
         self._actions = lower(schedule)[meshes.rank("pp")]
         self._reduced_in, self._reduced_after = _reduction_places(self._actions)
         recomputes = meshes.layout.recomputes
@@ -156,8 +158,10 @@ class Pipeline:
         microbatch.prepare()
         output = self.stages[stage](microbatch.inputs if received is None else received, **microbatch.context)
         if self.stages.is_last(stage):
-            output = self._loss(output, microbatch.targets)
+            output = self.loss(output, microbatch.targets)
             require_scalar(output)
+            if microbatch.loss_scale is not None:
+                output = output * microbatch.loss_scale.to(output.dtype)
             self._total += output.detach()
         else:
             self._hand_over("F", stage, stage + 1, number, output.detach())

@@ -19,6 +19,7 @@ from meshwright.fault_tolerance.guards import require_all_gradients, require_fin
 from meshwright.parallelism.buffers import share_buffers
 from meshwright.parallelism.fully_sharded import reshard_model
 from meshwright.parallelism.gradients import Gradients
+from meshwright.parallelism.loss import NextTokenLoss, counted_share
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline import Observe, Pipeline, StageInput, ignore
 from meshwright.parallelism.sequence_split import sequence_indices
@@ -43,6 +44,9 @@ class StepResult:
 class TrainStep:
     """Callable: runs one optimizer step on this rank's microbatches of it."""
 
+    may_ignore_targets = False
+    """Whether the data may hold targets of -100, which the next-token loss does not count."""
+
     def __init__(self, job: Job, model: Stages, meshes: Meshes, optimizer: AdamW, pipeline: Pipeline) -> None:
         self.job, self.model, self.meshes, self.optimizer, self.pipeline = job, model, meshes, optimizer, pipeline
         self.gradients = Gradients(model, meshes)
@@ -62,7 +66,7 @@ class TrainStep:
         rate = learning_rate(step, self.job.train.steps, self.job.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        total_loss = self.pipeline.step([self._stage_input(step, microbatch) for microbatch in microbatches])
+        total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
         self._observe("gradients")
         if not self._has_checked_gradients:
             require_all_gradients(canonical_parameters(self.model))
@@ -84,7 +88,7 @@ class TrainStep:
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
         """Return the mean loss over `batches` of microbatches without training on them; a collective."""
         self.model.eval()
-        totals = [self.pipeline.evaluate([self._stage_input(0, one) for one in batch]) for batch in batches]
+        totals = [self.pipeline.evaluate(self._stage_inputs(0, batch)) for batch in batches]
         # A checkpoint may be next, and it saves shards.
         reshard_model(self.model)
         self.model.train()
@@ -98,8 +102,15 @@ class TrainStep:
         dist.all_reduce(mean)
         return mean.item()
 
-    def _stage_input(self, step: int, microbatch: Microbatch) -> StageInput:
-        """Return this rank's part of a microbatch, on its device."""
+    def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
+        """Return this rank's part of the microbatches, on its device; a collective where targets may be ignored."""
+        scale = None
+        if self.may_ignore_targets and isinstance(self.pipeline.loss, NextTokenLoss):
+            targets = [microbatch.targets for microbatch in microbatches]
+            scale = 1 / counted_share(targets, torch.device(self.meshes.device_type))
+        return [self._stage_input(step, microbatch, scale) for microbatch in microbatches]
+
+    def _stage_input(self, step: int, microbatch: Microbatch, loss_scale: Tensor | None) -> StageInput:
         device = torch.device(self.meshes.device_type)
         tensors = [microbatch.inputs, microbatch.targets, microbatch.documents]
         if self.meshes.layout.cp > 1:
@@ -113,7 +124,7 @@ class TrainStep:
         if self._takes_positions:
             context = {"positions_S": self.positions_S.to(device), "documents_BS": documents}
         prepare = partial(seed_everything, self.job.train.seed, step, microbatch.first_slot)
-        return StageInput(inputs, targets, context, prepare)
+        return StageInput(inputs, targets, context, prepare, loss_scale)
 
     @property
     def _takes_positions(self) -> bool:

@@ -68,12 +68,16 @@ class Training:
         )
         self.optimizer: AdamW = build_optimizer(model, job.optimizer)
         self.step = TrainStep(job, model, meshes, self.optimizer, pipeline)
+        self.step.may_ignore_targets = dataset.may_ignore_targets
 
     @classmethod
-    def build(cls, job: Job, ranks: Ranks) -> Self:
-        """Return the training of `job` on this rank, at step 0, with its initial weights; a collective."""
+    def build(cls, job: Job, ranks: Ranks, dataset: Dataset | None = None) -> Self:
+        """Return the training of `job` on this rank, at step 0, with its initial weights; a collective.
+
+        `dataset` stands in for the one that the job names.
+        """
         meshes, pipeline, num_parameters = build_pipeline(job, ranks)
-        dataset = build_dataset(job.data, job.train.seq_len)
+        dataset = dataset or build_dataset(job.data, job.train.seq_len)
         require_vocabulary(job, dataset)
         training = cls(job, ranks, meshes, dataset, pipeline)
         training.num_parameters = num_parameters
