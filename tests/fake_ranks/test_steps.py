@@ -32,7 +32,7 @@ def test_a_step_runs_on_any_rank(fake_rank: int, words: str, tmp_path: Path) -> 
     assert layout.num_ranks == NUM_RANKS
     write_corpus(tmp_path / "corpus.jsonl")
     job = Job(model=ModelSection(source="llama3-8b"))
-    small = small_job(job, [layout], tmp_path / "corpus.jsonl", num_steps=1, exact=False).with_layout(layout)
+    small = small_job(job, [layout], tmp_path / "corpus.jsonl", num_steps=1, precision="float32").with_layout(layout)
     training = Training.build(small, Ranks(fake_rank, NUM_RANKS, torch.device("cpu")))
     reached = []
     training.step.observe_gradients = lambda model: reached.extend(_with_gradients(model))

@@ -93,6 +93,17 @@ def test_layouts_of_a_mixture_hold_in_float64_and_again(tmp_path: Path, capsys: 
     assert {difference.relative > 1e-13 for one in proof.layouts for difference in one.differences} == {False}
 
 
+def test_mixed_precision_is_proven_with_wider_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = job_file(tmp_path, DENSE)
+    code, proof, _ = prove(capsys, job, "dp_shard=2,tp=2", "--mixed", "--steps", "2")
+    assert (code, proof.precision, proof.job.precision.compute) == (0, "mixed", "bfloat16")
+    # bfloat16 shows: the same layout in float32 is a thousand times closer.
+    assert max(difference.relative for difference in proof.layouts[0].differences) > 1e-3
+    code, proof, _ = prove(capsys, job, "cp=2,tp=2", "--mixed", "--steps", "2", "--plant", "tp")
+    assert (code, proof.layouts[0].holds) == (70, False)
+    assert run(["prove", job, "tp=2", "--mixed", "--exact"]) == 2
+
+
 @pytest.mark.parametrize(
     ("axis", "layout", "text"),
     [

@@ -24,6 +24,7 @@ _SECONDS = click.FloatRange(min=1)
 @click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Optimizer steps to compare.")
 @click.option("--exact", is_flag=True, help="Compute in float64: rounding then hides no mistake, however small.")
+@click.option("--mixed", is_flag=True, help="Compute in bfloat16 over float32 masters, as most training does.")
 @click.option("--repeat", is_flag=True, help="Run each layout twice, which must give the same bits.")
 @click.option("--plant", type=click.Choice(["tp", "cp", "pp", "ep", "dp"]), help="Break this axis; it must be found.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What ranks use.")
@@ -35,6 +36,7 @@ def command(
     layouts: tuple[str, ...],
     steps: int,
     exact: bool,
+    mixed: bool,
     repeat: bool,
     plant: str | None,
     device: str,
@@ -50,13 +52,15 @@ def command(
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
     from meshwright.config.load import load_job
-    from meshwright.errors import ExitCode
+    from meshwright.errors import ConfigError, ExitCode
     from meshwright.prover.page import matrix_page
     from meshwright.prover.prove import ProofRequest, prove
     from meshwright.spec.covering import covering_layouts
     from meshwright.spec.layout_text import parse_layout
     from meshwright.spec.model_source import resolve_architecture
 
+    if exact and mixed:
+        raise ConfigError("--exact computes in float64 and --mixed in bfloat16: give one of them")
     resolved = load_job(job_file)
     # A module that the job names may lie beside the job file.
     sys.path.insert(0, str(resolved.folder))
@@ -66,7 +70,7 @@ def command(
         job=resolved.job,
         layouts=asked,
         num_steps=steps,
-        exact=exact,
+        precision="float64" if exact else "mixed" if mixed else "float32",
         repeat=repeat,
         planted=plant,  # type: ignore[arg-type]
         device=device,

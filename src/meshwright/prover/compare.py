@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from meshwright.prover.assemble import Incomparable, Tensors, WholeRecord
 from meshwright.prover.boxes import Array
-from meshwright.spec.proof import Difference, DifferenceKind
+from meshwright.spec.proof import Difference, DifferenceKind, ProofPrecision
 
 _LEAST_SHARE = 1e-3
 
@@ -40,8 +41,13 @@ class Bars:
     weight: float
 
 
-FLOAT32_BARS = Bars(loss=2e-6, gradient=1e-5, weight=1e-5)
-FLOAT64_BARS = Bars(loss=1e-11, gradient=1e-11, weight=1e-11)
+BARS: Mapping[ProofPrecision, Bars] = {
+    "float32": Bars(loss=2e-6, gradient=1e-5, weight=1e-5),
+    "float64": Bars(loss=1e-11, gradient=1e-11, weight=1e-11),
+    # bfloat16 rounds by 2**-9 = 0.2 % in each layer, and a token between two experts may go to the other: up to 8 % of
+    # a gradient in a mixture, 1 % in a dense model (2026-11-22). Planted faults are an order of magnitude above.
+    "mixed": Bars(loss=2e-3, gradient=0.2, weight=0.2),
+}
 
 
 def compare(record: WholeRecord, reference: WholeRecord, bars: Bars) -> tuple[Difference, Difference, Difference]:

@@ -12,14 +12,14 @@ from pathlib import Path
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.log import logger
 from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
-from meshwright.prover.compare import FLOAT32_BARS, FLOAT64_BARS, compare
+from meshwright.prover.compare import BARS, compare
 from meshwright.prover.faults import degree
 from meshwright.prover.record import record
 from meshwright.prover.small_job import SmallJob, small_job, write_corpus
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout_text import layout_text
-from meshwright.spec.proof import Difference, LayoutProof, PlantedAxis, Proof
+from meshwright.spec.proof import Difference, LayoutProof, PlantedAxis, Proof, ProofPrecision
 from meshwright.spec.validity import layout_problems
 from meshwright.trainer.local_ranks import RanksFailed, run_ranks
 from meshwright.trainer.provenance import versions
@@ -32,8 +32,8 @@ class ProofRequest:
     job: Job
     layouts: Sequence[Layout]
     num_steps: int = 3
-    exact: bool = False
-    """Compute in float64, where rounding hides nothing."""
+    precision: ProofPrecision = "float32"
+    """What to compute in: in float64 rounding hides nothing."""
     repeat: bool = False
     """Run each layout a second time, which must give the same bits."""
     planted: PlantedAxis | None = None
@@ -52,7 +52,7 @@ def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof
     with tempfile.TemporaryDirectory(prefix="meshwright-prove-") as folder:
         corpus = Path(folder, "sums.jsonl")
         write_corpus(corpus)
-        small = small_job(request.job, request.layouts, corpus, request.num_steps, exact=request.exact)
+        small = small_job(request.job, request.layouts, corpus, request.num_steps, request.precision)
         _require_fitting(request, small)
         reference = _one_process(request, small)
         proofs = []
@@ -64,7 +64,7 @@ def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof
         changes=small.changes,
         num_steps=request.num_steps,
         num_parameters=sum(weight.size for weight in reference.weights.values()),
-        exact=request.exact,
+        precision=request.precision,
         planted=request.planted,
         layouts=tuple(proofs),
         date=datetime.now(UTC).date().isoformat(),
@@ -103,7 +103,7 @@ def _one_process(request: ProofRequest, small: SmallJob) -> WholeRecord:
 
 def _prove_layout(request: ProofRequest, small: SmallJob, layout: Layout, reference: WholeRecord) -> LayoutProof:
     started_s = time.monotonic()
-    bars = FLOAT64_BARS if request.exact else FLOAT32_BARS
+    bars = BARS[request.precision]
     differences: tuple[Difference, ...] = ()
     repeats, problem = None, None
     try:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from meshwright.data.dataset import Dataset, TokenDataset, build_dataset
 from meshwright.parallelism.torch_compat import canonical_parameters, local_box, silence_known_warnings
 from meshwright.prover.boxes import Box, Boxes, Record
+from meshwright.prover.ignored_targets import WithIgnoredTargets
 from meshwright.prover.plant import plant
 from meshwright.spec.job import Job
 from meshwright.spec.proof import PlantedAxis
@@ -25,7 +27,8 @@ def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> 
 
 
 def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
-    training = Training.build(job, Ranks(dist.get_rank(), dist.get_world_size(), _own_device(device)))
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), _own_device(device))
+    training = Training.build(job, ranks, _dataset(job))
     if planted is not None:
         plant(planted, training)
     gradients: list[Boxes] = []
@@ -40,6 +43,12 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
         gradients=gradients,
         weights=_boxes(canonical_parameters(training.model)),
     )
+
+
+def _dataset(job: Job) -> Dataset:
+    """Return the job's samples; those of a text ignore some targets, and a user's own are left as they are."""
+    dataset = build_dataset(job.data, job.train.seq_len)
+    return WithIgnoredTargets(dataset, job.train.seq_len) if isinstance(dataset, TokenDataset) else dataset
 
 
 def _own_device(device: str) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout, LayoutRequest
 from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.proof import Change
-from meshwright.spec.sections import CheckpointSection, DataSection, DType, ModelSection, PrecisionSection, TrainSection
+from meshwright.spec.proof import Change, ProofPrecision
+from meshwright.spec.sections import CheckpointSection, DataSection, ModelSection, PrecisionSection, TrainSection
 
 _SEQ_LEN = 32
 _NUM_DOCUMENTS = 2000
@@ -25,6 +25,12 @@ _EPS = 1e-2
 _LEARNING_RATE = 1e-2
 # Below the norm of a new model's gradients, so that clipping is proven too.
 _MAX_GRAD_NORM = 0.5
+
+_PRECISIONS: Mapping[ProofPrecision, PrecisionSection] = {
+    "float32": PrecisionSection(compute="float32", reduce="float32"),
+    "float64": PrecisionSection(compute="float64", reduce="float64"),
+    "mixed": PrecisionSection(compute="bfloat16", reduce="float32"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,14 @@ class SmallJob:
         return self.job.replace(layout=LayoutRequest(**layout.to_dict()))
 
 
-def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int, *, exact: bool) -> SmallJob:
+def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int, precision: ProofPrecision) -> SmallJob:
     """Return a job that runs `num_steps` under each of `layouts`, on a text that `write_corpus` wrote.
 
     A model of the user's own is run as it is, on its own data: only its author knows how it could be smaller.
     """
-    dtype: DType = "float64" if exact else "float32"
     common: dict[str, Any] = {
         "layout": LayoutRequest(),
-        "precision": PrecisionSection(compute=dtype, reduce=dtype),
+        "precision": _PRECISIONS[precision],
         "checkpoint": CheckpointSection(),
         "optimizer": job.optimizer.replace(
             eps=_EPS,

@@ -88,7 +88,7 @@ def notes(proof: Proof) -> list[str]:
     outcome = "all hold" if not wrong else f"{wrong} of {len(proof.layouts)} do not hold"
     lines.append(
         f"{_counted(len(proof.layouts), 'layout')}, {_counted(proof.num_steps, 'step')} in "
-        f"{'float64' if proof.exact else 'float32'}{again}: "
+        f"{'bfloat16 over float32' if proof.precision == 'mixed' else proof.precision}{again}: "
         f"{outcome}; {format_duration(proof.took_s)}."
     )
     return lines

@@ -27,6 +27,8 @@ dp_shard=4,reshard_after_forward=2,prefetch=2
 cp=2
 cp=2,cp_method=ring,activation_checkpoint=full
 cp=2,cp_method=ulysses,compile=true,compile_backend=aot_eager
+cp=3,cp_method=ring
+cp=4
 cp=4,cp_method=ring
 tp=2
 tp=2,activation_checkpoint=full,compile=true,compile_backend=aot_eager

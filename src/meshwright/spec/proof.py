@@ -13,6 +13,9 @@ from meshwright.spec.noun import Noun
 PlantedAxis = Literal["tp", "cp", "pp", "ep", "dp"]
 """The axes that a proof can break on purpose."""
 
+ProofPrecision = Literal["float32", "float64", "mixed"]
+"""What a proof computes in; mixed is bfloat16 over float32 masters, with gradients summed in float32."""
+
 DifferenceKind = Literal["loss", "gradient", "weight"]
 """What a proof compares."""
 
@@ -88,8 +91,8 @@ class Proof(Noun):
     """Optimizer steps that were compared."""
     num_parameters: PositiveInt
     """Parameters of the model as it was run."""
-    exact: bool
-    """Whether everything was computed in float64."""
+    precision: ProofPrecision
+    """What everything was computed in."""
     planted: PlantedAxis | None = None
     """The axis that was broken on purpose."""
     layouts: Annotated[tuple[LayoutProof, ...], Field(strict=False)]

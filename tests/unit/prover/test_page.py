@@ -26,7 +26,7 @@ def proof(*layouts: LayoutProof) -> Proof:
         changes=(),
         num_steps=3,
         num_parameters=1000,
-        exact=False,
+        precision="float32",
         layouts=layouts,
         date="2026-01-02",
         versions=versions,

@@ -33,7 +33,7 @@ def proof(*layouts: LayoutProof, **fields: Any) -> Proof:
         "changes": (Change(key="num_layers", original="32", proven="2"),),
         "num_steps": 3,
         "num_parameters": 34_000,
-        "exact": False,
+        "precision": "float32",
         "layouts": layouts,
         "date": "2026-01-01",
         "versions": {},
