@@ -1,4 +1,4 @@
-# make demo | test | test-long | matrix | validation | lint | venv | constraints | transcript | clean
+# make demo | test | test-long | mutants | matrix | validation | lint | venv | constraints | transcript | clean
 # PYTHON=python3.12 chooses the Python, TORCH_INDEX=https://... where torch comes from, VENV=folder the environment.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ TEST_EXTRAS := train,hf,parquet,report,tensorboard,dev
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long matrix validation lint venv venv-demo python constraints transcript clean
+.PHONY: help demo test test-long mutants matrix validation lint venv venv-demo python constraints transcript clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ test: venv ## the quick tests
 
 test-long: venv ## all tests
 	@$(BIN)/pytest -n auto --dist loadfile
+
+mutants: venv ## plant bugs, and print those that no test sees
+	@$(BIN)/python tests/mutants/run.py
 
 matrix: venv ## prove what composes and write docs/composability.md
 	@$(BIN)/meshwright prove examples/tiny-moe.toml --matrix docs/composability.md
