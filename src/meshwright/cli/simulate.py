@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -180,6 +181,7 @@ def _conditions(given: dict[str, Any]) -> Conditions:
     """Return how the step departs from the usual one; raises ConfigError for a value that means nothing."""
     from meshwright.errors import ConfigError
     from meshwright.simulator.conditions import Conditions
+    from meshwright.spec.allocator_settings import has_expandable_segments, set_allocator
 
     jitter = given["jitter"]
     if not 0 <= jitter <= _MOST_JITTER:
@@ -187,7 +189,15 @@ def _conditions(given: dict[str, Any]) -> Conditions:
             f"--jitter {jitter} is the spread of the logarithm of every operation's time, 0 to {_MOST_JITTER:g}: "
             "write 0.05 for 5 %"
         )
-    return Conditions(seed=given["seed"], jitter=jitter, faults=tuple(_slow_rank(text) for text in given["slow_rank"]))
+    environment = dict(os.environ)
+    if not given["build"]:
+        set_allocator(environment)
+    return Conditions(
+        seed=given["seed"],
+        jitter=jitter,
+        faults=tuple(_slow_rank(text) for text in given["slow_rank"]),
+        has_expandable_segments=has_expandable_segments(environment),
+    )
 
 
 def _slow_rank(text: str) -> Any:

@@ -39,6 +39,7 @@ def command(
     from meshwright.cli.check import check_job, layout_problems_of, run_folder
     from meshwright.config.load import load_job, raise_problems
     from meshwright.errors import ConfigError
+    from meshwright.spec.allocator_settings import set_allocator
 
     if resume and overwrite:
         raise ConfigError("--resume continues the run folder and --overwrite replaces it: give one of them")
@@ -60,6 +61,8 @@ def command(
             raise ConfigError(f"--ranks {ranks}, but torchrun started {started} ranks already: leave --ranks out")
         # Before torch, and before any rank waits for another: whoever started the ranks may not have checked.
         raise_problems(resolved.path, layout_problems_of(resolved, started))
+        # Before torch is imported, which may read its settings then.
+        set_allocator(os.environ)
         from meshwright.trainer.worker import train_as_rank
 
         is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

@@ -44,6 +44,9 @@ class Ends:
     last: Elements
     last_kept_bytes: Floats
     logits_bytes: Floats
+    """Of logits and what the loss makes of them, at its peak."""
+    freed_logits_bytes: Floats
+    """Of the logits alone, where they are freed before that peak."""
 
 
 class Memory:
@@ -100,6 +103,7 @@ class Memory:
             ),
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none")),
             logits_bytes=logits * self._loss_bytes() * self.element_bytes / 2,
+            freed_logits_bytes=logits * self.element_bytes * self._frees_logits(),
         )
 
     def _loss_bytes(self) -> Floats:
@@ -107,9 +111,13 @@ class Memory:
         stack, tp = self.setting.stack, self.layouts.tp
         if stack.joins_loss:
             return LOSS_BYTES["joined"] + np.zeros(len(tp))
-        if stack.kernels == "fused" or stack.keeps_logits:
+        if not self._frees_logits():
             return LOSS_BYTES["fused" if stack.kernels == "fused" else "eager"] + np.zeros(len(tp))
         return np.where(tp > 1, LOSS_BYTES["freed over tp"], LOSS_BYTES["freed"])
+
+    def _frees_logits(self) -> bool:
+        stack = self.setting.stack
+        return not (stack.joins_loss or stack.kernels == "fused" or stack.keeps_logits)
 
     def _bytes(self, parts_of: Callable[[Formats], Bytes]) -> Floats:
         """Return this rank's bytes of one microbatch."""

@@ -4,9 +4,13 @@ WORKSPACE_BYTES = 64 * 2**20
 """Scratch of the matmul library and small tensors: cuBLAS takes 32 MiB on Hopper and later, once for each of the
 compute and the backward stream (torch's notes on CUDA, cuBLAS workspaces). None where the host itself computes."""
 
-FRAGMENTATION = 0.08
-"""Reserved and not allocated, as a share of all that comes and goes in a step. Fitted on the 7 published
-runs that tell reserved bytes; 2 to 8 % is usual. The host's allocator gives back what is free: none there."""
+FRAGMENTATION = {"expandable": 0.04, "fixed": 0.08}
+"""Reserved on the stream that computes and not allocated there: gaps too narrow for the next tensor, as a share of
+what comes and goes on it, by the segments of torch's allocator. What other streams hold is counted (footprint_rank.py).
+
+expandable: by replaying traced steps, 1 to 7 %. fixed: fitted on published runs of stacks that leave the allocator as
+it is. The host's allocator gives back what is free: none there.
+"""
 
 SMI_BYTES = 8.5 * 2**30
 """What nvidia-smi shows besides reserved bytes, context and the first communicator. Fitted on the 37 published runs

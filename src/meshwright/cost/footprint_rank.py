@@ -3,6 +3,7 @@
     loss       all kept activations, logits and what the loss makes of them
     backward   all kept activations; the block at work is computed again and has its gradients; its parameters are
                gathered, and those of the next
+    last       what stands outside of blocks is reduced, when all else is: whole gradients, and what the reduction reads
     end        the activations of one block, the gradients of all: the peak where one microbatch is all, since sharded
                gradients then grow as activations go; where all are reduced after the last backward, no activations
 
@@ -33,17 +34,20 @@ Parts = dict[str, Floats]
 def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts:
     """Return the bytes of pipeline rank `pp_rank` by tensor class, but context_bytes."""
     held = _Held(memory, num_microbatches, pp_rank)
-    states, moments = held.states(), [held.loss(), held.backward(), held.end()]
+    states, moments = held.states(), [held.loss(), held.backward(), held.end(), held.last_reduction()]
     parts = largest(moments)
+    fragmentation = held.reserved(moments) - _total(parts)
     parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
-    passing = sum(parts.values(), start=np.zeros(1)) - parts["gradients_bytes"]
-    share = 0.0 if memory.setting.cluster.device.is_host else FRAGMENTATION
-    return states | parts | {"fragmentation_bytes": share * passing}
+    return states | parts | {"fragmentation_bytes": fragmentation}
+
+
+def _total(parts: Parts) -> Floats:
+    return np.asarray(sum(parts.values(), start=np.zeros(1)))
 
 
 def largest(options: list[Parts]) -> Parts:
     """Return of each layout those of the `options` that are most bytes in all, the first of equals."""
-    worst = np.stack([sum(parts.values(), start=np.zeros(1)) for parts in options]).argmax(axis=0)
+    worst = np.stack([_total(parts) for parts in options]).argmax(axis=0)
     found = options[0]
     for number, parts in enumerate(options[1:], start=1):
         is_worst = worst == number
@@ -58,7 +62,11 @@ class _Held:
         self.memory, layouts, stack = memory, memory.layouts, memory.setting.stack
         self.is_first, self.is_last, counts = _blocks_of_rank(memory, pp_rank)
         ends = memory.ends
-        self.outside = _times(ends.first, self.is_first) + _times(ends.last, self.is_last)
+        self.after_blocks = _times(ends.last, self.is_last)
+        self.outside = _times(ends.first, self.is_first) + self.after_blocks
+        is_one_unit = np.full(len(layouts), float(not stack.shards_ends_apart))
+        self.lasting, self.lasting_head = _times(self.outside, is_one_unit), _times(self.after_blocks, is_one_unit)
+        """What stays gathered from forward to the end of backward, and what of it has gradients before the end."""
         self.elements = self.outside
         self.block_elements = self.working = self.transient = np.zeros(len(layouts))
         kept = np.zeros(len(layouts))
@@ -101,6 +109,7 @@ class _Held:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
         return self._moment(
             gathered_bytes=self._gathered(np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks()))
+            + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes
             + self._added_up(),
             activations_bytes=self.kept,
             logits_bytes=self.is_last * self.memory.ends.logits_bytes,
@@ -110,7 +119,7 @@ class _Held:
         """Return what the first block's backward adds."""
         at_work = np.where(self.memory.layouts.is_resharded, self._few_blocks(), self._all_blocks())
         return self._moment(
-            gathered_bytes=self._gathered(at_work) + self._own_gradients() + self._added_up(),
+            gathered_bytes=self._gathered(at_work) + self._own_gradients(is_end=False) + self._added_up(),
             activations_bytes=self.kept + self.working,
             buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced()),
             workspace_bytes=self.transient,
@@ -119,17 +128,62 @@ class _Held:
     def end(self) -> Parts:
         """Return what the last block's backward adds: others have been freed and reduced."""
         # What stands outside of blocks is reduced after them, when their parameters are gone.
-        blocks = self.elements.shared - self.outside.shared
-        shards = blocks * self.bytes.shared_gradient * self.on_device
-        working = self._gathered(self._few_blocks()) + self._own_gradients()
+        working = self._gathered(self._few_blocks()) + self._own_gradients(is_end=True)
         all_kept = np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0)
         return self._moment(
             gathered_bytes=np.where(self.reduces_last, self._gathered(self._all_blocks()) + self._added_up(), working),
-            gradients_bytes=np.where(self.accumulates & (not self.reduces_once), 0.0, shards),
+            gradients_bytes=self._new_shards(self.elements.shared - self.outside.shared),
             activations_bytes=np.where(self.reduces_last, 0.0, all_kept),
             buffers_bytes=self._reduced(),
             workspace_bytes=np.where(self.reduces_last, 0.0, self.transient),
         )
+
+    def last_reduction(self) -> Parts:
+        """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
+        is_alone = self.memory.layouts.fsdp == 1
+        # On one rank FSDP2 divides into another tensor in place of reducing.
+        whole_bytes = np.where(self.accumulates | is_alone, self.reduce_bytes, self.compute_bytes)
+        return self._moment(
+            gathered_bytes=self.is_sharded * self.lasting.whole * whole_bytes,
+            gradients_bytes=self._new_shards(self.elements.shared),
+            buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
+        )
+
+    def _new_shards(self, elements: Floats) -> Floats:
+        """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
+        are_there = self.accumulates & (not self.reduces_once)
+        return np.where(are_there, 0.0, elements * self.bytes.shared_gradient * self.on_device)
+
+    def reserved(self, moments: list[Parts]) -> Floats:
+        """Return what the allocator reserves for all that comes and goes: a freed block serves its own stream only.
+
+        FSDP2 gathers on one stream and reduces on another, so that the most of each adds up, whenever that is.
+        """
+        if self.memory.setting.cluster.device.is_host:
+            return _total(largest(moments))
+        layouts = self.memory.layouts
+        gathers = self.is_sharded & (layouts.fsdp > 1)
+        one_block = self.block_elements * self.gather_bytes
+        # A pipeline gathers what it keeps before its first microbatch, on the stream that computes.
+        is_beside = gathers & (layouts.is_resharded | (layouts.pp == 1))
+        at_once = np.maximum(self.lasting.whole, self.after_blocks.whole) * self.compute_bytes + one_block
+        ahead = np.where(is_beside, np.maximum(at_once, 2 * one_block), 0.0)
+        shards = self._new_shards(self.elements.shared)
+        divided = np.where(layouts.fsdp == 1, self.is_sharded * self.lasting.whole * self.reduce_bytes, 0.0)
+        at_work = np.where(gathers & layouts.is_resharded, one_block, 0.0)
+        # What of each moment, from the loss to the last reduction, is in the pools of other streams.
+        elsewhere: list[Floats] = [
+            np.zeros(len(layouts)),
+            at_work,
+            at_work + self._new_shards(self.elements.shared - self.outside.shared),
+            shards + divided,
+        ]
+        computing: list[Floats] = [_total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
+        # Logits that were freed leave a gap that is too narrow for what the loss makes of them.
+        computing[0] = computing[0] + self.is_last * self.memory.ends.freed_logits_bytes
+        most: Floats = np.max(np.stack(computing), axis=0)
+        gaps = FRAGMENTATION["expandable" if self.memory.setting.stack.expandable_segments else "fixed"]
+        return np.asarray(most * (1 + gaps) + ahead + shards + divided)
 
     def _moment(self, **bytes_by_class: Floats) -> Parts:
         """Return the classes that come and go, those not given being 0 but for what is always there."""
@@ -151,11 +205,12 @@ class _Held:
         return np.minimum(_NUM_GATHERED_BLOCKS * self.block_elements, self._all_blocks())
 
     def _gathered(self, blocks: Floats) -> Floats:
-        return self.is_sharded * (self.outside.whole * self.compute_bytes + blocks * self.gather_bytes)
+        return self.is_sharded * (self.lasting.whole * self.compute_bytes + blocks * self.gather_bytes)
 
-    def _own_gradients(self) -> Floats:
+    def _own_gradients(self, *, is_end: bool) -> Floats:
         """Return the bytes of a microbatch's gradients that are not reduced yet: of the block at work and the ends."""
-        return self.is_sharded * (self.outside.whole + self.block_elements) * self.compute_bytes
+        ends = self.lasting if is_end else self.lasting_head
+        return self.is_sharded * (ends.whole + self.block_elements) * self.compute_bytes
 
     def _added_up(self) -> Floats:
         """Return the bytes of whole gradients that earlier microbatches left."""

@@ -1,16 +1,27 @@
 """Allocator: what torch's caching allocator makes of allocations and frees: bytes handed out, and bytes held.
 
     rounding    to 512 bytes
-    segments    what is asked of the device: 2 MiB for up to 1 MiB, 20 MiB for less than 10 MiB, else to 2 MiB
-    choice      the smallest free block of the same stream and pool (small, large) that fits, the lowest among equals
-    splitting   what is left over becomes a block: of at least 512 bytes in the small pool, of over 1 MiB in the large
+    pools       of each stream two: blocks of up to 1 MiB, and larger ones
+    choice      the smallest free block of the pool that fits, the lowest among equals
     merging     a freed block joins its free neighbours in the segment
-    giving back only where a new segment would not fit: every segment without a live block
-    expandable  one segment for each stream and pool that grows at its end, by 2 MiB or 20 MiB at a time
 
-Source: the behaviour that PyTorch's documentation on CUDA memory management describes (PYTORCH_CUDA_ALLOC_CONF), with
-its defaults. Ignored: blocks that another stream still uses (record_stream), memory of graphs, and the addresses that
-the driver gives: new segments lie above all others.
+Fixed segments, torch's default:
+
+    segments    what is asked of the device: 2 MiB for up to 1 MiB, 20 MiB for less than 10 MiB, else to 2 MiB
+    splitting   what is left over becomes a block: of at least 512 bytes in the small pool, of over 1 MiB in the large
+    giving back where a new segment would not fit: every segment without a live block
+
+Expandable segments, what the trainer sets (spec/allocator_settings.py):
+
+    segments    one of each pool, of more addresses than the device has memory, mapped in pages of 2 or 20 MiB
+    choice      the free block at the end of what is mapped is taken last, since it can still grow
+    splitting   what is left over becomes a block from 512 bytes on
+    growing     into the first unmapped addresses that are wide enough, with the free block before them
+    giving back where new pages do not fit: every page without a live byte
+
+Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13, and its documentation of PYTORCH_ALLOC_CONF, other settings
+at their defaults. Ignored: blocks that another stream still uses (record_stream, which neither FSDP2 nor our pipeline
+calls), memory of graphs, and the addresses that the driver gives: new segments lie above all others.
 """
 
 from __future__ import annotations
@@ -24,8 +35,8 @@ _SMALL = _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT = 2 * _MIB, 20 * _MIB
 _OWN_SEGMENT = 10 * _MIB
 _SEGMENT_ROUNDING = 2 * _MIB
-_APART = 1 << 50
-"""Between expandable segments: more than any device has."""
+_ADDRESSES = 20 * _MIB << 22
+"""Of an expandable segment: more than any device has, in whole pages."""
 
 Pool = tuple[int, bool]
 """A stream, and whether it is the pool of small blocks."""
@@ -39,6 +50,8 @@ class _Block:
     before: _Block | None = None
     after: _Block | None = None
     is_free: bool = True
+    is_mapped: bool = True
+    """Whether memory is behind its addresses; only those of expandable segments may lack it."""
 
 
 class Allocator:
@@ -49,14 +62,14 @@ class Allocator:
         self.allocated_bytes = 0
         """In blocks that are handed out, rounded up."""
         self.reserved_bytes = 0
-        """In segments."""
+        """In segments, or in mapped pages."""
         self._capacity_bytes, self._is_expandable = capacity_bytes, is_expandable
         self._live: dict[int, _Block] = {}
         self._free: dict[Pool, list[tuple[int, int]]] = {}
-        """Of each pool the size and start of free blocks, smallest first."""
+        """Of each pool the size and start of free mapped blocks, smallest first."""
         self._free_blocks: dict[int, _Block] = {}
-        self._last: dict[Pool, _Block] = {}
-        """The block at the end of each expandable segment."""
+        self._unmapped: dict[Pool, dict[int, _Block]] = {}
+        """Of each pool the blocks without memory, by their start."""
         self._top = 0
 
     @property
@@ -68,7 +81,7 @@ class Allocator:
         """Return the start of a new block of at least `num_bytes`, which is not 0."""
         size = -(-num_bytes // _ROUNDING) * _ROUNDING
         pool = (stream, size <= _SMALL)
-        block = self._take(pool, size) or self._grow(pool, size)
+        block = self._take(pool, size) or (self._expand if self._is_expandable else self._segment)(pool, size)
         self._split(block, size)
         block.is_free = False
         self._live[block.start] = block
@@ -80,23 +93,16 @@ class Allocator:
         block = self._live.pop(start)
         self.allocated_bytes -= block.size
         block.is_free = True
-        before, after = block.before, block.after
-        if before is not None and before.is_free:
-            self._forget(before)
-            block = self._joined(before, block)
-        if after is not None and after.is_free:
-            self._forget(after)
-            block = self._joined(block, after)
         self._remember(block)
 
     def give_back(self) -> None:
-        """Return to the device every segment that nothing is in, as torch.cuda.empty_cache() does."""
+        """Return to the device whatever nothing is in, as torch.cuda.empty_cache() does."""
         for block in [*self._free_blocks.values()]:
-            if block.before is None and block.after is None:
+            if self._is_expandable:
+                self._unmap(block)
+            elif block.before is None and block.after is None:
                 self._forget(block)
                 self.reserved_bytes -= block.size
-                if self._last.get(block.pool) is block:
-                    del self._last[block.pool]
 
     def _take(self, pool: Pool, size: int) -> _Block | None:
         """Return the best free block, which is free no more; None if none fits."""
@@ -104,12 +110,15 @@ class Allocator:
         at = bisect_left(free, (size, -1))
         if at == len(free):
             return None
+        if self._can_grow(self._free_blocks[free[at][1]]) and at + 1 < len(free):
+            at += 1
         return self._free_blocks.pop(free.pop(at)[1])
 
-    def _grow(self, pool: Pool, size: int) -> _Block:
-        """Return a free block from new memory of the device."""
-        if self._is_expandable:
-            return self._expand(pool, size)
+    def _can_grow(self, block: _Block) -> bool:
+        return block.after is not None and not block.after.is_mapped
+
+    def _segment(self, pool: Pool, size: int) -> _Block:
+        """Return a free block that is a segment of its own."""
         segment = _segment_bytes(size)
         self._make_room(segment)
         block = _Block(self._top, segment, pool)
@@ -118,25 +127,79 @@ class Allocator:
         return block
 
     def _expand(self, pool: Pool, size: int) -> _Block:
-        """Return the free end of the pool's one segment, made large enough."""
-        last = self._last.get(pool)
-        more = _missing_bytes(last, size)
-        self._make_room(more)
-        if self._last.get(pool) is not last:
-            last, more = None, _missing_bytes(None, size)
-        self.reserved_bytes += more
-        if last is not None and last.is_free:
-            self._forget(last)
-            last.size += more
-            return last
-        if last is None:
-            self._top += _APART
-            block = _Block(self._top, more, pool)
-        else:
-            block = _Block(last.start + last.size, more, pool, before=last)
-            last.after = block
-        self._last[pool] = block
+        """Return a free block of the pool's expandable segment, made large enough."""
+        needed = self._pages(pool, size - self._free_before(self._place(pool, size)))
+        if self._capacity_bytes is not None and self.reserved_bytes + needed > self._capacity_bytes:
+            self.give_back()
+        block = self._place(pool, size)
+        while not block.is_mapped or block.size < size:
+            unmapped = block if not block.is_mapped else block.after
+            assert unmapped is not None
+            has = 0 if unmapped is block else block.size
+            block = self._map(unmapped, size - has)
+        self._forget(block)
         return block
+
+    def _place(self, pool: Pool, size: int) -> _Block:
+        """Return the first block of the lowest free addresses, some of them unmapped, that are wide enough."""
+        unmapped = self._unmapped.setdefault(pool, {})
+        for start in sorted(unmapped):
+            first = unmapped[start]
+            if first.before is not None and first.before.is_free:
+                first = first.before
+            width, block = 0, first
+            while width < size and block.is_free:
+                width += block.size
+                if block.after is None:
+                    break
+                block = block.after
+            if width >= size:
+                return first
+        fresh = _Block(self._top, _ADDRESSES, pool, is_mapped=False)
+        unmapped[fresh.start] = fresh
+        self._top += 2 * _ADDRESSES
+        return fresh
+
+    def _free_before(self, block: _Block) -> int:
+        return block.size if block.is_mapped else 0
+
+    def _pages(self, pool: Pool, size: int) -> int:
+        """Return the bytes of the pages that `size` takes."""
+        page = _SMALL_SEGMENT if pool[1] else _LARGE_SEGMENT
+        return -(-size // page) * page
+
+    def _map(self, block: _Block, size: int) -> _Block:
+        """Put memory behind the first `size` bytes of an unmapped block, and return the free block that they are in."""
+        size = min(self._pages(block.pool, size), block.size)
+        unmapped = self._unmapped[block.pool]
+        del unmapped[block.start]
+        if size < block.size:
+            rest = self._cut(block, size)
+            unmapped[rest.start] = rest
+        block.is_mapped = True
+        self.reserved_bytes += size
+        return self._remember(block)
+
+    def _unmap(self, block: _Block) -> None:
+        """Take the memory from behind the whole pages in a free block."""
+        page = _SMALL_SEGMENT if block.pool[1] else _LARGE_SEGMENT
+        first, stop = -(-block.start // page) * page, (block.start + block.size) // page * page
+        if first >= stop:
+            return
+        self._forget(block)
+        if first > block.start:
+            low, block = block, self._cut(block, first - block.start)
+            self._list(low)
+        if stop < block.start + block.size:
+            self._list(self._cut(block, stop - block.start))
+        self.reserved_bytes -= block.size
+        block.is_mapped = False
+        unmapped = self._unmapped[block.pool]
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and not neighbour.is_mapped:
+                del unmapped[neighbour.start]
+        block = self._merged(block)
+        unmapped[block.start] = block
 
     def _make_room(self, more: int) -> None:
         if self._capacity_bytes is not None and self.reserved_bytes + more > self._capacity_bytes:
@@ -145,27 +208,44 @@ class Allocator:
     def _split(self, block: _Block, size: int) -> None:
         """Leave the block `size` bytes and make the rest another, if it is worth it."""
         rest = block.size - size
-        if rest < _ROUNDING if block.pool[1] else rest <= _SMALL:
+        if rest < _ROUNDING if block.pool[1] or self._is_expandable else rest <= _SMALL:
             return
-        other = _Block(block.start + size, rest, block.pool, before=block, after=block.after)
+        self._list(self._cut(block, size))
+
+    def _cut(self, block: _Block, size: int) -> _Block:
+        """Leave the block `size` bytes, and return a new one of the rest."""
+        other = _Block(block.start + size, block.size - size, block.pool, block, block.after, is_mapped=block.is_mapped)
         if block.after is not None:
             block.after.before = other
         block.after, block.size = other, size
-        if self._last.get(block.pool) is block:
-            self._last[block.pool] = other
-        self._remember(other)
+        return other
 
-    def _joined(self, low: _Block, high: _Block) -> _Block:
-        """Return two neighbours as one."""
+    def _merged(self, block: _Block) -> _Block:
+        """Return a block joined with neighbours that are as it is: free, and mapped or not."""
+        low, high = block.before, block.after
+        if high is not None and high.is_free and high.is_mapped == block.is_mapped:
+            self._join(block, high)
+        if low is not None and low.is_free and low.is_mapped == block.is_mapped:
+            self._join(low, block)
+            return low
+        return block
+
+    def _join(self, low: _Block, high: _Block) -> None:
         low.size += high.size
         low.after = high.after
         if high.after is not None:
             high.after.before = low
-        if self._last.get(high.pool) is high:
-            self._last[low.pool] = low
-        return low
 
-    def _remember(self, block: _Block) -> None:
+    def _remember(self, block: _Block) -> _Block:
+        """List a block as free, joined with its free neighbours, and return it."""
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.is_free and neighbour.is_mapped:
+                self._forget(neighbour)
+        block = self._merged(block)
+        self._list(block)
+        return block
+
+    def _list(self, block: _Block) -> None:
         insort(self._free.setdefault(block.pool, []), (block.size, block.start))
         self._free_blocks[block.start] = block
 
@@ -173,13 +253,6 @@ class Allocator:
         free = self._free[block.pool]
         del free[bisect_left(free, (block.size, block.start))]
         del self._free_blocks[block.start]
-
-
-def _missing_bytes(last: _Block | None, size: int) -> int:
-    """Return what an expandable segment that ends in `last` lacks for a block of `size` at its end."""
-    unit = _SMALL_SEGMENT if size <= _SMALL else _LARGE_SEGMENT
-    has = last.size if last is not None and last.is_free else 0
-    return -(-(size - has) // unit) * unit
 
 
 def _segment_bytes(size: int) -> int:

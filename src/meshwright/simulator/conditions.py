@@ -32,8 +32,8 @@ class Conditions:
     rank_spread: float = 0.0
     """That of the ranks' slowness."""
     faults: tuple[Fault, ...] = ()
-    has_expandable_segments: bool = False
-    """Whether the allocator is told to let its segments grow (PYTORCH_CUDA_ALLOC_CONF)."""
+    has_expandable_segments: bool = True
+    """Whether the allocator's segments grow (PYTORCH_ALLOC_CONF), as the trainer sets it."""
 
     @property
     def is_noisy(self) -> bool:

@@ -74,6 +74,10 @@ class Stack(Noun):
     Stacks of fused kernels always do (gathers_again)."""
     stages: Literal["even", "balanced"] = "even"
     """Blocks of pipeline stages: equally many, or fewer beside the embedding and the head."""
+    shards_ends_apart: bool = False
+    """Whether embedding and head are gathered and freed as blocks are, or as one and from forward to backward."""
+    expandable_segments: bool = False
+    """Whether it has torch's allocator grow its segments (PYTORCH_ALLOC_CONF)."""
     is_tuned: bool = False
     """Whether its runs are a vendor's recipes, tuned for the very model and machine."""
 

@@ -83,6 +83,40 @@ def test_an_expandable_segment_grows_at_its_end() -> None:
     assert allocator.reserved_bytes == 80 * MIB
 
 
+def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
+    allocator = Allocator(is_expandable=True)
+    wide, _, end = (allocator.allocate(size * MIB) for size in (60, 20, 40))
+    allocator.free(wide)
+    allocator.free(end)
+    assert allocator.allocate(30 * MIB) == wide
+    # A block of fixed segments would go to the smallest that holds it.
+    fixed = Allocator()
+    wide, end = fixed.allocate(60 * MIB), fixed.allocate(40 * MIB)
+    fixed.free(wide)
+    fixed.free(end)
+    assert fixed.allocate(30 * MIB) == end
+
+
+def test_pages_without_a_live_byte_are_given_back_from_within_an_expandable_segment() -> None:
+    allocator = Allocator(200 * MIB, is_expandable=True)
+    blocks = [allocator.allocate(50 * MIB) for _ in range(4)]
+    allocator.free(blocks[1])
+    other = allocator.allocate(40 * MIB, stream=1)
+    # Of 50 free MiB from 50 to 100 the pages from 60 to 100 are whole.
+    assert allocator.reserved_bytes == 200 * MIB
+    allocator.free(other)
+    allocator.allocate(45 * MIB)
+    assert allocator.allocated_bytes == 195 * MIB
+    assert allocator.reserved_bytes == 200 * MIB
+
+
+def test_what_is_left_of_a_block_of_an_expandable_segment_is_used() -> None:
+    allocator = Allocator(is_expandable=True)
+    allocator.allocate(20 * MIB - MIB // 2 * 3)
+    allocator.allocate(MIB * 3 // 2)
+    assert allocator.reserved_bytes == 20 * MIB
+
+
 ACTIONS = st.lists(
     st.tuples(st.booleans(), st.integers(1, 30 * MIB) | st.integers(1, 4096), st.integers(0, 2)), max_size=120
 )
@@ -112,3 +146,6 @@ def test_any_program_gets_blocks_of_its_own_and_gives_all_back(
     assert allocator.allocated_bytes == 0
     allocator.give_back()
     assert allocator.reserved_bytes == 0
+    # What was given back is taken again as it was at first.
+    assert allocator.allocate(30 * MIB) >= 0
+    assert allocator.reserved_bytes in (30 * MIB, 40 * MIB)

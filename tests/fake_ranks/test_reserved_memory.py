@@ -1,0 +1,81 @@
+"""What the allocator reserves: by the formulas, and by replaying the traced step of every pipeline rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.config.load import load_job
+from meshwright.cost.case import Cases, Setting
+from meshwright.cost.footprint import footprint_of_rank
+from meshwright.cost.layout_table import layout_table
+from meshwright.cost.stacks import load_stack
+from meshwright.hardware.catalogue import load_cluster
+from meshwright.simulator.simulate import simulate
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.model_spec import model_spec
+from meshwright.tracer.dry_run import How, trace_job
+from meshwright.tracer.job_steps import layout_of
+
+MOST_OFF = 0.08
+JOB = """
+model = { source = "llama3-8b", options = { num_layers = 4 } }
+data = { source = "stdlib", tokenizer = "bytes" }
+train = { steps = 10, seq_len = 2048, global_batch_size = 16 }
+precision = { compute = "bfloat16" }
+layout = { activation_checkpoint = "none" }
+"""
+LARGER = "model.options.num_layers=8 train.seq_len=4096 train.global_batch_size=32"
+"""With one block a stage the buffer that the embedding's gradient is reduced in finds no gap: 13 % more is reserved."""
+LONG = (
+    "dp_shard=8 compile=true activation_checkpoint=selective",
+    "dp_shard=8 reshard_after_forward=never",
+    "dp_shard=4 dp_replicate=2",
+    "dp_replicate=8",
+    "dp_shard=4 tp=2",
+    "dp_shard=4 cp=2",
+    "dp_shard=4 pp=2 compile=true",
+    f"dp_shard=2 pp=4 {LARGER}",
+    f"dp_shard=4 pp=2 schedule=Interleaved1F1B virtual_stages=2 compile=true activation_checkpoint=selective {LARGER}",
+)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("layout", ["dp_shard=8", "dp_shard=4 pp=2"])
+def test_the_formulas_reserve_what_the_replay_does(tmp_path: Path, layout: str) -> None:
+    _compare(tmp_path, layout)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", LONG)
+def test_other_layouts_reserve_what_the_replay_does(tmp_path: Path, layout: str) -> None:
+    _compare(tmp_path, layout)
+
+
+def _compare(folder: Path, layout: str) -> None:
+    """Compare the two for every pipeline rank."""
+    file = folder / "job.toml"
+    file.write_text(JOB, encoding="utf-8")
+    overrides = tuple(_override(word) for word in layout.split())
+    job = load_job(file, overrides).job
+    cluster = load_cluster("h100-ib400").with_num_devices(8)
+    architecture = resolve_architecture(job.model)
+    assert architecture is not None
+    setting = Setting(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
+    resolved = layout_of(job, 8)
+    cases = Cases.of_one(setting, layout_table([resolved]))
+    timeline = simulate(trace_job(str(file), overrides, 8, how=How(use_cache=False)), cluster)
+    found = {}
+    for curve in timeline.memory:
+        stage = curve.rank * resolved.pp // 8
+        formula = footprint_of_rank(cases, stage).reserved_bytes[0]
+        found[stage] = float(formula / curve.reserved_bytes.max() - 1)
+    assert len(found) == resolved.pp
+    assert {stage: off for stage, off in found.items() if abs(off) > MOST_OFF} == {}
+
+
+def _override(word: str) -> str:
+    key, _, value = word.partition("=")
+    return word if "." in key else f"layout.{key}={value}"
