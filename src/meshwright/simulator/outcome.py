@@ -11,15 +11,13 @@ from meshwright.simulator.roles import roles_of
 from meshwright.spec.dry_run import LiveTensors, RankMemory, RankTime
 from meshwright.spec.layout import Layout
 from meshwright.spec.op_kind import OP_KINDS, op_kind
-from meshwright.spec.step_parts import step_parts
+from meshwright.spec.step_parts import PARTS, parts_of_computing, step_parts
 from meshwright.spec.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.traces import Traces
 
 _NUM_LARGEST = 8
 _NUMBER = re.compile(r"\d+")
-_COMPUTE_PHASES = ("forward", "backward")
-"""Phases whose operations StepParts counts as compute, as it does what is in no phase."""
 
 
 def compute_seconds(timeline: Timeline) -> dict[str, float]:
@@ -28,7 +26,7 @@ def compute_seconds(timeline: Timeline) -> dict[str, float]:
     What other streams compute while the default one does nothing, such as copies, is among the others.
     """
     spans = timeline.spans
-    is_counted = np.array([phase in _COMPUTE_PHASES for phase in timeline.phases] + [True])[spans.phase]
+    is_counted = parts_of_computing(timeline) == PARTS.index("compute_s")
     rows = np.flatnonzero((spans.kind == SpanKind.COMPUTE) & (spans.stream == 0) & is_counted)
     kinds = np.array([OP_KINDS.index(op_kind(name)) for name in timeline.names] + [OP_KINDS.index("other")])
     weights = np.array(timeline.stands_for, float)

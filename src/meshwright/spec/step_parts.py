@@ -19,7 +19,7 @@ class StepParts(Noun):
     """A step's seconds by what the device did, or waited for; `total_s` is their sum."""
 
     compute_s: NonNegativeFloat = 0.0
-    """Forward and backward on the device."""
+    """Forward and backward of the model on the device."""
     recompute_s: NonNegativeFloat = 0.0
     """Forwards done again in the backward."""
     tp_s: NonNegativeFloat = 0.0
@@ -29,7 +29,8 @@ class StepParts(Noun):
     ep_s: NonNegativeFloat = 0.0
     """Expert-parallel all-to-alls that no computation hides."""
     dp_s: NonNegativeFloat = 0.0
-    """Data-parallel collectives that no computation hides: gathers, reductions (fsdp, efsdp, dp_replicate)."""
+    """Data parallelism: gathers and reductions that no computation hides (fsdp, efsdp, dp_replicate), and what FSDP2
+    itself computes for them: casts, copies out of and into their buffers, sums of gradients over microbatches."""
     pp_s: NonNegativeFloat = 0.0
     """Messages between pipeline stages, under way while nothing is computed."""
     other_s: NonNegativeFloat = 0.0
@@ -37,7 +38,7 @@ class StepParts(Noun):
     bubble_s: NonNegativeFloat = 0.0
     """Pipeline ranks waiting for a message that nobody has sent yet."""
     optimizer_s: NonNegativeFloat = 0.0
-    """What the device computes after the last backward: gradients made whole, clipping, the update."""
+    """What the device computes after the last backward, but for FSDP2: clipping, the update."""
     data_s: NonNegativeFloat = 0.0
     """The host reading the next samples while the device has nothing to do."""
     host_s: NonNegativeFloat = 0.0
@@ -70,7 +71,10 @@ PART_OF_AXIS = {
 }
 """The part that communication along a mesh axis belongs to; other_s for any other axis."""
 
+_DATA_PARALLEL_MARK = "FSDP::"
+"""How torch marks what FSDP2 does between modules; a scope that begins with it is no part of the model."""
 _PART_OF_PHASE = {"recompute": "recompute_s", "optimizer": "optimizer_s"}
+_COMPUTING_PARTS = ("compute_s", "recompute_s", "optimizer_s", "dp_s")
 _COMMUNICATION_PARTS = tuple(dict.fromkeys((*PART_OF_AXIS.values(), "other_s")))
 
 
@@ -79,8 +83,9 @@ def step_parts(timeline: Timeline, rank: int | None = None) -> StepParts:
 
     At each moment of [0, step_s] the first of these that is so takes it:
 
-    1. The default stream (0) computes: recompute, optimizer or compute, by phase. Or it is busy with the host's work
-       or with data, as the thread of a CPU is that prepares and computes by turns: host, data.
+    1. The default stream (0) computes: data parallelism what FSDP2 does, else recompute, optimizer or compute, by
+       phase. Or it is busy with the host's work or with data, as the thread of a CPU is that prepares and computes by
+       turns: host, data.
     2. The default stream or the host waits for communication: that of its axis. Along pp it is a bubble while no
        message of this rank is under way, since then its neighbour has not sent yet. So is waiting for all ranks in a
        pipeline, while that collective is not under way, since then other stages are still at work.
@@ -122,10 +127,10 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
     """Yield (part, the spans that claim it, those without which it is a bubble instead), the first claim first."""
     spans = timeline.spans
     is_default = spans.stream == 0
-    by_phase = _positions(timeline.phases, _PART_OF_PHASE, "compute_s", spans.phase)
+    by_phase = parts_of_computing(timeline)
     by_axis = _positions(timeline.axes, PART_OF_AXIS, "other_s", spans.axis)
     computes, communicates = spans.kind == SpanKind.COMPUTE, spans.kind == SpanKind.COMMUNICATION
-    for name in ("compute_s", "recompute_s", "optimizer_s"):
+    for name in _COMPUTING_PARTS:
         yield name, is_default & computes & (by_phase == PARTS.index(name)), None
     yield "data_s", is_default & (spans.kind == SpanKind.DATA), None
     yield "host_s", is_default & (spans.kind == SpanKind.HOST), None
@@ -136,9 +141,16 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
         yield name, waits & is_along, communicates & is_along if name in may_be_bubbles else None
     for name in _COMMUNICATION_PARTS:
         yield name, communicates & (by_axis == PARTS.index(name)), None
-    for name in ("compute_s", "recompute_s", "optimizer_s"):
+    for name in _COMPUTING_PARTS:
         yield name, computes & (by_phase == PARTS.index(name)), None
     yield "data_s", spans.kind == SpanKind.DATA, None
+
+
+def parts_of_computing(timeline: Timeline) -> Ints:
+    """Return for each span the position in PARTS of what it belongs to if it computes [spans]."""
+    by_phase = _positions(timeline.phases, _PART_OF_PHASE, "compute_s", timeline.spans.phase)
+    is_marked = np.array([scope.startswith(_DATA_PARALLEL_MARK) for scope in timeline.scopes] + [False])
+    return np.where(is_marked[timeline.spans.scope], PARTS.index("dp_s"), by_phase)
 
 
 def _positions(texts: tuple[str, ...], parts: dict[str, str], default: str, column: Ints) -> Ints:

@@ -77,6 +77,14 @@ def test_each_moment_goes_to_the_first_that_claims_it() -> None:
     assert parts.exposed_s == 2.5
 
 
+@pytest.mark.parametrize("phase", range(len(PHASES)))
+def test_what_fsdp_computes_is_data_parallelism_in_every_phase(phase: int) -> None:
+    rows = [span(COMPUTE, 0, 1, phase=phase, scope=0), span(COMPUTE, 1, 3, scope=1), span(COMPUTE, 3, 4)]
+    timeline = replace(timeline_of(rows, 4.0), scopes=("FSDP::all_gather_copy_out (blocks.0)", "blocks.0"))
+    parts = step_parts(timeline)
+    assert (parts.dp_s, parts.compute_s, parts.total_s) == (1.0, 3.0, 4.0)
+
+
 def test_a_wait_for_a_neighbour_is_a_bubble_until_the_message_is_under_way() -> None:
     pp = of_axis("pp")
     parts = step_parts(timeline_of([span(WAIT, 0, 5, **pp), span(COMMUNICATION, 3, 5, stream=2, **pp)], step_s=5.0))
