@@ -90,7 +90,8 @@ def _most(votes: Counter[Any]) -> tuple[Hashable] | None:
 
 def _fallback(one: Disagreement, elsewhere: Mapping[int, int]) -> int:
     """Return the member that is to blame elsewhere, else the one that asks for least there."""
-    positions = range(len(one.at))
+    # 0 is that of a member of an exchange that is no suspect.
+    positions = [position for position, what in enumerate(one.at) if what != 0]
     members, rows = one.channel.members, one.channel.rows
     return max(positions, key=lambda at: (elsewhere.get(members[at], 0), one.at[at] is None, -len(rows[at]), -at))
 

@@ -138,13 +138,16 @@ def _exchange(trace: Trace, record: int) -> tuple[_Exchanged, _Exchanged]:
 def _deviations(
     members: Sequence[int], unequal: Sequence[tuple[int, int]], exchanged: Mapping[int, tuple[_Exchanged, _Exchanged]]
 ) -> tuple[Hashable, ...]:
-    """Return for each member what tells it from the others: how many pairs of its differ, and its sizes.
+    """Return for each member what tells it from the others: how many unequal pairs it is in, 0 where it is no suspect.
 
-    Members in no such pair are all alike, so that they are the majority.
+    Suspects are those in most of these pairs, and of them those that send or receive other sizes than most members do.
     """
     counts = [sum(rank in pair for pair in unequal) for rank in members]
     most = [count if count == max(counts) else 0 for count in counts]
-    sizes = [tuple(sorted(side.values()) for side in exchanged[rank]) for rank in members]
-    usual = max(sizes, key=sizes.count)
-    odd = [count if size != usual else 0 for count, size in zip(most, sizes, strict=True)]
+    odd = [0] * len(members)
+    for side in (0, 1):
+        sizes = [sorted(exchanged[rank][side].values()) for rank in members]
+        usual = max(sizes, key=sizes.count)
+        if 2 * sizes.count(usual) > len(sizes):
+            odd = [already or count * (size != usual) for already, count, size in zip(odd, most, sizes, strict=True)]
     return tuple(odd if any(odd) else most)

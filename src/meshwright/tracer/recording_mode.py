@@ -35,6 +35,7 @@ from meshwright.tracer.untraceable import refuse, refuse_number
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
+_RECORD_STREAM = torch.ops.aten.record_stream.default
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 
@@ -133,6 +134,13 @@ class RecordingMode(TorchDispatchMode):
         for tensor, writes in (*((one, False) for one in inputs), *((one, True) for one in outputs)):
             if tensor.device.type == self.device_type:
                 self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
+
+    def record_stream(self, tensor: Tensor, _: object) -> None:
+        """Record that the allocator keeps a tensor's memory until what another stream does with it has finished."""
+        if tensor.device.type == self.device_type and not self.recorder.is_paused:
+            signature = signature_of(_RECORD_STREAM, [], [], is_causal=False)
+            self.recorder.record(RecordKind.OP, signature=self.recorder.signatures.position(signature))
+            self.recorder.use(self._follow(tensor.untyped_storage()), writes=False)
 
     def _record_collective(
         self,

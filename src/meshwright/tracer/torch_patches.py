@@ -57,6 +57,8 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     replace(F, "scaled_dot_product_attention", as_on_cuda)
     replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
     replace(torch, "tensor", lambda make: _tensor_by_way_of_cpu(make, mode))
+    # torch asks for a stream of its own kind, which a device written in Python has none of.
+    replace(Tensor, "record_stream", lambda _: _as_method(mode.record_stream))
     replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
 
 
@@ -155,6 +157,11 @@ def _unrecorded(recorder: Recorder) -> Callable[[Callable[..., Any]], Callable[.
         return found
 
     return by
+
+
+def _as_method(function: Callable[[Tensor, Any], None]) -> Callable[[Tensor, Any], None]:
+    """Return a function that a class takes for one of its methods."""
+    return lambda tensor, stream: function(tensor, stream)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -79,6 +79,17 @@ def test_all_to_all_of_uneven_splits_that_fit_each_other_is_sound() -> None:
     assert check(all_of(*scripts)) == ()
 
 
+def test_who_expects_another_size_of_one_rank_than_the_others_do_is_to_blame() -> None:
+    scripts = [Script(rank, 4) for rank in FOUR]
+    for rank, script in enumerate(scripts):
+        receives = (8, 20 if rank == 2 else 16, 24, 32)
+        sends = (8 * (rank + 1),) * 4
+        script.wait(script.collective(FOUR, op="c10d.allgather_.default", sends=sends, receives=receives))
+    (problem,) = check(all_of(*scripts))
+    assert problem.culprit.rank == 2
+    assert "rank 1 sends 16 bytes to rank 2, which expects 20" in problem.rule
+
+
 def test_of_two_ranks_the_one_that_other_pairs_contradict_is_to_blame() -> None:
     scripts = [Script(rank, 4) for rank in FOUR]
     for rank, script in enumerate(scripts):

@@ -1,0 +1,14 @@
+"""Memory that a second stream uses is freed too early, unless the program told the allocator of that stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.simulator.races import races_of
+from meshwright.tracer.trace import trace
+
+
+@pytest.mark.parametrize(("is_told", "kinds"), [("yes", []), ("", ["freed across streams"])])
+def test_record_stream_keeps_memory(is_told: str, kinds: list[str]) -> None:
+    found = trace("stream_steps:build", 0, 1, [is_told])
+    assert [race.kind for race in races_of(found)] == kinds
