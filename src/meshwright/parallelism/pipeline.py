@@ -71,8 +71,7 @@ class Pipeline:
 
     def __init__(self, stages: Stages, schedule: Schedule, loss: Loss, meshes: Meshes, dtype: torch.dtype) -> None:
         self.stages, self.loss, self._meshes, self._dtype = stages, loss, meshes, dtype
-        self._actions = lower(schedule)[meshes.rank("pp")]
-        self._reduced_in, self._reduced_after = _reduction_places(self._actions)
+        self.set_schedule(schedule)
         recomputes = meshes.layout.recomputes
         self._statistics = {n: statistics_of(stages[n]) if recomputes else [] for n in stages.numbers}
         self._passed: dict[tuple[int, int], _Passed] = {}
@@ -82,6 +81,12 @@ class Pipeline:
         self._total = torch.zeros(())
         self.observe: Observe = ignore
         """Called where the step is: with each action before it runs, and with the rank that it is about to wait for."""
+
+    def set_schedule(self, schedule: Schedule) -> None:
+        """Run `schedule`, of the same stages, from the next step on."""
+        self.schedule = schedule
+        self._actions = lower(schedule)[self._meshes.rank("pp")]
+        self._reduced_in, self._reduced_after = _reduction_places(self._actions)
 
     def step(self, microbatches: Sequence[StageInput]) -> Tensor:
         """Return the sum of the losses (0 on ranks without the last stage); gradients are summed into the parameters.

@@ -26,7 +26,10 @@ def build_step(device: torch.device, rank: int, world_size: int, job_file: str, 
 def build_part_of_step(
     device: torch.device, rank: int, world_size: int, microbatches: str, job_file: str, *overrides: str
 ) -> Callable[[], None]:
-    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order."""
+    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order.
+
+    The first call runs one of them: enough to compile, and to leave what a whole step leaves behind.
+    """
     chosen = [int(number) for number in microbatches.split(",")]
     return _build(_load(job_file, overrides), Ranks(rank, world_size, device), chosen)
 
@@ -43,9 +46,12 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
     step = TrainStep(job, pipeline.stages, meshes, build_optimizer(pipeline.stages, job.optimizer), pipeline)
     count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
     microbatches = _microbatches(job, count, meshes.layout.microbatch_size)
+    whole = pipeline.schedule
+    shorter = iter([] if chosen is None else [whole.of_microbatches([0])])
 
     def run() -> None:
-        step(1, microbatches)
+        pipeline.set_schedule(next(shorter, whole))
+        step(1, microbatches[: pipeline.schedule.num_microbatches])
 
     return run
 
