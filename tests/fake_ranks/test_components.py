@@ -1,0 +1,72 @@
+"""A step by component: the planner's formulas beside the traced and simulated step of the same job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.config.load import load_job
+from meshwright.cost.case import Cases, Setting
+from meshwright.cost.layout_table import layout_table
+from meshwright.cost.stacks import load_stack
+from meshwright.cost.step import step_times
+from meshwright.hardware.catalogue import load_cluster
+from meshwright.simulator.simulate import simulate
+from meshwright.spec.expected_parts import expected_parts
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.model_spec import model_spec
+from meshwright.spec.step_parts import PARTS, step_parts
+from meshwright.tracer.dry_run import How, trace_job
+from meshwright.tracer.job_steps import layout_of
+
+MOST_OFF = 0.10
+"""Of the simulated step."""
+JOB = """
+model = { source = "llama3-8b", options = { num_layers = 8 } }
+data = { source = "stdlib", tokenizer = "bytes" }
+train = { steps = 10, seq_len = 4096, global_batch_size = 8 }
+precision = { compute = "bfloat16" }
+layout = { activation_checkpoint = "selective", compile = true }
+"""
+CASES = {
+    "layout.dp_shard=8": {},
+    "layout.dp_shard=8 layout.compile=false": {},
+    "layout.dp_shard=8 layout.activation_checkpoint=none": {},
+    "layout.dp_shard=4 layout.tp=2": {},
+    "layout.dp_shard=4 layout.pp=2 train.global_batch_size=32": {},
+    "layout.dp_shard=2 layout.pp=4 train.global_batch_size=32": {},
+    "layout.dp_shard=4 layout.pp=2 layout.schedule=Interleaved1F1B train.global_batch_size=32": {},
+    "layout.dp_shard=2 layout.cp=4 layout.cp_method=all-gather train.seq_len=16384": {},
+    # Merging the results of a ring's turns, which the formulas leave out, moves 100 ms of memory in 1023 ms.
+    "layout.dp_shard=2 layout.cp=4 layout.cp_method=ring train.seq_len=16384": {"compute_s": 0.12},
+}
+"""Overrides of the job, and what is allowed to differ by more."""
+QUICK = "layout.dp_shard=8"
+
+
+@pytest.mark.timeout(300)
+def test_every_component_of_a_small_step_agrees(tmp_path: Path) -> None:
+    _compare(tmp_path, QUICK)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("overrides", [case for case in CASES if case != QUICK])
+def test_every_component_of_a_step_agrees(tmp_path: Path, overrides: str) -> None:
+    _compare(tmp_path, overrides)
+
+
+def _compare(folder: Path, text: str) -> None:
+    file, overrides = folder / "job.toml", tuple(text.split())
+    file.write_text(JOB, encoding="utf-8")
+    job = load_job(file, overrides).job
+    cluster = load_cluster("h100-ib400").with_num_devices(8)
+    architecture = resolve_architecture(job.model)
+    assert architecture is not None
+    setting = Setting(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
+    expected = expected_parts(step_times(Cases.of_one(setting, layout_table([layout_of(job, 8)]))).step_time(0))
+    timeline = simulate(trace_job(str(file), overrides, 8, how=How(use_cache=False)), cluster)
+    found = step_parts(timeline)
+    off = {name: (getattr(expected, name) - getattr(found, name)) / timeline.step_s for name in PARTS}
+    assert {name: share for name, share in off.items() if abs(share) > CASES[text].get(name, MOST_OFF)} == {}
