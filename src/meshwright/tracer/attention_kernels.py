@@ -21,6 +21,7 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 
 from meshwright.tracer.simulated_device import NAME
+from meshwright.tracer.torch_autocast import lowered
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_WIDTHS = 8
@@ -160,6 +161,8 @@ def as_on_cuda(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(attend)
     def attended(*args: Any, **kwargs: Any) -> Tensor:
+        if torch.is_autocast_enabled(NAME):
+            args, kwargs = lowered((args, kwargs), NAME)
         asked = Asked(*args, **kwargs)
         kernel = SDPBackend.MATH if asked.query.device.type != NAME else cuda_kernel(asked)
         if kernel == SDPBackend.FLASH_ATTENTION:

@@ -28,8 +28,11 @@ from meshwright.spec.trace import Trace, Traced
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.routing import parse_routing, read_as
-from meshwright.tracer.simulated_device import NAME, install
+from meshwright.tracer.simulated_device import NAME, device, install
+from meshwright.tracer.torch_autocast import cast_on
+from meshwright.tracer.torch_cuda import stand_in_for_cuda
 from meshwright.tracer.torch_names import SUPPORTED
+from meshwright.tracer.torch_process_group import set_torchrun_environment, take_over_process_group
 from meshwright.tracer.torch_patches import apply_patches
 from meshwright.tracer.torch_reductions import reductions_watched
 from meshwright.tracer.untraceable import explained
@@ -108,6 +111,8 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
     recorder = Recorder()
     if device_type == NAME:
         install(recorder)
+        cast_on(NAME)
+        stand_in_for_cuda()
     mode = RecordingMode(recorder, device_type)
     apply_patches(recorder, mode)
     _record_what_is_compiled(mode)
@@ -156,6 +161,8 @@ def _recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
 def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int, world_size: int) -> Trace:
     """Return the trace of one step on fake tensors."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    take_over_process_group()
+    device.num_devices = set_torchrun_environment(rank, world_size)
     with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True):
         return record_step(mode, build, arguments)
 

@@ -51,6 +51,7 @@ class Recorder:
         self.stream = 0
         self.is_paused = False
         self.num_works = 0
+        self.live_bytes = self.peak_bytes = 0
         self._records: dict[str, list[int]] = {field.name: [] for field in fields(Records)}
         self._storages: dict[str, list[int]] = {field.name: [] for field in fields(Storages)}
         self._uses: dict[str, list[int]] = {field.name: [] for field in fields(Uses)}
@@ -116,11 +117,14 @@ class Recorder:
         row = {"num_bytes": num_bytes, "allocated_at": at, "freed_at": NONE, "stream": self.stream}
         for name, column in self._storages.items():
             column.append(row[name])
+        self.live_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return len(self._storages["num_bytes"]) - 1
 
     def free(self, storage: int) -> None:
         """Give a storage back."""
         self._storages["freed_at"][storage] = len(self)
+        self.live_bytes -= self._storages["num_bytes"][storage]
 
     def trace(self, traced: Traced) -> Trace:
         """Return what was recorded since `begin`; storages that were gone by then are left out, and those that FSDP

@@ -28,8 +28,10 @@ from meshwright.parallelism.torch_operator import (
 )
 from meshwright.spec.trace import NONE, RecordKind, Signature
 from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of
+from meshwright.tracer.host_numbers import computed, is_of_the_host
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.simulated_device import SimulatedStream
+from meshwright.tracer.torch_cuda import simulated
 from meshwright.tracer.torch_flops import flops_of
 from meshwright.tracer.untraceable import refuse, refuse_number
 
@@ -65,8 +67,12 @@ class RecordingMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if "device" in kwargs and self.device_type != "cpu":
+            kwargs = {**kwargs, "device": simulated(kwargs["device"])}
         if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
             return NotImplemented
+        if self.device_type != "cpu" and is_of_the_host(func, args, kwargs):
+            return computed(func, args, kwargs)
         if func.namespace == "profiler":
             return self._mark(func, args, kwargs)
         if func.namespace == "prim" or self.recorder.is_paused:

@@ -7,9 +7,11 @@ that a trace is made in a process of its own.
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +24,23 @@ from meshwright.tracer.recorder import Recorder
 
 NAME = "simgpu"
 _STATE_BYTES = 16
+
+H100 = SimpleNamespace(
+    type="cuda",
+    index=0,
+    name="NVIDIA H100 80GB HBM3",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    warp_size=32,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    shared_memory_per_block_optin=232448,
+    total_memory=80 << 30,
+    gcnArchName="",
+)
+"""What programs and compilers ask of a device: NVIDIA's compute capability 9.0."""
 
 
 class SimulatedEvent:
@@ -101,6 +120,8 @@ class SimulatedDevice:
         self.recorder: Recorder | None = None
         self.Stream, self.Event = SimulatedStream, SimulatedEvent
         self.current = self.default = SimulatedStream()
+        self.num_devices = 1
+        """Of the node that the process takes itself to be on; it uses one, whose index is 0."""
 
     def on(self, stream: SimulatedStream | None, kind: RecordKind, event: int = -1) -> None:
         """Record what a stream, or the current one, does with an event."""
@@ -120,7 +141,7 @@ class SimulatedDevice:
         return False
 
     def device_count(self) -> int:
-        return 1
+        return self.num_devices
 
     def current_device(self) -> int:
         return 0
@@ -169,8 +190,73 @@ class SimulatedDevice:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        return True
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def get_device_name(self, _: Any = None) -> str:
+        return H100.name
+
+    def get_device_capability(self, _: Any = None) -> tuple[int, int]:
+        return H100.major, H100.minor
+
+    def get_device_properties(self, _: Any = None) -> SimpleNamespace:
+        return H100
+
+    def seed(self) -> None:
+        return None
+
+    def seed_all(self) -> None:
+        return None
+
+    def initial_seed(self) -> int:
+        return torch.initial_seed()
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state()]
+
+    def set_rng_state_all(self, _: Any) -> None:
+        return None
+
     def empty_cache(self) -> None:
         return None
+
+    def ipc_collect(self) -> None:
+        return None
+
+    def memory_allocated(self, _: Any = None) -> int:
+        return 0 if self.recorder is None else self.recorder.live_bytes
+
+    def memory_reserved(self, _: Any = None) -> int:
+        return self.memory_allocated()
+
+    def max_memory_allocated(self, _: Any = None) -> int:
+        return 0 if self.recorder is None else self.recorder.peak_bytes
+
+    def max_memory_reserved(self, _: Any = None) -> int:
+        return self.max_memory_allocated()
+
+    def mem_get_info(self, _: Any = None) -> tuple[int, int]:
+        return H100.total_memory - self.memory_allocated(), H100.total_memory
+
+    def memory_stats(self, _: Any = None) -> dict[str, int]:
+        now, peak = self.memory_allocated(), self.max_memory_allocated()
+        stats = collections.defaultdict(int)
+        for kind in ("allocated", "active", "reserved"):
+            stats |= {f"{kind}_bytes.all.current": now, f"{kind}_bytes.all.peak": peak}
+        return stats
+
+    def memory_summary(self, *_: Any, **__: Any) -> str:
+        return f"{self.memory_allocated()} bytes allocated, {self.max_memory_allocated()} at most"
+
+    def reset_peak_memory_stats(self, _: Any = None) -> None:
+        if self.recorder is not None:
+            self.recorder.peak_bytes = self.recorder.live_bytes
+
+    def reset_max_memory_allocated(self, _: Any = None) -> None:
+        self.reset_peak_memory_stats()
 
 
 device = SimulatedDevice()

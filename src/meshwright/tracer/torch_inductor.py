@@ -30,25 +30,8 @@ from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNo
 from torch._inductor.utils import GPU_TYPES
 from torch._inductor.virtualized import V
 
+from meshwright.tracer.simulated_device import H100
 from meshwright.tracer.torch_names import replace
-
-_H100 = SimpleNamespace(
-    type="cuda",
-    index=0,
-    name="H100",
-    major=9,
-    minor=0,
-    multi_processor_count=132,
-    warp_size=32,
-    regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    shared_memory_per_block_optin=232448,
-    total_memory=80 << 30,
-    gcnArchName="",
-)
-"""What Inductor asks of a device before it decides how to split a reduction: NVIDIA's compute capability 9.0."""
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -173,7 +156,7 @@ class _Interface(DeviceInterface):
 
         @staticmethod
         def get_device_properties(_: Any = None) -> SimpleNamespace:
-            return _H100
+            return H100
 
     @staticmethod
     def current_device() -> int:
@@ -193,7 +176,7 @@ class _Interface(DeviceInterface):
 
     @classmethod
     def get_device_properties(cls, _: Any = None) -> SimpleNamespace:
-        return _H100
+        return H100
 
     @staticmethod
     def is_bf16_supported(including_emulation: bool = False) -> bool:

@@ -1,7 +1,8 @@
-"""FSDP2 moves what a model's author built on the host to the device; a fake tensor cannot change its device in place.
+"""Parameters that change their device or format in place, as Module.to() and FSDP2 change them; checked in 2.11 to 2.15.
 
-On a real device torch gives each parameter other data. Here the module gets another parameter, on the device, before
-FSDP2 looks for those that it shards. Checked in torch 2.11 to 2.15.
+On CUDA torch gives a parameter other data, and all who hold it (tied modules, optimizers) hold the moved one. A fake
+tensor has its device for good, so that torch swaps it for another one, which it refuses while there are weak references
+to the first; fake mode itself keeps some. Nothing looks at those again, and the swap is made here without asking.
 """
 
 from __future__ import annotations
@@ -12,35 +13,54 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 
 from meshwright.tracer.torch_names import replace
 
 
-def move_states_first(device_type: str) -> None:
-    """Have fully_shard find all parameters and buffers on the device, from now on."""
-    moved: dict[int, tuple[Tensor, Tensor]] = {}
+def move_states_in_place(device_type: str) -> None:
+    """Have Module.to() and the like move fake parameters, and fully_shard those that are on the host, from now on."""
+    replace(torch.utils, "swap_tensors", _swapping_fakes)
+    replace(_fsdp_init, "_get_managed_states", functools.partial(_moving, device_type))
 
-    def once(tensor: Tensor) -> Tensor:
-        """Return the tensor on the device: one for all modules that share it."""
-        if tensor.device.type in (device_type, "meta"):
-            return tensor
-        _, found = moved.setdefault(id(tensor), (tensor, _moved(tensor, device_type)))
-        return found
 
-    def moving(find: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(find)
-        def found(modules: list[nn.Module], *args: Any, **kwargs: Any) -> Any:
-            for module in modules:
-                for states in (module._parameters, module._buffers):
-                    states.update({name: once(one) for name, one in states.items() if one is not None})  # type: ignore[misc]
-            return find(modules, *args, **kwargs)
+def _swapping_fakes(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:
+    @functools.wraps(swap)
+    def swapped(one: Tensor, other: Tensor) -> None:
+        if isinstance(one, FakeTensor) and isinstance(other, FakeTensor):
+            _become(one, other)
+        else:
+            swap(one, other)
 
-        return found
+    return swapped
 
-    replace(_fsdp_init, "_get_managed_states", moving)
+
+def _become(tensor: Tensor, other: Tensor) -> None:
+    """Give a fake tensor another's data; attributes that a program set on it stay."""
+    torch._C._swap_tensor_impl(tensor, other)  # type: ignore[attr-defined]
+    vars(tensor).update(vars(other))
+
+
+def _moving(device_type: str, find: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(find)
+    def found(modules: list[nn.Module], *args: Any, **kwargs: Any) -> Any:
+        for module in modules:
+            for states in (module._parameters, module._buffers):
+                for name, tensor in states.items():
+                    if tensor is not None and tensor.device.type not in (device_type, "meta"):
+                        states[name] = _moved(tensor, device_type)  # type: ignore[assignment]
+        return find(modules, *args, **kwargs)
+
+    return found
 
 
 def _moved(tensor: Tensor, device_type: str) -> Tensor:
-    copy = tensor.detach().to(torch.device(device_type))
-    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+    """Return the tensor on the device: itself, so that modules that share it still do, unless it is a real one."""
+    moved = tensor.detach().to(torch.device(device_type))
+    if isinstance(tensor, nn.Parameter):
+        moved = nn.Parameter(moved, tensor.requires_grad)
+    if not isinstance(tensor, FakeTensor):
+        return moved
+    _become(tensor, moved)
+    return tensor

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch import distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fully_shard
@@ -30,7 +30,7 @@ from meshwright.tracer.attention_kernels import as_on_cuda
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.torch_data_parallel import reduce_by_hook
-from meshwright.tracer.torch_moved_states import move_states_first
+from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
 from meshwright.tracer.untraceable import refuse_object_collectives
 
@@ -48,7 +48,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
         # Since 2.15: tells who reads a gradient last to devices that free memory by an operation; CUDA does not.
         replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
     reduce_by_hook()
-    move_states_first(mode.device_type)
+    move_states_in_place(mode.device_type)
     refuse_object_collectives(recorder.scopes)
     # By default an optimizer works on lists of tensors, if it knows their type.
     replace(optimizer, "_foreach_supported_types", lambda types: [*types, FakeTensor])
@@ -56,10 +56,16 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     _silent_kernels()
     replace(F, "scaled_dot_product_attention", as_on_cuda)
     replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
+    replace(FakeTensorMode, "avoid_device_init", lambda _: property(_is_not_there))
     replace(torch, "tensor", lambda make: _tensor_by_way_of_cpu(make, mode))
     # torch asks for a stream of its own kind, which a device written in Python has none of.
     replace(Tensor, "record_stream", lambda _: _as_method(mode.record_stream))
     replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
+
+
+def _is_not_there(_: FakeTensorMode) -> bool:
+    """Fake mode copies numbers that it knows to the device, really, unless it thinks that there is none."""
+    return True
 
 
 def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> Callable[..., Tensor]:

@@ -1,0 +1,67 @@
+"""Whole numbers that programs compute on the host, such as the order of a data set: they are computed, not traced.
+
+What a data loader draws and slices by is read as indices and sizes. Fractions stay fake on the host, too: whole models
+are built there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+_MOST_ELEMENTS = 1 << 26
+_DRAWN = ("randint", "randperm", "tril_indices", "triu_indices")
+"""Factories whose results are whole numbers unless the program asks for others."""
+_OF_ARGUMENTS = ("arange", "full", "scalar_tensor")
+"""Factories whose results are as whole as their arguments."""
+
+
+def is_of_the_host(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operator takes whole numbers on the host only, or makes such of none; booleans are some."""
+    if func.namespace != "aten" or (args and isinstance(args[0], FakeTensor)):
+        return False
+    if (device := kwargs.get("device")) is not None and device.type != "cpu":
+        return False
+    leaves = tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if tensors:
+        return all(map(_is_whole_on_host, tensors))
+    return _makes_whole(func, leaves, kwargs) and _num_elements(args) <= _MOST_ELEMENTS
+
+
+def computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operator really makes of numbers on the host; fractions among its results are fake again."""
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    with unset_fake_temporarily():
+        result = func(*args, **kwargs)
+    if fake is None:
+        return result
+    return tree_map_only(Tensor, lambda one: one if _is_whole(one.dtype) else fake.from_tensor(one), result)
+
+
+def _is_whole_on_host(tensor: Tensor) -> bool:
+    is_plain = type(tensor) in (Tensor, nn.Parameter)
+    return is_plain and tensor.device.type == "cpu" and _is_whole(tensor.dtype)
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _makes_whole(func: Any, leaves: list[Any], kwargs: Any) -> bool:
+    name = func._overloadpacket.__name__
+    if (dtype := kwargs.get("dtype")) is not None:
+        return _is_whole(dtype)
+    numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
+    return name in _DRAWN or (name in _OF_ARGUMENTS and not any(isinstance(one, float) for one in numbers))
+
+
+def _num_elements(args: Any) -> int:
+    """Return how many elements a factory makes, at most."""
+    sizes = next((one for one in args if isinstance(one, list | tuple)), None)
+    return math.prod(sizes) if sizes is not None else max((int(one) for one in args if type(one) is int), default=1)

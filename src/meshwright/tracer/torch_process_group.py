@@ -1,0 +1,51 @@
+"""The process group of a traced rank, which exists before the program asks for it: torchrun's variables, backends."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+
+from meshwright.tracer.torch_names import replace
+
+_MAX_DEVICES_PER_NODE = 8
+
+
+def set_torchrun_environment(rank: int, world_size: int) -> int:
+    """Set the variables that torchrun sets for a rank, and return the number of ranks of its node."""
+    local = world_size if world_size <= _MAX_DEVICES_PER_NODE else math.gcd(world_size, _MAX_DEVICES_PER_NODE)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank % local),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(rank // local),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }
+    return local
+
+
+def take_over_process_group() -> None:
+    """Have the program's own init_process_group() find the fake group, and groups of any backend be fake ones."""
+    for module in (dist, distributed_c10d):
+        replace(module, "init_process_group", lambda _: _nothing)
+        replace(module, "destroy_process_group", lambda _: _nothing)
+        replace(module, "new_group", _with_fake_backend)
+
+
+def _with_fake_backend(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def made(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return make(ranks, timeout, None, *args, **kwargs)
+
+    return made
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stand in for what has been done, or is not to be done before the trace is."""
