@@ -36,6 +36,8 @@ def is_of_the_host(func: Any, args: Any, kwargs: Any) -> bool:
 
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what an operator really makes of numbers on the host; fractions among its results are fake again."""
+    # Where the host keeps them makes no difference, and a simulated accelerator pins no memory.
+    kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     with unset_fake_temporarily():
         result = func(*args, **kwargs)

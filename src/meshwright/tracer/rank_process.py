@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -123,12 +124,21 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
 
 
 def _record_what_is_compiled(mode: RecordingMode) -> None:
-    """Have modules that are to be compiled by Inductor record the kernels that it would make."""
+    """Have what is to be compiled by Inductor record the kernels that it would make."""
     compile_module = nn.Module.compile
 
+    def by_recording(compile_: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compile_)
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("backend", "inductor") == "inductor":
+                kwargs["backend"] = _recording_compiler(mode)
+                # Inductor's own, none of which changes what it fuses.
+                kwargs = {name: value for name, value in kwargs.items() if name not in ("mode", "options")}
+            return compile_(*args, **kwargs)
+
+        return compiled
+
     def compiled(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("backend", "inductor") == "inductor":
-            kwargs["backend"] = _recording_compiler(mode)
         compile_module(module, *args, **kwargs)
         call: Any = module._compiled_call_impl
 
@@ -142,6 +152,7 @@ def _record_what_is_compiled(mode: RecordingMode) -> None:
 
         module._compiled_call_impl = followed
 
+    torch.compile = by_recording(torch.compile)
     nn.Module.compile = compiled  # type: ignore[method-assign, assignment]
 
 

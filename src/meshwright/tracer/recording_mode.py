@@ -38,6 +38,7 @@ from meshwright.tracer.untraceable import refuse, refuse_number
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
 _RECORD_STREAM = torch.ops.aten.record_stream.default
+_IS_PINNED = torch.ops.aten.is_pinned.default
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 
@@ -71,6 +72,9 @@ class RecordingMode(TorchDispatchMode):
             kwargs = {**kwargs, "device": simulated(kwargs["device"])}
         if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
             return NotImplemented
+        if func is _IS_PINNED:
+            # DistributedDataParallel asserts that it is; where the host keeps what it has makes no difference here.
+            return args[0].device.type == "cpu"
         if self.device_type != "cpu" and is_of_the_host(func, args, kwargs):
             return computed(func, args, kwargs)
         if func.namespace == "profiler":
@@ -266,15 +270,22 @@ class RecordingMode(TorchDispatchMode):
 
         Programs report fractions and ask whether they are finite; whole numbers become sizes, which nobody can guess.
         """
-        known = self._numbers.get(tensor.untyped_storage()._cdata)
+        known = self._known(tensor)
         if known is not None:
             number: float | int | bool = known[tensor.storage_offset() + place]
             return number
         if tensor.dtype == torch.bool:
             return False
-        if not tensor.dtype.is_floating_point:
+        if self.is_unknown(tensor):
             refuse_number(self.recorder.scopes)
         return 1.0
+
+    def is_unknown(self, tensor: Tensor) -> bool:
+        """Return whether a tensor holds whole numbers that the program did not put there."""
+        return self._known(tensor) is None and not (tensor.dtype == torch.bool or tensor.dtype.is_floating_point)
+
+    def _known(self, tensor: Tensor) -> list[Any] | None:
+        return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Notice that a storage was given another size, as FSDP does to what it gathered."""

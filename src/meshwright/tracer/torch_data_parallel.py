@@ -2,11 +2,16 @@
 
 Its own way to reduce gradients takes what was reduced out of a future that is written in C++. A hook, which is what
 torch offers to those who reduce in another way, gives it the bucket instead. The division by the number of ranks, which
-is part of a copy otherwise, is an operation of its own then; and buckets stay as they are cut at first.
+is part of a copy otherwise, is an operation of its own then.
+
+Before the second step its reducer cuts new buckets, in the order in which the gradients of the first one came. Ranks
+agree on that order by a broadcast of numbers, which fake tensors do not hold; here each takes its own. Until then all
+gradients are one bucket.
 """
 
 # No future annotations: torch reads those of a hook.
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +28,9 @@ def reduce_by_hook() -> None:
     """Have each DistributedDataParallel that is made from now on reduce its gradients by `_reduced`."""
     # It compares its parameters' shapes with those of other ranks, who are not there.
     replace(module, "_verify_param_shape_across_processes", lambda _: lambda *_, **__: None)
-    # Ranks agree by numbers on an order of buckets, after a step, that is the order in which gradients came in it.
     replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
     replace(DistributedDataParallel, "__init__", _with_hook)
+    replace(DistributedDataParallel, "_pre_forward", _with_new_buckets)
 
 
 def _with_hook(make: Callable[..., None]) -> Callable[..., None]:
@@ -33,8 +38,72 @@ def _with_hook(make: Callable[..., None]) -> Callable[..., None]:
     def made(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         self.register_comm_hook(self.process_group, _reduced)
+        if self.static_graph or not self.find_unused_parameters:
+            _arrivals[self] = _Arrivals(self)
 
     return made
+
+
+class _Arrivals:
+    """The order in which the gradients of a backward that reduces them come."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.params, self.is_sparse = model._build_params_for_reducer()
+        self.order = list[int]()
+        self._model = weakref.ref(model)
+        hooks = (functools.partial(self._came, place) for place in range(len(self.params)))
+        self._hooks = [one.register_post_accumulate_grad_hook(hook) for one, hook in zip(self.params, hooks)]
+
+    def _came(self, place: int, _: Tensor) -> None:
+        model = self._model()
+        if model is not None and model.require_backward_grad_sync and place not in self.order:
+            self.order.append(place)
+
+    def forget(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+_arrivals = weakref.WeakKeyDictionary[DistributedDataParallel, _Arrivals]()
+"""Of the models whose buckets are still those of the first step."""
+
+
+def _with_new_buckets(pre_forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(pre_forward)
+    def prepared(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        found = _arrivals.get(self)
+        if found is not None and torch.is_grad_enabled() and len(found.order) == len(found.params):
+            del _arrivals[self]
+            found.forget()
+            _cut_anew(self, found)
+        return pre_forward(self, *args, **kwargs)
+
+    return prepared
+
+
+def _cut_anew(model: DistributedDataParallel, found: _Arrivals) -> None:
+    """Give a model another reducer, whose buckets are filled in the order in which gradients came."""
+    params, is_sparse = ([one[place] for place in found.order] for one in (found.params, found.is_sparse))
+    buckets, limits = dist._compute_bucket_assignment_by_size(params, _size_limits(model), is_sparse, found.order)
+    assign = dist._compute_bucket_assignment_by_size
+    # torch takes buckets to be in the order of parameters, the reverse of that of gradients.
+    dist._compute_bucket_assignment_by_size = lambda *_, **__: (buckets[::-1], limits[::-1])
+    try:
+        names = model._build_debug_param_to_name_mapping(found.params)
+        model._ddp_init_helper(found.params, found.is_sparse, names, model.static_graph)
+    finally:
+        dist._compute_bucket_assignment_by_size = assign
+    dist._register_comm_hook(model.reducer, model.process_group, _reduced)
+
+
+def _size_limits(model: DistributedDataParallel) -> list[int]:
+    """Return the bytes of the first bucket, and of those after it."""
+    config: Any = getattr(model, "_bucket_config", None)
+    if config is None:
+        first = dist._DEFAULT_FIRST_BUCKET_BYTES if model.bucket_bytes_cap_default else model.bucket_bytes_cap
+        return [first, model.bucket_bytes_cap]
+    limits: list[int] = config.compute_bucket_size_limits(static_graph=False, find_unused_parameters=True)[0]
+    return limits
 
 
 def _reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fully_shard
 from torch.distributed.tensor import _utils
+from torch.distributed.tensor._random import OffsetBasedRNGTracker
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import optimizer
@@ -29,10 +31,12 @@ from torch.utils import _foreach_utils
 from meshwright.tracer.attention_kernels import as_on_cuda
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
+from meshwright.tracer.torch_data_loader import read_without_workers
 from meshwright.tracer.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
-from meshwright.tracer.untraceable import refuse_object_collectives
+from meshwright.tracer.untraceable import line_of_program, refuse_fsdp1, refuse_number, refuse_object_collectives
+from meshwright.tracer.unknown_number import UnknownNumber
 
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
 """Methods of a mesh that never look at its ranks."""
@@ -50,6 +54,10 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     reduce_by_hook()
     move_states_in_place(mode.device_type)
     refuse_object_collectives(recorder.scopes)
+    refuse_fsdp1(recorder.scopes)
+    read_without_workers()
+    # Draws by a state of random numbers that it keeps on the device; nothing is drawn here.
+    replace(OffsetBasedRNGTracker, "_distribute_region", lambda _: lambda *_, **__: nullcontext())
     # By default an optimizer works on lists of tensors, if it knows their type.
     replace(optimizer, "_foreach_supported_types", lambda types: [*types, FakeTensor])
     replace(_foreach_utils, "_foreach_supported_types", lambda types: [*types, FakeTensor])
@@ -61,6 +69,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     # torch asks for a stream of its own kind, which a device written in Python has none of.
     replace(Tensor, "record_stream", lambda _: _as_method(mode.record_stream))
     replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
+    replace(FakeTensor, "item", lambda _: _number_read(mode))
 
 
 def _is_not_there(_: FakeTensorMode) -> bool:
@@ -92,6 +101,18 @@ def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:
         return np.array(numbers, dtype=object).reshape(tensor.shape).tolist()
 
     return tolist
+
+
+def _number_read(mode: RecordingMode) -> Callable[[Tensor], Any]:
+    """torch reads a number as one of its own, which cannot be unknown."""
+
+    def item(tensor: Tensor) -> Any:
+        if mode.is_unknown(tensor):
+            mode.read(tensor)
+            return UnknownNumber(functools.partial(refuse_number, mode.recorder.scopes, line_of_program()))
+        return Tensor.item(tensor)
+
+    return item
 
 
 def _real_mesh_algebra() -> None:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.tracer.program_lines import line_of_error
@@ -59,12 +60,25 @@ def refuse(func: Any, error: Exception, scopes: Scopes) -> NoReturn:
     raise error
 
 
-def refuse_number(scopes: Scopes) -> NoReturn:
-    """Raise UnsupportedError for a whole number that a program reads from the device, as sizes are."""
+def refuse_number(scopes: Scopes, read_at: str = "") -> NoReturn:
+    """Raise UnsupportedError for a whole number that decides, as sizes do, and was read from the device, maybe before."""
+    where = f", read at {read_at}," if read_at else ""
     raise UnsupportedError(
-        f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)} reads a whole number from a tensor, and the "
+        f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)}{where} reads a whole number from a tensor, and the "
         "tensors of a traced step hold none: take sizes from shapes, or keep the number on the host"
     )
+
+
+def refuse_fsdp1(scopes: Scopes) -> None:
+    """Have torch's first FSDP raise UnsupportedError from now on."""
+
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"torch.distributed.fsdp.FullyShardedDataParallel{_in(scopes)}{line_of_error(None)} is FSDP1, whose flat "
+            "parameters cannot be traced: use torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
+
+    FullyShardedDataParallel.__init__ = refused  # type: ignore[method-assign]
 
 
 def refuse_object_collectives(scopes: Scopes) -> None:
