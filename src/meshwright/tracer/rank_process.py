@@ -36,6 +36,7 @@ from meshwright.tracer.torch_names import SUPPORTED
 from meshwright.tracer.torch_process_group import set_torchrun_environment, take_over_process_group
 from meshwright.tracer.torch_patches import apply_patches
 from meshwright.tracer.torch_reductions import reductions_watched
+from meshwright.tracer.torch_sync_batch_norm import normalize_over_ranks
 from meshwright.tracer.untraceable import explained
 from meshwright.units import format_bytes
 
@@ -114,6 +115,7 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
         install(recorder)
         cast_on(NAME)
         stand_in_for_cuda()
+        normalize_over_ranks()
     mode = RecordingMode(recorder, device_type)
     apply_patches(recorder, mode)
     _record_what_is_compiled(mode)

@@ -120,6 +120,7 @@ class SimulatedDevice:
         self.recorder: Recorder | None = None
         self.Stream, self.Event = SimulatedStream, SimulatedEvent
         self.current = self.default = SimulatedStream()
+        self.is_capturing = False
         self.num_devices = 1
         """Of the node that the process takes itself to be on; it uses one, whose index is 0."""
 
@@ -194,7 +195,7 @@ class SimulatedDevice:
         return True
 
     def is_current_stream_capturing(self) -> bool:
-        return False
+        return self.is_capturing
 
     def get_device_name(self, _: Any = None) -> str:
         return H100.name
