@@ -26,6 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.errors import UnsupportedError
+from meshwright.tracer import torch_autocast
 from meshwright.tracer.simulated_device import SimulatedStream
 from meshwright.tracer.torch_flops import flops_of
 from meshwright.tracer.torch_names import replace
@@ -179,6 +180,16 @@ def test_data_parallel_looks_here(monkeypatch: pytest.MonkeyPatch, mesh: DeviceM
     monkeypatch.setattr(dist.Reducer, "_rebuild_buckets", lambda _: asked.append("buckets"))
     DistributedDataParallel(nn.Linear(2, 2))(torch.ones(1, 2))
     assert asked == ["shapes", "buckets"]
+
+
+def test_autocast_has_the_operators_of_cuda() -> None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    wanted = {name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, "AutocastCUDA")}
+    # What a build with CUDA calls inside of others, and what CUDA refuses.
+    wanted -= {"aten::cudnn_convolution", "aten::cudnn_convolution_transpose", "aten::binary_cross_entropy"}
+    of = torch_autocast
+    lists = (of.LOWER_PRECISION, of.FLOAT32, of.FLOAT32_RESULT, of.WIDEST)
+    assert sorted(f"aten::{name}" for names in lists for name in names) == sorted(wanted)
 
 
 def test_kernels_of_attention_take_these_arguments() -> None:

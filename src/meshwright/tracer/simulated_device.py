@@ -198,7 +198,7 @@ class SimulatedDevice:
         return self.is_capturing
 
     def get_device_name(self, _: Any = None) -> str:
-        return H100.name
+        return str(H100.name)
 
     def get_device_capability(self, _: Any = None) -> tuple[int, int]:
         return H100.major, H100.minor
@@ -244,7 +244,7 @@ class SimulatedDevice:
 
     def memory_stats(self, _: Any = None) -> dict[str, int]:
         now, peak = self.memory_allocated(), self.max_memory_allocated()
-        stats = collections.defaultdict(int)
+        stats = collections.defaultdict[str, int](int)
         for kind in ("allocated", "active", "reserved"):
             stats |= {f"{kind}_bytes.all.current": now, f"{kind}_bytes.all.peak": peak}
         return stats

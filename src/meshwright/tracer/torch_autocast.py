@@ -16,14 +16,19 @@ from torch.utils._pytree import tree_map_only
 
 from meshwright.tracer.torch_names import replace
 
-LOWER_PRECISION = (
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+LOWER_PRECISION = _names(
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution "
     "_convolution _convolution.deprecated prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm "
     "baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell "
     "rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention"
-).split()
+)
 """Matmuls, convolutions, attention: cast to the dtype of autocast."""
-FLOAT32 = (
+FLOAT32 = _names(
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
     "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm nuclear_norm "
     "nuclear_norm.dim frobenius_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
@@ -32,14 +37,14 @@ FLOAT32 = (
     "logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d "
     "upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa "
     "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa norm.Scalar norm.ScalarOpt_dim"
-).split()
+)
 """What loses too much in the lower precision: cast to float32."""
-FLOAT32_RESULT = (
+FLOAT32_RESULT = _names(
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
-).split()
+)
 """Given dtype = float32, unless the program gives one."""
-WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """Cast to the widest dtype among the arguments."""
 
 _casts: dict[int, tuple[Tensor, Tensor]] = {}
@@ -55,7 +60,15 @@ def cast_on(device_type: str) -> None:
         for name in names:
             library.impl(name, _without_autocast(device_type, _operator(name), called), "AutocastPrivateUse1")
     _kept.extend((others, library))
-    replace(torch, "clear_autocast_cache", lambda clear: lambda: (_casts.clear(), clear())[1])
+    replace(torch, "clear_autocast_cache", _with_own_casts)
+
+
+def _with_own_casts(clear: Callable[[], None]) -> Callable[[], None]:
+    def cleared() -> None:
+        _casts.clear()
+        clear()
+
+    return cleared
 
 
 def lowered(value: Any, device_type: str) -> Any:
@@ -73,7 +86,7 @@ def _operator(name: str) -> Any:
 
 
 def _without_autocast(device_type: str, operator: Any, called: Called) -> Callable[..., Any]:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):

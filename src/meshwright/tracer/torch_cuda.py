@@ -1,4 +1,4 @@
-"""Programs that say "cuda" run on the simulated accelerator: torch.cuda's functions, and "cuda" where a device is named.
+"""Programs that name "cuda" run on the simulated accelerator: functions of torch.cuda, and arguments that are devices.
 
 A torch without CUDA has the names of torch.cuda, and refuses to call most of them. Devices that a program names become
 the simulated one when they are used: `tensor.device.type` is never "cuda", though `tensor.is_cuda` is true.

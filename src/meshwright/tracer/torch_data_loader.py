@@ -1,4 +1,4 @@
-"""DataLoader reads in the process that is traced: its worker processes cannot send fake tensors; checked in 2.11 to 2.15."""
+"""DataLoader reads in the traced process, since worker processes cannot send fake tensors; checked in torch 2.13."""
 
 from __future__ import annotations
 

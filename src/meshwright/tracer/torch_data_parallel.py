@@ -52,7 +52,9 @@ class _Arrivals:
         self.order = list[int]()
         self._model = weakref.ref(model)
         hooks = (functools.partial(self._came, place) for place in range(len(self.params)))
-        self._hooks = [one.register_post_accumulate_grad_hook(hook) for one, hook in zip(self.params, hooks)]
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(hook) for one, hook in zip(self.params, hooks, strict=True)
+        ]
 
     def _came(self, place: int, _: Tensor) -> None:
         model = self._model()
@@ -75,13 +77,13 @@ def _with_new_buckets(pre_forward: Callable[..., Any]) -> Callable[..., Any]:
         if found is not None and torch.is_grad_enabled() and len(found.order) == len(found.params):
             del _arrivals[self]
             found.forget()
-            _cut_anew(self, found)
+            _rebuild_buckets(self, found)
         return pre_forward(self, *args, **kwargs)
 
     return prepared
 
 
-def _cut_anew(model: DistributedDataParallel, found: _Arrivals) -> None:
+def _rebuild_buckets(model: DistributedDataParallel, found: _Arrivals) -> None:
     """Give a model another reducer, whose buckets are filled in the order in which gradients came."""
     params, is_sparse = ([one[place] for place in found.order] for one in (found.params, found.is_sparse))
     buckets, limits = dist._compute_bucket_assignment_by_size(params, _size_limits(model), is_sparse, found.order)

@@ -33,6 +33,7 @@ from torch._inductor.virtualized import V
 from meshwright.tracer.simulated_device import H100
 from meshwright.tracer.torch_names import replace
 
+
 @dataclass(frozen=True)
 class Kernel:
     """One kernel of a compiled graph."""

@@ -1,8 +1,8 @@
-"""Parameters that change their device or format in place, as Module.to() and FSDP2 change them; checked in 2.11 to 2.15.
+"""Parameters change their device or dtype in place, as by Module.to() and by FSDP2; checked in torch 2.13.
 
-On CUDA torch gives a parameter other data, and all who hold it (tied modules, optimizers) hold the moved one. A fake
-tensor has its device for good, so that torch swaps it for another one, which it refuses while there are weak references
-to the first; fake mode itself keeps some. Nothing looks at those again, and the swap is made here without asking.
+On CUDA torch replaces a parameter's data, so that tied modules and optimizers keep the same parameter. The device of a
+fake tensor is fixed: torch swaps the tensor with another one, and refuses to while weak references to it exist. Fake
+mode itself keeps such references, which it does not use again, so the swap is made here without that check.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _swapping_fakes(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor,
 
 def _become(tensor: Tensor, other: Tensor) -> None:
     """Give a fake tensor another's data; attributes that a program set on it stay."""
-    torch._C._swap_tensor_impl(tensor, other)  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(tensor, other)
     vars(tensor).update(vars(other))
 
 

@@ -35,8 +35,8 @@ from meshwright.tracer.torch_data_loader import read_without_workers
 from meshwright.tracer.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
-from meshwright.tracer.untraceable import line_of_program, refuse_fsdp1, refuse_number, refuse_object_collectives
 from meshwright.tracer.unknown_number import UnknownNumber
+from meshwright.tracer.untraceable import line_of_program, refuse_fsdp1, refuse_number, refuse_object_collectives
 
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
 """Methods of a mesh that never look at its ranks."""
@@ -104,7 +104,7 @@ def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:
 
 
 def _number_read(mode: RecordingMode) -> Callable[[Tensor], Any]:
-    """torch reads a number as one of its own, which cannot be unknown."""
+    """Torch reads a number as one of its own, which cannot be unknown."""
 
     def item(tensor: Tensor) -> Any:
         if mode.is_unknown(tensor):

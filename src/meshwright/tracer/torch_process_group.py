@@ -33,10 +33,12 @@ def set_torchrun_environment(rank: int, world_size: int) -> int:
 
 def take_over_process_group() -> None:
     """Have the program's own init_process_group() find the fake group, and groups of any backend be fake ones."""
-    for module in (dist, distributed_c10d):
-        replace(module, "init_process_group", lambda _: _nothing)
-        replace(module, "destroy_process_group", lambda _: _nothing)
-        replace(module, "new_group", _with_fake_backend)
+    replace(dist, "init_process_group", lambda _: _nothing)
+    replace(dist, "destroy_process_group", lambda _: _nothing)
+    replace(dist, "new_group", _with_fake_backend)
+    replace(distributed_c10d, "init_process_group", lambda _: _nothing)
+    replace(distributed_c10d, "destroy_process_group", lambda _: _nothing)
+    replace(distributed_c10d, "new_group", _with_fake_backend)
 
 
 def _with_fake_backend(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""UnknownNumber: a whole number that a program read from the device, of which nobody knows more than that it is one.
+"""UnknownNumber: an integer that a program read from the device; fake tensors hold none.
 
-Programs print such numbers and compute with them: how many tokens there were, how many answers were right. What turns on
-its value (a size, a comparison) is refused, with the line.
+Programs print such numbers and compute with them: tokens in a batch, correct answers. What depends on the value, a size
+or a comparison, is refused with the line.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ class UnknownNumber:
     def _decides(self, *_: Any) -> NoReturn:
         self._refuse()
 
-    __bool__ = __index__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides  # type: ignore[assignment]
+    __bool__ = __index__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
     __hash__ = None  # type: ignore[assignment]

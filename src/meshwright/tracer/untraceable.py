@@ -61,7 +61,7 @@ def refuse(func: Any, error: Exception, scopes: Scopes) -> NoReturn:
 
 
 def refuse_number(scopes: Scopes, read_at: str = "") -> NoReturn:
-    """Raise UnsupportedError for a whole number that decides, as sizes do, and was read from the device, maybe before."""
+    """Raise UnsupportedError for an integer from the device that decides what is run, and the line that read it."""
     where = f", read at {read_at}," if read_at else ""
     raise UnsupportedError(
         f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)}{where} reads a whole number from a tensor, and the "

@@ -1,0 +1,305 @@
+"""Programs as people write them for torchrun, for the tracer: (device, rank, world_size) -> step."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+Step = Callable[[], None]
+WIDTH, CLASSES, SEQ, VOCAB = 48, 5, 24, 96
+
+
+def _mlp(depth: int = 2, width: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth)])
+
+
+def _training(model: nn.Module, x: Tensor) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(x).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def moved(device: torch.device, rank: int, world_size: int, how: str) -> Step:
+    """Move a model whose head is its embedding in one of several ways, after the optimizer got its parameters."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
+            self.head.weight = self.embedding.weight
+            self.register_buffer("scale", torch.ones(WIDTH))
+            self.register_buffer("order", torch.arange(WIDTH))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            assert self.head.weight is self.embedding.weight
+            out: Tensor = self.head((self.embedding(tokens) * self.scale)[..., self.order])
+            return out
+
+    with torch.device("meta" if how == "to_empty" else "cpu"):
+        model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ways: dict[str, Callable[[], nn.Module]] = {
+        "to": lambda: model.to(device),
+        "to_dtype": lambda: model.to(device, torch.bfloat16),
+        "cuda": lambda: model.cuda().bfloat16(),
+        "index": lambda: model.to(int(os.environ["LOCAL_RANK"])),
+        "to_empty": lambda: model.to_empty(device=device),
+    }
+    ways[how]()
+    assert all(one.device.type == device.type for one in (*model.parameters(), *model.buffers()))
+    tokens = torch.randint(0, VOCAB, (2, SEQ), device=device)
+
+    def step() -> None:
+        model(tokens).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def scalars(device: torch.device, rank: int, world_size: int) -> Step:
+    """Make tensors of no and of one number, and mix those of the host with those of the device."""
+
+    def step() -> None:
+        x = torch.ones(4, device=device)
+        x = torch.cat([torch.tensor([], device=device), torch.as_tensor([1.0], device=device), x])
+        x = x * torch.tensor(2.0) + torch.full((), 3, device=device) + torch.tensor(4).to(device)
+        assert torch.tensor(7, device=device).item() == 7
+        x.sum()
+
+    return step
+
+
+def mixed_precision(device: torch.device, rank: int, world_size: int) -> Step:
+    """Train under autocast with a scaler of gradients."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler(device.type)
+    x, y = torch.randn(4, WIDTH, device=device), torch.randint(0, CLASSES, (4,), device=device)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.float16):
+            first = model[0](x)
+            assert first.dtype == torch.float16
+            assert F.layer_norm(first, (WIDTH,)).dtype == first.softmax(-1).dtype == torch.float32
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def streams(device: torch.device, rank: int, world_size: int) -> Step:
+    """Copy on a stream of its own, and wait for it."""
+    module = torch.get_device_module(device)
+    side = module.Stream()
+
+    def step() -> None:
+        x = torch.randn(64, 64).pin_memory()
+        with module.stream(side):
+            copied = x.to(device, non_blocking=True)
+        module.current_stream().wait_stream(side)
+        copied.record_stream(module.current_stream())
+        copied.sum()
+
+    return step
+
+
+def by_torchrun(device: torch.device, rank: int, world_size: int) -> Step:
+    """Do all that a script for one node with NVIDIA GPUs does by itself."""
+    assert torch.cuda.is_available()
+    dist.init_process_group("nccl")
+    local = int(os.environ["LOCAL_RANK"])
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size) == (int(os.environ["RANK"]), world_size)
+    torch.cuda.set_device(local)
+    here = torch.device(f"cuda:{local}")
+    torch.cuda.manual_seed_all(0)
+    print(torch.cuda.get_device_name(), torch.cuda.device_count(), torch.cuda.get_device_properties(here).total_memory)
+    model = DistributedDataParallel(_mlp().to(here), device_ids=[local])
+    x, y = torch.randn(4, WIDTH).cuda(non_blocking=True), torch.randint(0, WIDTH, (4,), device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def step() -> None:
+        begin.record()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            scores = model(x)
+            loss = F.cross_entropy(scores, y.to(here))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = loss.detach()
+        dist.all_reduce(loss)
+        num_right = (scores.argmax(1) == y).sum().item()
+        end.record()
+        torch.cuda.synchronize()
+        print(loss.item() / world_size, f"{num_right / len(y):.1%}", torch.cuda.max_memory_allocated())
+
+    return step
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Noise with labels."""
+
+    def __len__(self) -> int:
+        return 640
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(3, 16, 16), index % CLASSES
+
+
+def images(device: torch.device, rank: int, world_size: int, num_workers: str) -> Step:
+    """Read images by worker processes, and normalize over ranks."""
+    sampler: DistributedSampler[Tensor] = DistributedSampler(Images(), world_size, rank, shuffle=True)
+    loader = DataLoader(Images(), 8, sampler=sampler, num_workers=int(num_workers), pin_memory=True, drop_last=True)
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, CLASSES)
+    )
+    model = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(layers).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            yield from loader
+
+    read = batches()
+
+    def step() -> None:
+        x, y = (one.to(device, non_blocking=True) for one in next(read))
+        loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+
+    return step
+
+
+def characters(device: torch.device, rank: int, world_size: int) -> Step:
+    """Draw random windows of a file of tokens, and accumulate gradients without reducing them."""
+    data = np.arange(4096).astype(np.uint16) % VOCAB
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Embedding(VOCAB, WIDTH), nn.LSTM(WIDTH, WIDTH, batch_first=True)).to(device)[0]
+    )
+    head = nn.Linear(WIDTH, VOCAB, device=device)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        places = torch.randint(len(data) - SEQ, (4,))
+        x = torch.stack([torch.from_numpy(data[at : at + SEQ].astype(np.int64)) for at in places])
+        y = torch.stack([torch.from_numpy(data[at + 1 : at + 1 + SEQ].astype(np.int64)) for at in places])
+        return x.to(device), y.to(device)
+
+    def step() -> None:
+        for number in range(3):
+            model.require_backward_grad_sync = number == 2
+            x, y = batch()
+            (F.cross_entropy(head(model(x)).flatten(0, 1), y.flatten()) / 3).backward()
+
+    return step
+
+
+def sharded(device: torch.device, rank: int, world_size: int, how: str) -> Step:
+    """Shard without a mesh, or built on meta over a mesh with replicas."""
+    mesh = (
+        init_device_mesh(device.type, (world_size // 2, 2), mesh_dim_names=("replicate", "shard"))
+        if how == "hybrid"
+        else None
+    )
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    with torch.device("meta" if how == "hybrid" else "cpu"):
+        model = _mlp()
+    for block in (*model, model):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    if how == "hybrid":
+        model.to_empty(device=device)
+        for block in model:
+            block[0].reset_parameters()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    x = torch.randn(4, WIDTH, device=device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        print(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor().item())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def adapted(device: torch.device, rank: int, world_size: int) -> Step:
+    """Train a few of the parameters, not all of which are found, and keep an average of all."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = _mlp().requires_grad_(False)
+            self.down, self.up, self.spare = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.base(x) + self.up(self.down(x))
+            return out
+
+    model = Adapted().to(device)
+    average = copy.deepcopy(model)
+    train = _training(DistributedDataParallel(model, find_unused_parameters=True), torch.randn(4, WIDTH, device=device))
+
+    def step() -> None:
+        train()
+        with torch.no_grad():
+            for kept, new in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(new, 0.01)
+
+    return step
+
+
+def compiled(device: torch.device, rank: int, world_size: int) -> Step:
+    """Compile a model by torch.compile()."""
+    return _training(torch.compile(_mlp().to(device), mode="max-autotune"), torch.randn(4, WIDTH, device=device))
+
+
+BUCKET_WIDTH, BUCKET_DEPTH = 512, 6
+
+
+def bucketed(device: torch.device, rank: int, world_size: int, cap_mb: str) -> Step:
+    """Reduce the gradients of a model of several buckets."""
+    model = _mlp(BUCKET_DEPTH, BUCKET_WIDTH).to(device)
+    reduced = DistributedDataParallel(model, bucket_cap_mb=float(cap_mb) if cap_mb else None)
+    return _training(reduced, torch.randn(4, BUCKET_WIDTH, device=device))
+
+
+def flat(device: torch.device, rank: int, world_size: int) -> Step:
+    """Shard by FSDP1."""
+    return _training(FullyShardedDataParallel(_mlp().to(device)), torch.randn(4, WIDTH, device=device))
+
+
+def decided_by_a_number(device: torch.device, rank: int, world_size: int) -> Step:
+    """Cut a tensor where another's largest element is."""
+    x = torch.randn(8, 8, device=device)
+
+    def step() -> None:
+        longest = x.argmax(1).max().item()
+        x[:, :longest].sum()
+
+    return step
