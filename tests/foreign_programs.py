@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -277,6 +279,30 @@ def adapted(device: torch.device, rank: int, world_size: int) -> Step:
 def compiled(device: torch.device, rank: int, world_size: int) -> Step:
     """Compile a model by torch.compile()."""
     return _training(torch.compile(_mlp().to(device), mode="max-autotune"), torch.randn(4, WIDTH, device=device))
+
+
+NUM_MICROBATCHES = 8
+
+
+def pipelined(device: torch.device, rank: int, world_size: int, name: str) -> Step:
+    """Run one of torch's own pipeline schedules, which finds out what its stages receive."""
+    num_stages = world_size * (2 if name.startswith("ScheduleInterleaved") else 1)
+    places = range(rank, num_stages, world_size)
+    parts = [_mlp(1, WIDTH).to(device) for _ in places]
+    stages = [PipelineStage(part, place, num_stages, device) for part, place in zip(parts, places, strict=True)]
+    what = stages if len(stages) > 1 else stages[0]
+    schedule = getattr(pipelining, name)(what, n_microbatches=NUM_MICROBATCHES, loss_fn=F.mse_loss)
+    optimizer = torch.optim.AdamW([one for part in parts for one in part.parameters()])
+    x = torch.randn(2 * NUM_MICROBATCHES, SEQ, WIDTH, device=device)
+
+    def step() -> None:
+        losses = list[Tensor]()
+        inputs = (x,) if rank == 0 else ()
+        schedule.step(*inputs, **({"target": x, "losses": losses} if rank == world_size - 1 else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 BUCKET_WIDTH, BUCKET_DEPTH = 512, 6

@@ -14,6 +14,7 @@ import pytest
 import foreign_programs
 import traced_programs
 from meshwright.spec.trace import RecordKind, Trace
+from meshwright.tracer.trace import Program, trace_ranks
 
 WORLD_SIZE = 4
 FLOAT_BYTES = 4
@@ -167,6 +168,21 @@ def test_what_is_refused_says_so_in_one_message(folder: Path, program: str, said
     message = (folder / program).with_suffix(".txt").read_text(encoding="utf-8")
     assert said in message
     assert "site-packages" not in message
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_sent"),
+    [("ScheduleGPipe", 1), pytest.param("ScheduleInterleaved1F1B", 3, marks=pytest.mark.long)],
+)
+def test_stages_of_torchs_own_pipeline_are_sent_their_shapes(schedule: str, num_sent: int) -> None:
+    program = Program("foreign_programs:pipelined", WORLD_SIZE, (schedule,))
+    # The ranks between them are traced for what they send only.
+    for found in trace_ranks(program, [0, WORLD_SIZE - 1]).values():
+        kinds = Counter(found.records.kind.tolist())
+        # First and last send activations, or gradients, of one stage less than they have, twice if they have two.
+        assert kinds[RecordKind.SEND] == kinds[RecordKind.RECEIVE] == num_sent * foreign_programs.NUM_MICROBATCHES
+        sent = found.records.num_bytes[found.records.kind == RecordKind.SEND]
+        assert set(sent.tolist()) == {2 * foreign_programs.SEQ * foreign_programs.WIDTH * FLOAT_BYTES}
 
 
 @pytest.mark.long

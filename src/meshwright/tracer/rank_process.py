@@ -9,8 +9,9 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.models import initial
 from meshwright.parallelism import host_values
 from meshwright.spec.trace import Trace, Traced
+from meshwright.tracer.object_exchange import ObjectExchange, waiting_ranks
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.routing import parse_routing, read_as
@@ -35,11 +37,13 @@ from meshwright.tracer.torch_cuda import stand_in_for_cuda
 from meshwright.tracer.torch_names import SUPPORTED
 from meshwright.tracer.torch_patches import apply_patches
 from meshwright.tracer.torch_reductions import reductions_watched
+from meshwright.tracer.torch_pipelining import send_objects_by
 from meshwright.tracer.torch_process_group import set_torchrun_environment, take_over_process_group
 from meshwright.tracer.torch_sync_batch_norm import normalize_over_ranks
 from meshwright.tracer.untraceable import explained
 from meshwright.units import format_bytes
 
+_POLL_S = 0.01
 _NUM_STEPS_BEFORE = 1
 """The first step makes the optimizer's state; the next are all alike."""
 
@@ -52,30 +56,62 @@ def main() -> None:
     # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
     with _failure_said(order), explained(mode.recorder.scopes):
         _builder(order["build"])
-    wanted = list(order["out"].items())
-    running: dict[int, str] = {}
-    while wanted or running:
-        if wanted and len(running) < order["num_processes"]:
-            rank, out = wanted.pop(0)
-            running[_forked(mode, order, int(rank), Path(out))] = rank
+    _trace_all(mode, order)
+
+
+def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> None:
+    """Trace the ranks of an order, each in a fork, and those that they wait for objects from."""
+    folder, count = _exchange_folder(order), order["num_processes"]
+    wanted = [int(rank) for rank in order["out"]]
+    running: dict[int, int] = {}
+    done: set[int] = set()
+    while wanted or set(running.values()) & {int(rank) for rank in order["out"]}:
+        waiting = waiting_ranks(folder)
+        known = {*running.values(), *done}
+        # Who is waited for comes first; who waits takes no processor.
+        asked = [peer for peer in waiting.values() if peer not in known]
+        if (asked or wanted) and len(running.keys() - _pids(running, waiting)) < count:
+            rank = asked[0] if asked else wanted[0]
+            wanted = [one for one in wanted if one != rank]
+            running[_forked(mode, order, rank)] = rank
             continue
-        pid, status = os.wait()
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            time.sleep(_POLL_S)
+            continue
         rank = running.pop(pid)
+        done.add(rank)
         if status:
-            for other in running:
-                os.kill(other, signal.SIGKILL)
-            sys.exit(_failure(rank, os.waitstatus_to_exitcode(status)))
+            _kill(running)
+            sys.exit(_failure(str(rank), os.waitstatus_to_exitcode(status)))
+    _kill(running)
 
 
-def _forked(mode: RecordingMode, order: dict[str, Any], rank: int, out: Path) -> int:
+def _pids(running: dict[int, int], ranks: Iterable[int]) -> set[int]:
+    return {pid for pid, rank in running.items() if rank in ranks}
+
+
+def _kill(running: Iterable[int]) -> None:
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _exchange_folder(order: dict[str, Any]) -> Path:
+    return Path(order["said"]).parent
+
+
+def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
     """Return the process that traces `rank`: it is a tracer for good, and each rank needs its own."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
+        send_objects_by(ObjectExchange(_exchange_folder(order), rank))
         with _failure_said(order, rank), explained(mode.recorder.scopes):
-            trace_here(mode, order["build"], order["arguments"], rank, order["world_size"]).save(out)
+            found = trace_here(mode, order["build"], order["arguments"], rank, order["world_size"])
+        if str(rank) in order["out"]:
+            found.save(Path(order["out"][str(rank)]))
         code = 0
     except BaseException:
         traceback.print_exc()

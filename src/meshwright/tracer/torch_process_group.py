@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 from collections.abc import Callable
@@ -42,9 +43,12 @@ def take_over_process_group() -> None:
 
 
 def _with_fake_backend(make: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(make)
+
     @functools.wraps(make)
-    def made(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return make(ranks, timeout, None, *args, **kwargs)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        return make(**{name: value for name, value in given.items() if name != "backend"})
 
     return made
 

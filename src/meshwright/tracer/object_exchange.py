@@ -1,0 +1,60 @@
+"""Python objects that traced ranks send to each other, such as the shapes between a pipeline's stages.
+
+Each rank is traced in a process of its own, and all of them share a folder. An object is a file there. A rank that waits
+for one writes down the sender, which is then traced, too; ranks that wait are not counted among those that compute.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_POLL_S = 0.02
+_TIMEOUT_S = 600.0
+
+
+class ObjectExchange:
+    """One rank's access to the folder."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+        self._num_sent, self._num_received = Counter[int](), Counter[int]()
+
+    def send(self, objects: Sequence[Any], peer: int) -> None:
+        """Send objects to a rank, which receives what it is sent in order."""
+        file = self.folder / f"{self.rank}-{peer}-{self._num_sent[peer]}.pickle"
+        self._num_sent[peer] += 1
+        # Written whole before it has the name that is waited for.
+        unfinished = file.with_suffix(".part")
+        unfinished.write_bytes(pickle.dumps(list(objects)))
+        unfinished.rename(file)
+
+    def receive(self, peer: int) -> list[Any]:
+        """Return the next objects from a rank; TimeoutError if it sends none."""
+        file = self.folder / f"{peer}-{self.rank}-{self._num_received[peer]}.pickle"
+        self._num_received[peer] += 1
+        waiting, end = self.folder / f"{self.rank}.waits", time.monotonic() + _TIMEOUT_S
+        waiting.write_text(str(peer), encoding="utf-8")
+        while not file.exists():
+            if time.monotonic() > end:
+                raise TimeoutError(f"rank {peer} sent no object to rank {self.rank} within {_TIMEOUT_S:.0f} s")
+            time.sleep(_POLL_S)
+        waiting.unlink()
+        objects: list[Any] = pickle.loads(file.read_bytes())
+        return objects
+
+
+def waiting_ranks(folder: Path) -> dict[int, int]:
+    """Return the ranks that wait for an object, and for which rank each of them does."""
+    found = {}
+    for file in folder.glob("*.waits"):
+        try:
+            found[int(file.stem)] = int(file.read_text(encoding="utf-8") or file.stem)
+        except FileNotFoundError:
+            # It has its object by now.
+            continue
+    return found

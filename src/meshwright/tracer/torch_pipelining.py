@@ -1,0 +1,61 @@
+"""torch.distributed.pipelining under the tracer: objects between stages, and the vote on how they find their shapes.
+
+Stages find out the shapes that they receive from objects that their neighbours send, unless the program gives examples
+of inputs and outputs. They vote on that by numbers on the device, which fake tensors hold none of: here all stages are
+taken to be built alike, and a rank's own decide. Checked in torch 2.13; before 2.12 there is no vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.pipelining import schedules
+
+from meshwright.tracer.object_exchange import ObjectExchange
+from meshwright.tracer.torch_names import replace
+
+
+def vote_by_own_stages() -> None:
+    """Have schedules decide by the stages of this rank, from now on."""
+    if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
+        replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
+
+
+def _decided(warm_up: Callable[..., None]) -> Callable[..., None]:
+    def warmed_up(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+        if not all(isinstance(stage, schedules.PipelineStage) for stage in stages):
+            warm_up(self, stages, has_backward, p2p_done)
+            return
+        mode = schedules.InferenceMode
+        is_dynamic = any(mode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
+        for stage in stages:
+            stage._inference_mode = mode.DYNAMIC if is_dynamic else mode.STATIC
+
+    return warmed_up
+
+
+def send_objects_by(exchange: ObjectExchange) -> None:
+    """Have torch's messages of Python objects go through `exchange`, for good."""
+
+    def send(objects: list[Any], dst: int | None = None, group: Any = None, *_: Any, **more: Any) -> None:
+        exchange.send(objects, _global_rank(dst, group, more.get("group_dst")))
+
+    def receive(objects: list[Any], src: int | None = None, group: Any = None, *_: Any, **more: Any) -> int:
+        sender = _global_rank(src, group, more.get("group_src"))
+        objects[:] = exchange.receive(sender)
+        return sender
+
+    replace(dist, "send_object_list", lambda _: send)
+    replace(dist, "recv_object_list", lambda _: receive)
+    replace(distributed_c10d, "send_object_list", lambda _: send)
+    replace(distributed_c10d, "recv_object_list", lambda _: receive)
+
+
+def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
+    if rank is not None:
+        return rank
+    assert group_rank is not None, "torch itself wants either of them"
+    return dist.get_global_rank(group or distributed_c10d._get_default_group(), group_rank)
