@@ -1,7 +1,7 @@
 """Python objects that traced ranks send to each other, such as the shapes between a pipeline's stages.
 
-Each rank is traced in a process of its own, and all of them share a folder. An object is a file there. A rank that waits
-for one writes down the sender, which is then traced, too; ranks that wait are not counted among those that compute.
+Each rank is traced in a process of its own, and all of them share a folder. An object is a file there. A rank that
+waits for one writes down the sender, which is then traced, too; ranks that wait are not counted as running.
 """
 
 from __future__ import annotations
