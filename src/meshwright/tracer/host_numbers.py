@@ -30,7 +30,7 @@ def is_of_the_host(func: Any, args: Any, kwargs: Any) -> bool:
     leaves = tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if tensors:
-        return all(map(_is_whole_on_host, tensors))
+        return all(map(is_whole_on_host, tensors))
     return _makes_whole(func, leaves, kwargs) and _num_elements(args) <= _MOST_ELEMENTS
 
 
@@ -43,22 +43,37 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
     if fake is None:
         return result
-    return tree_map_only(Tensor, lambda one: one if _is_whole(one.dtype) else fake.from_tensor(one), result)
+    return tree_map_only(Tensor, lambda one: one if is_whole(one.dtype) else fake.from_tensor(one), result)
 
 
-def _is_whole_on_host(tensor: Tensor) -> bool:
+def numbers_of(tensor: Tensor) -> list[Any]:
+    """Return the numbers of a real tensor, row by row."""
+    with unset_fake_temporarily():
+        numbers: list[Any] = tensor.ravel().tolist()
+    return numbers
+
+
+def tensor_of(numbers: list[Any], like: Tensor) -> Tensor:
+    """Return a real tensor on the host, of the shape and dtype of another."""
+    with unset_fake_temporarily():
+        return torch.tensor(numbers, dtype=like.dtype).reshape(like.shape)
+
+
+def is_whole_on_host(tensor: Tensor) -> bool:
+    """Return whether a tensor holds integers, or booleans, and really is on the host."""
     is_plain = type(tensor) in (Tensor, nn.Parameter)
-    return is_plain and tensor.device.type == "cpu" and _is_whole(tensor.dtype)
+    return is_plain and tensor.device.type == "cpu" and is_whole(tensor.dtype)
 
 
-def _is_whole(dtype: torch.dtype) -> bool:
+def is_whole(dtype: torch.dtype) -> bool:
+    """Return whether a dtype is of integers or booleans."""
     return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _makes_whole(func: Any, leaves: list[Any], kwargs: Any) -> bool:
     name = func._overloadpacket.__name__
     if (dtype := kwargs.get("dtype")) is not None:
-        return _is_whole(dtype)
+        return is_whole(dtype)
     numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
     return name in _DRAWN or (name in _OF_ARGUMENTS and not any(isinstance(one, float) for one in numbers))
 

@@ -36,9 +36,9 @@ from meshwright.tracer.torch_autocast import cast_on
 from meshwright.tracer.torch_cuda import stand_in_for_cuda
 from meshwright.tracer.torch_names import SUPPORTED
 from meshwright.tracer.torch_patches import apply_patches
-from meshwright.tracer.torch_reductions import reductions_watched
 from meshwright.tracer.torch_pipelining import send_objects_by
 from meshwright.tracer.torch_process_group import set_torchrun_environment, take_over_process_group
+from meshwright.tracer.torch_reductions import reductions_watched
 from meshwright.tracer.torch_sync_batch_norm import normalize_over_ranks
 from meshwright.tracer.untraceable import explained
 from meshwright.units import format_bytes

@@ -28,7 +28,7 @@ from meshwright.parallelism.torch_operator import (
 )
 from meshwright.spec.trace import NONE, RecordKind, Signature
 from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of
-from meshwright.tracer.host_numbers import computed, is_of_the_host
+from meshwright.tracer.host_numbers import computed, is_of_the_host, is_whole, is_whole_on_host, numbers_of, tensor_of
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.simulated_device import SimulatedStream
 from meshwright.tracer.torch_cuda import simulated
@@ -39,6 +39,9 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
 _RECORD_STREAM = torch.ops.aten.record_stream.default
 _IS_PINNED = torch.ops.aten.is_pinned.default
+_COPY = torch.ops.aten._to_copy.default
+_MOST_KNOWN = 1 << 16
+"""Integers of one tensor on the device that are known, such as a state of random numbers that ranks broadcast."""
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 
@@ -97,7 +100,7 @@ class RecordingMode(TorchDispatchMode):
             refuse(func, error, self.recorder.scopes)
         if not only_views(func):
             self._record(func, args, kwargs, result)
-        return result
+        return self._with_numbers(args[0], result) if func is _COPY else result
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Follow torch's own marks of what code runs."""
@@ -253,6 +256,18 @@ class RecordingMode(TorchDispatchMode):
     def know(self, tensor: Tensor, numbers: list[Any]) -> None:
         """Keep the numbers that the program itself put into a tensor, until an operator writes to it."""
         self._numbers[tensor.untyped_storage()._cdata] = numbers
+
+    def _with_numbers(self, source: Tensor, copy: Any) -> Any:
+        """Return a copy of a tensor, with the integers that are known of it: on the host it is a real tensor again."""
+        if not copy.is_contiguous() or copy.numel() > _MOST_KNOWN or not is_whole(copy.dtype):
+            return copy
+        if is_whole_on_host(source):
+            self.know(copy, numbers_of(source))
+        known = self._known(source)
+        if known is None or copy.device.type != "cpu" or not source.is_contiguous():
+            return copy
+        first = source.storage_offset()
+        return tensor_of(known[first : first + copy.numel()], copy)
 
     def _forget(self, tensors: Iterable[Tensor]) -> None:
         """Know no longer what was in tensors that an operator wrote to."""

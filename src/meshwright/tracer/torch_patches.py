@@ -29,6 +29,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from meshwright.tracer.attention_kernels import as_on_cuda
+from meshwright.tracer.program_lines import line_of_program
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.torch_data_loader import read_without_workers
@@ -37,7 +38,7 @@ from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
 from meshwright.tracer.torch_pipelining import vote_by_own_stages
 from meshwright.tracer.unknown_number import UnknownNumber
-from meshwright.tracer.untraceable import line_of_program, refuse_fsdp1, refuse_number, refuse_object_collectives
+from meshwright.tracer.untraceable import refuse_fsdp1, refuse_number, refuse_object_collectives
 
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
 """Methods of a mesh that never look at its ranks."""
@@ -72,6 +73,8 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     replace(Tensor, "record_stream", lambda _: _as_method(mode.record_stream))
     replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
     replace(FakeTensor, "item", lambda _: _number_read(mode))
+    # As torch's own, which does so for its own type of tensors only.
+    replace(FakeTensor, "__format__", lambda _: lambda one, spec: format(one if one.dim() else one.item(), spec))
 
 
 def _is_not_there(_: FakeTensorMode) -> bool:
