@@ -64,8 +64,8 @@ def refuse_number(scopes: Scopes, read_at: str = "") -> NoReturn:
     """Raise UnsupportedError for an integer from the device that decides what is run, and the line that read it."""
     where = f", read at {read_at}," if read_at else ""
     raise UnsupportedError(
-        f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)}{where} reads a whole number from a tensor, and the "
-        "tensors of a traced step hold none: take sizes from shapes, or keep the number on the host"
+        f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)}{where} reads a whole number from a tensor, and "
+        "the tensors of a traced step hold none: take sizes from shapes, or keep the number on the host"
     )
 
 
