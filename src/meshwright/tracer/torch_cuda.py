@@ -41,7 +41,6 @@ def stand_in_for_cuda() -> None:
     replace(Tensor, "to", _to)
     replace(Tensor, "cuda", _cuda)
     replace(Tensor, "pin_memory", lambda _: _itself)
-    replace(Tensor, "record_stream", lambda _: _nothing)
     replace(Tensor, "is_cuda", lambda _: property(lambda tensor: tensor.device.type == NAME))
     replace(autocast_mode.autocast, "__init__", _on_simulated)
     replace(DeviceMesh, "__init__", _on_simulated)
