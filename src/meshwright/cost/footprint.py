@@ -1,7 +1,8 @@
 """footprint: the peak memory of the fullest rank of each case, by tensor class.
 
-Ranks of one pipeline stage hold the same, so that only pipeline ranks differ: the first has the embedding and the most
-microbatches in flight, the last the head and the logits, those between neither. Ignored: uneven routing of tokens.
+Ranks of one pipeline stage hold the same, so that only pipeline ranks differ: the first has the embedding and, in most
+schedules, the most microbatches in flight, the last the head and the logits; those between differ where stages are cut
+unevenly or blocks are of several kinds. All that may be the fullest are weighed. Ignored: uneven routing of tokens.
 """
 
 from __future__ import annotations
@@ -65,18 +66,14 @@ class Footprint:
 
 
 def footprint(cases: Cases) -> Footprint:
-    """Return the memory of each case's fullest pipeline rank: of the first, the second, and the last.
-
-    Of those between first and last the second has the most microbatches in flight.
-    """
-    pp = cases.layouts.pp
-    return _footprint(cases, [np.zeros_like(pp), np.minimum(pp - 1, 1), pp - 1])
+    """Return the memory of each case's fullest pipeline rank."""
+    return _footprint(cases, None)
 
 
 def footprint_of_rank(cases: Cases, pp_rank: int) -> Footprint:
     """Return the memory of pipeline rank `pp_rank`, which every case must have."""
     assert (cases.layouts.pp > pp_rank).all(), f"pipeline rank {pp_rank} of {cases.layouts.pp.min()}"
-    return _footprint(cases, [np.full(len(cases), pp_rank)])
+    return _footprint(cases, pp_rank)
 
 
 def memory_use(memory: Footprint, row: int) -> MemoryUse:
@@ -95,17 +92,16 @@ def outside_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value - cluster.device.usable_memory_bytes
 
 
-def _footprint(cases: Cases, pp_ranks: list[NDArray[np.int64]]) -> Footprint:
-    """Return the memory of that one of each case's `pp_ranks` which has the most."""
+def _footprint(cases: Cases, pp_rank: int | None) -> Footprint:
+    """Return the memory of each case's rank `pp_rank`; None for the fullest."""
     columns = {field.name: np.zeros(len(cases)) for field in fields(Footprint)}
     columns["context_bytes"] = cases.each(lambda setting: outside_bytes(setting.cluster))
     num_microbatches = cases.num_microbatches
     for position in np.unique(cases.setting):
         rows = np.flatnonzero(cases.setting == position)
         memory = Memory(cases.settings[position], cases.layouts.take(rows))
-        # Without a pipeline all of them are one.
-        distinct = pp_ranks if (memory.layouts.pp > 1).any() else pp_ranks[:1]
-        ranks = [rank_parts(memory, num_microbatches[rows], pp_rank[rows]) for pp_rank in distinct]
+        pp_ranks = memory.ranks_to_weigh if pp_rank is None else np.full((1, len(rows)), pp_rank)
+        ranks = [rank_parts(memory, num_microbatches[rows], each) for each in pp_ranks]
         for name, values in largest(ranks).items():
             columns[name][rows] = values
     return Footprint(**columns)

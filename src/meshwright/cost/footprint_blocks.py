@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.cost.case import Floats, Setting
 from meshwright.cost.footprint_constants import LOSS_BYTES
-from meshwright.cost.footprint_stages import StageCuts
+from meshwright.cost.footprint_stages import Ints, StageCuts
 from meshwright.cost.footprint_states import Elements, elements_of
 from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, transient_bytes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
@@ -65,11 +65,21 @@ class Memory:
         first, *groups, last = setting.model.groups
         self.blocks = [self._block(group) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
-        self.cuts = StageCuts(setting, layouts.num_stages)
+        self.cuts = StageCuts(setting, layouts)
         width = next(op.width for op in last.ops if isinstance(op, Norm))
         self.stream_bytes = self.tokens * width * self.element_bytes
         """Of the residual stream of one microbatch, whole."""
         self.shared_stream_bytes = self.stream_bytes * self._shares()["stream"]
+
+    @property
+    def ranks_to_weigh(self) -> Ints:
+        """Return the pipeline ranks that may be the fullest, (most of a layout, layouts)."""
+        if self.layouts.checkpoint_of_block is not None:
+            # Equally many blocks may save more or less.
+            each = np.arange(int(self.layouts.pp.max()))[:, None]
+            return np.minimum(each, self.layouts.pp - 1)
+        ends = np.cumsum([block.count for block in self.blocks])
+        return self.cuts.ranks_to_weigh(self.layouts, tuple(ends.tolist()))
 
     def _kernels(self) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
         name = self.setting.stack.kernels

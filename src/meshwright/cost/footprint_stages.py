@@ -12,9 +12,15 @@ In flight at most, as chunks (a stage's share of one microbatch), n microbatches
     InterleavedZeroBubble   min(v n, (v - 1) round + (pp - 1 - r) + 1 + r): r weight passes wait
     ZBVZeroBubble           min(2 n, 2 pp, n + 1 + r)
     DualPipeV               min(2 n, 2 pp + 1)
+
+Of the ranks of a pipeline only those are weighed that may be the fullest: one that holds no more of any kind of block
+than another, no other end of the model and no more chunks in flight is left out. Chunks in flight grow with the rank in
+ZBVZeroBubble, and never in the others.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +32,21 @@ from meshwright.spec.stage_split import best_boundaries
 
 Ints = NDArray[np.int64]
 
+_V_CODES = [SCHEDULES.index(name) for name in V_SCHEDULES]
+_ZBV_CODE = SCHEDULES.index("ZBVZeroBubble")
+
 
 class StageCuts:
     """The first block of every stage of one setting's model, one element a layout."""
 
-    def __init__(self, setting: Setting, num_stages: Ints) -> None:
-        numbers, self._row = np.unique(num_stages, return_inverse=True)
+    def __init__(self, setting: Setting, layouts: LayoutTable) -> None:
+        numbers, self._row = np.unique(layouts.num_stages, return_inverse=True)
         cuts = [_cuts(setting, int(number)) for number in numbers]
+        num_blocks = cuts[0][-1]
+        if layouts.first_blocks is not None:
+            is_set = has_own_cuts(layouts)
+            self._row[is_set] = len(cuts) + np.arange(int(is_set.sum()))
+            cuts += [(0, *firsts[firsts >= 0].tolist(), num_blocks) for firsts in layouts.first_blocks[is_set]]
         # The end of the last stage stands where later ones would begin.
         width = max(len(row) for row in cuts)
         self._cuts = np.array([(*row, *row[-1:] * (width - len(row))) for row in cuts], np.int64)
@@ -40,6 +54,59 @@ class StageCuts:
     def first_block(self, stage: Ints) -> Ints:
         """Return the first block of `stage`, 0 for none (-1); for num_stages the number of blocks."""
         return np.asarray(self._cuts[self._row, np.maximum(stage, 0)])
+
+    def ranks_to_weigh(self, layouts: LayoutTable, group_ends: tuple[int, ...]) -> Ints:
+        """Return the pipeline ranks that may be the fullest, (most of a layout, layouts); the last ones repeat.
+
+        `group_ends` holds the number of the block after the last one of each group.
+        """
+        is_v = np.isin(layouts.schedule, _V_CODES)
+        grows = layouts.schedule == _ZBV_CODE
+        keys = (((self._row << 16) + layouts.stages_per_rank) << 2) + (is_v << 1) + grows
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        ranks = [
+            _ranks_to_weigh(
+                tuple(self._cuts[self._row[row], : layouts.num_stages[row] + 1].tolist()),
+                int(layouts.stages_per_rank[row]),
+                group_ends,
+                is_v=bool(is_v[row]),
+                grows=bool(grows[row]),
+            )
+            for row in first
+        ]
+        width = max(map(len, ranks), default=1)
+        padded = np.array([(*found, *found[-1:] * (width - len(found))) for found in ranks], np.int64)
+        return np.asarray(padded[which].T)
+
+
+def has_own_cuts(layouts: LayoutTable) -> NDArray[np.bool_]:
+    """Return which layouts say where their stages begin, for as many stages as they have."""
+    assert layouts.first_blocks is not None
+    return np.asarray((layouts.first_blocks >= 0).sum(axis=1) == layouts.num_stages - 1) & (layouts.num_stages > 1)
+
+
+@lru_cache(maxsize=4096)
+def _ranks_to_weigh(
+    cuts: tuple[int, ...], stages_per_rank: int, group_ends: tuple[int, ...], *, is_v: bool, grows: bool
+) -> tuple[int, ...]:
+    """Return the ranks of one pipeline that may be the fullest, whatever its microbatches are."""
+    num_stages = len(cuts) - 1
+    pp = num_stages // stages_per_rank
+    edges = np.array((0, *group_ends))
+    held = np.zeros((pp, len(group_ends) + 2), np.int64)
+    for stage in range(num_stages):
+        turn, rank = divmod(stage, pp)
+        rank = pp - 1 - rank if is_v and turn else rank
+        inside = np.clip(edges, cuts[stage], cuts[stage + 1])
+        held[rank, :-2] += np.diff(inside)
+        held[rank, -2:] += (stage == 0, stage == num_stages - 1)
+    order = range(pp - 1, -1, -1) if grows else range(pp)
+    found: list[int] = []
+    for rank in order:
+        # Each rank before this one in the order has as many chunks in flight, or more.
+        if not found or not (held[found] >= held[rank]).all(axis=1).any():
+            found.append(rank)
+    return tuple(found)
 
 
 def _cuts(setting: Setting, num_stages: int) -> tuple[int, ...]:
@@ -57,7 +124,7 @@ def _cuts(setting: Setting, num_stages: int) -> tuple[int, ...]:
 def stages_of_rank(layouts: LayoutTable, pp_rank: Ints) -> Ints:
     """Return the stages of each layout's rank `pp_rank`, (most stages of a rank, layouts); -1 where it has fewer."""
     turn = np.arange(int(layouts.stages_per_rank.max()))[:, None]
-    is_v = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in V_SCHEDULES]) & (layouts.pp > 1)
+    is_v = np.isin(layouts.schedule, _V_CODES) & (layouts.pp > 1)
     back = 2 * layouts.pp - 1 - pp_rank
     looped = pp_rank + turn * layouts.pp
     return np.where(turn < layouts.stages_per_rank, np.where(is_v & (turn == 1), back, looped), -1)

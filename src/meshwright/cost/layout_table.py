@@ -46,6 +46,9 @@ class LayoutTable:
     compile: Bools
     checkpoint_of_block: Ints | None = None
     """What each block saves [layouts, blocks], as in activation_checkpoint; None where no layout says it one by one."""
+    first_blocks: Ints | None = None
+    """First block of every stage but the first [layouts, stages], -1 for none; None where no layout says it. What is
+    not as many as a layout's stages does not count."""
 
     def __len__(self) -> int:
         return len(self.pp)
@@ -84,6 +87,10 @@ class LayoutTable:
         values = {name: column[row].tolist() for name, column in self.columns().items()}
         if (blocks := values.pop("checkpoint_of_block", None)) is not None:
             values["activation_checkpoint_blocks"] = tuple(ACTIVATION_CHECKPOINTS[code] for code in blocks)
+        if (firsts := values.pop("first_blocks", None)) is not None:
+            firsts = tuple(first for first in firsts if first >= 0)
+            is_own = len(firsts) == self.num_stages[row] - 1 > 0
+            values["stage_boundaries"] = firsts if is_own else None
         for name, words in _CODES.items():
             values[name] = words[values[name]]
         values["virtual_stages"] = values.pop("stages_per_rank")
@@ -114,12 +121,22 @@ def layout_table(layouts: Sequence[Layout]) -> LayoutTable:
         )
     columns: dict[str, NDArray[Any]] = {}
     for field in fields(LayoutTable):
-        if field.name == "checkpoint_of_block":
+        if field.name in ("checkpoint_of_block", "first_blocks"):
             continue
         words = _CODES.get(field.name)
         values = [_value(layout, field.name) for layout in layouts]
         columns[field.name] = np.array([words.index(value) for value in values] if words else values)
-    return LayoutTable(**columns, checkpoint_of_block=_checkpoint_of_block(layouts))
+    return LayoutTable(
+        **columns, checkpoint_of_block=_checkpoint_of_block(layouts), first_blocks=_first_blocks(layouts)
+    )
+
+
+def _first_blocks(layouts: Sequence[Layout]) -> Ints | None:
+    width = max((len(layout.stage_boundaries or ()) for layout in layouts), default=0)
+    if width == 0:
+        return None
+    rows = [layout.stage_boundaries or () for layout in layouts]
+    return np.array([(*row, *(-1,) * (width - len(row))) for row in rows], np.int64)
 
 
 def _checkpoint_of_block(layouts: Sequence[Layout]) -> Ints | None:

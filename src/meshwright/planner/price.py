@@ -104,10 +104,18 @@ def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
 
 def weigh(layouts: LayoutTable, question: Question) -> tuple[Footprint, Floats]:
     """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes."""
-    cases = cases_of(layouts, question)
+    cases = cases_of(_with_cuts(layouts, question), question)
     memory = footprint(cases)
     headroom = question.cluster.device.usable_memory_bytes - memory.reserved_bytes
     return memory, np.minimum(headroom, host_headroom_bytes(cases)) if layouts.cpu_offload.any() else headroom
+
+
+def _with_cuts(layouts: LayoutTable, question: Question) -> LayoutTable:
+    """Return the layouts with the stages' first blocks that the question fixes."""
+    firsts = question.fixed.get("stage_boundaries")
+    if not firsts or layouts.first_blocks is not None:
+        return layouts
+    return replace(layouts, first_blocks=np.tile(np.array(firsts, np.int64), (len(layouts), 1)))
 
 
 def cases_of(layouts: LayoutTable, question: Question) -> Cases:

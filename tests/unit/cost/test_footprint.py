@@ -91,8 +91,37 @@ def test_pipeline_ranks_hold_the_model_together() -> None:
     cases = Cases.of_one(setting, layout_table([Layout(pp=4)]))
     parameters = sum(footprint_of_rank(cases, rank).parameters_bytes[0] for rank in range(4))
     assert parameters == 2 * setting.model.num_parameters
-    fullest = footprint(cases)
-    assert fullest.device_bytes[0] == max(footprint_of_rank(cases, rank).device_bytes[0] for rank in range(4))
+
+
+PIPELINES = [
+    Layout(pp=pp, schedule=schedule, virtual_stages=1 if schedule == "1F1B" else 2, microbatch_size=size, tp=tp)
+    for pp in (2, 4, 6, 8, 16)
+    for schedule in ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+    for size, tp in ((1, 1), (4, 8))
+]
+
+
+@pytest.mark.parametrize("stack", ["megatron", "ours"])
+@pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v3", "qwen3-30b-a3b", "llama3.1-405b"])
+def test_the_fullest_of_all_pipeline_ranks_is_weighed(model: str, stack: str) -> None:
+    setting = _setting(model, MEGATRON if stack == "megatron" else load_stack("meshwright"))
+    cases = Cases.of_one(setting, layout_table(PIPELINES))
+    fullest = footprint(cases).device_bytes
+    for row, layout in enumerate(PIPELINES):
+        one = cases.take(np.array([row]))
+        ranks = [footprint_of_rank(one, rank).device_bytes[0] for rank in range(layout.pp)]
+        assert fullest[row] == max(ranks), layout
+
+
+def test_stages_that_a_layout_cuts_itself_are_weighed_as_it_cuts_them() -> None:
+    setting = _setting("llama3-8b", load_stack("meshwright"))
+    even = Layout(pp=4, dp_shard=2)
+    heavy = even.replace(stage_boundaries=(2, 4, 28))
+    cases = Cases.of_one(setting, layout_table([even, heavy]))
+    own, third = footprint(cases), footprint_of_rank(cases, 2)
+    assert own.device_bytes[1] == third.device_bytes[1] > 2 * third.device_bytes[0]
+    assert cases.layouts.layout(1).stage_boundaries == (2, 4, 28)
+    assert cases.layouts.layout(0).stage_boundaries is None
 
 
 def test_a_tied_head_is_a_copy_on_the_last_stage() -> None:

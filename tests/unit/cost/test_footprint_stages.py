@@ -69,7 +69,7 @@ def _setting(num_blocks: int, stages: str) -> Setting:
 def _counts(setting: Setting, num_stages: int) -> list[int]:
     """Return the blocks of each stage."""
     stages = np.arange(num_stages + 1)
-    first = StageCuts(setting, np.full(num_stages + 1, num_stages)).first_block(stages)
+    first = StageCuts(setting, layout_table([Layout(pp=num_stages)] * (num_stages + 1))).first_block(stages)
     assert first[0] == 0
     return np.diff(first).tolist()
 
