@@ -29,8 +29,10 @@ def command(
 
     --given calibrates the stacks of your own runs on them first (a few of each are enough); nothing else changes.
     --folds takes a minute and --leave-out five: they score how constants fitted on RUNS.csv do on what they have not
-    seen. The format is in docs/planning.md. Exit code 0, whatever the errors; 2: bad input.
+    seen. The format is in docs/planning.md. Exit code 0, whatever the errors; 2: bad input, or
+    no row that can be compared.
     """
+    from meshwright.errors import ConfigError
     from meshwright.planner.backtest.replay import calibrated, load_runs, replay, write_predictions
     from meshwright.planner.backtest.report import backtest, shipped_sizes
     from meshwright.planner.given import calibrate_given
@@ -46,6 +48,11 @@ def command(
         _print_json(reports, predictions)
     else:
         _show(reports, predictions)
+    if all(prediction.error is None for prediction in predictions):
+        raise ConfigError(
+            f"{runs_file}: none of its {len(predictions)} rows can be compared with a prediction: fill in what is "
+            "missing, or name another file"
+        )
 
 
 def _title(calibrated_stacks: list[str]) -> str:

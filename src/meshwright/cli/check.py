@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
+    from meshwright.errors import InfeasibleLayout
     from meshwright.spec.job import Job
     from meshwright.spec.run import Run
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume: bool, overwrite: bool) -> None:
     """Tell everything that is wrong with JOB_FILE, all at once, or what it would do.
 
-    Starts no process and needs no torch. Exit code 0: nothing is wrong; 2: something is.
+    Starts no process and needs no torch. Exit code 0: nothing is wrong; 2: something is, or the layout does not fit
+    the devices of the cluster that the job names.
     """
     from meshwright.cli.summary import summary
     from meshwright.config.load import inspect_job, raise_problems
@@ -38,6 +41,39 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
     raise_problems(resolved.path, list(dict.fromkeys(problems)))
     for label, text in summary(resolved, ranks):
         click.echo(f"{label:<8}{text}")
+    lines, problem = estimate(resolved, ranks)
+    for label, text in lines:
+        click.echo(f"{label:<8}{text}")
+    if problem is not None:
+        raise problem
+
+
+def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[str, str]], InfeasibleLayout | None]:
+    """Return (label and line of the step and the memory expected on the job's cluster, error if it does not fit).
+
+    No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
+    """
+    from meshwright.errors import MeshwrightError
+    from meshwright.hardware.local import LOCAL
+    from meshwright.planner.ask import Options, question_of
+    from meshwright.planner.verdict import verdict
+    from meshwright.spec.model_source import resolve_architecture
+    from meshwright.units import format_bytes, format_duration
+
+    job = resolved.job
+    count = num_ranks or (job.layout.num_ranks if job.layout.rest_axis is None else job.cluster.num_devices)
+    if job.cluster.name == LOCAL or job.layout.search or count is None or resolve_architecture(job.model) is None:
+        return [], None
+    sized = replace(resolved, job=job.replace(cluster=job.cluster.replace(num_devices=count)))
+    try:
+        found = verdict(replace(question_of(sized, Options()), given=job.layout.resolve(count)))
+    except MeshwrightError as error:
+        return [("step", f"not estimated: {error}")], None
+    step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
+    memory = f"{format_bytes(found.needed_bytes)} of {usable} on pipeline rank {found.fullest_rank}"
+    if 0 <= found.candidate.headroom_bytes < found.margin_bytes:
+        memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
+    return [("step", f"{step} expected on {job.cluster.name}"), ("memory", memory)], found.problem()
 
 
 def check_job(

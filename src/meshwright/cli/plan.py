@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,12 +80,13 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
     else:
         plan = make_plan(question, num_runners_up=given["top"] - 1)
     budgets = _budgets(question, plan, given)
+    if given["write"]:
+        # Before anything is printed: the reader of a pipe may close it early.
+        _write(resolved, plan)
     if given["as_json"]:
         click.echo(json.dumps(_record(plan, budgets), indent=2))
     else:
         _show(plan, budgets, given)
-    if given["write"]:
-        _write(resolved, plan)
 
 
 def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
@@ -199,9 +201,12 @@ def _duration_s(text: str) -> float:
     units = {"d": 86_400.0, "h": 3_600.0, "w": 604_800.0}
     number, unit = text[:-1], text[-1:]
     try:
-        return float(number) * units[unit]
+        seconds = float(number) * units[unit]
     except (KeyError, ValueError):
         raise ConfigError(f"--deadline {text} is no duration: write days, hours or weeks, such as 60d") from None
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"--deadline {text} must be a positive time: write days, hours or weeks, such as 60d")
+    return seconds
 
 
 def _record(plan: Plan, budgets: list[Budget]) -> dict[str, Any]:

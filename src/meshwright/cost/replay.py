@@ -22,6 +22,8 @@ class StageTimes:
     """The whole backward."""
     weight_s: Sequence[float]
     """The part of the backward that makes the gradients of the weights, where it runs apart."""
+    repeats: bool = False
+    """Whether a backward that runs in two parts runs whole in each, as that of compiled blocks does."""
 
 
 def replay_s(orders: Sequence[Sequence[Action]], times: StageTimes, transfer_s: float) -> float:
@@ -34,11 +36,12 @@ def replay_s(orders: Sequence[Sequence[Action]], times: StageTimes, transfer_s: 
     # From the stage before to a stage, and from the stage behind.
     lags = [0.0 if rank_of[stage] == rank_of[stage - 1] else transfer_s for stage in range(1, num_stages)]
     forward_lag, backward_lag = [0.0, *lags], [*lags, 0.0]
+    inputs_s = [whole - weight for whole, weight in zip(times.backward_s, times.weight_s, strict=True)]
     duration_s = {
         "F": times.forward_s,
         "B": times.backward_s,
-        "I": [whole - weight for whole, weight in zip(times.backward_s, times.weight_s, strict=True)],
-        "W": times.weight_s,
+        "I": times.backward_s if times.repeats else inputs_s,
+        "W": times.backward_s if times.repeats else times.weight_s,
     }
     forward_end: list[dict[int, float]] = [{} for _ in range(num_stages)]
     backward_end: list[dict[int, float]] = [{} for _ in range(num_stages)]

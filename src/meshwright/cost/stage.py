@@ -21,6 +21,8 @@ from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 
 _WEIGHT_SHARE = 1 / 3
 """Second half of a split backward as a share of forward and backward together."""
+_SPLIT_CODES = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
+_DUAL_CODE = SCHEDULES.index("DualPipeV")
 _FILLED = dict.fromkeys(SPLIT_BACKWARD_SCHEDULES, 2 * _WEIGHT_SHARE)
 """Share of the bubble that the second halves of backwards fill: what is left is the first forward's way to each rank.
 
@@ -69,6 +71,16 @@ def stages_of(cases: Cases, work: Work) -> Stages:
     last = np.where(counts_ends, inside - 1, np.minimum(uneven, inside))
     balanced = cases.each(lambda setting: float(setting.stack.stages == "balanced")) > 0
     return Stages(pp, np.maximum(num_blocks, 1), inside, last, balanced, v)
+
+
+def split_share(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
+    """Return the share of a pipeline's backwards that run in two parts: all, in DualPipeV those at the ends of a step.
+
+    There rank r splits 2 pp - 1 - r of its 2 n, as spec/schedule_orders.py has it; this is the mean over ranks.
+    """
+    is_split = np.isin(layouts.schedule, _SPLIT_CODES) & (layouts.pp > 1)
+    at_ends = np.minimum(1.0, (3 * layouts.pp - 1) / (4 * np.maximum(num_microbatches, 1)))
+    return np.where(is_split, np.where(layouts.schedule == _DUAL_CODE, at_ends, 1.0), 0.0)
 
 
 def bubble_share(layouts: LayoutTable, num_microbatches: Floats) -> Floats:

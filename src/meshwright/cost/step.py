@@ -34,7 +34,7 @@ from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.recompute import Recomputed, recomputed_of
 from meshwright.cost.slots import Slot, slots_of
 from meshwright.cost.slowness import Slowness, Stacks, stacks_of
-from meshwright.cost.stage import Stages, bubble_share, stages_of
+from meshwright.cost.stage import Stages, bubble_share, split_share, stages_of
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.estimate import StepTime
 
@@ -53,6 +53,7 @@ class StepTerms:
     memory_s: Floats
     host_s: Floats
     recompute_s: Floats
+    repeat_s: Floats
     tp_s: Floats
     cp_s: Floats
     ep_s: Floats
@@ -89,6 +90,7 @@ class _Pass:
     memory: Floats
     host: Floats
     recompute: Floats
+    repeat: Floats
     tp: Floats
     cp: Floats
     ep: Floats
@@ -102,6 +104,7 @@ class _Pass:
             self.memory,
             self.host,
             self.recompute,
+            self.repeat,
             self.tp,
             self.cp,
             self.ep,
@@ -137,6 +140,9 @@ class StepPricer:
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
         self.slots = slots_of(self.work)
         self.recomputed: Recomputed = recomputed_of(cases)
+        repeats = cases.each(lambda s: float(s.stack.repeats_compiled_backward))
+        self.repeated = repeats * self.layouts.compile * split_share(self.layouts, self.microbatches)
+        """Share of blocks' backwards that run twice: experts and rings that stay eager are taken for compiled, too."""
         self.is_host = cases.each(lambda s: float(s.cluster.device.is_host)) > 0
         self.update_s = measured_update_s(cases, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
@@ -183,8 +189,11 @@ class StepPricer:
         ep_r, cp_r = again.collectives * ep_f, again.collectives * cp_f
         rec = mm_again * mm_f + again.attention * att_f + again.memory * mem_f
         device_f = mm_f + att_f + mem_f + tp_f + cp_f + ep_f
-        device_b = mm_b + att_b + mem_b + rec + tp_b + cp_b + ep_b + tp_r + ep_r + cp_r
-        host_b = host_b + mm_again * host_f
+        twice = self.repeated * (slot.kind == BLOCK)
+        repeat = twice * (mm_b + att_b + mem_b)
+        tp_b, cp_b, ep_b = ((1 + twice) * seconds for seconds in (tp_b, cp_b, ep_b))
+        device_b = mm_b + att_b + mem_b + repeat + rec + tp_b + cp_b + ep_b + tp_r + ep_r + cp_r
+        host_b = (1 + twice) * host_b + mm_again * host_f
         sharpness = c["host_sharpness"]
         wait_f = np.where(self.is_host, host_f, _longer(device_f, host_f, sharpness) - device_f)
         wait_b = np.where(self.is_host, host_b, _longer(device_b, host_b, sharpness) - device_b)
@@ -202,6 +211,7 @@ class StepPricer:
             memory=mem_f + mem_b,
             host=wait_f + wait_b,
             recompute=rec,
+            repeat=repeat,
             tp=tp_f + tp_b + tp_r,
             cp=cp_f + cp_b + cp_r,
             ep=ep_f + ep_b + ep_r,
@@ -234,6 +244,7 @@ class StepPricer:
             memory_s=steady.memory,
             host_s=steady.host + fixed,
             recompute_s=steady.recompute,
+            repeat_s=steady.repeat,
             tp_s=steady.tp + replicated_sums_s(self.parallel, fabric),
             cp_s=steady.cp,
             ep_s=steady.ep,

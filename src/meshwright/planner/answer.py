@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.planner.bubble import num_actions, played_step
+from meshwright.cost.stage import split_share
+from meshwright.planner.bubble import num_actions, num_microbatches_of, played_step
 from meshwright.planner.price import Priced, price
 from meshwright.planner.question import Question
+from meshwright.planner.unmeasured import unmeasured_features, widened
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Candidate
@@ -34,6 +38,7 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
     step = priced.step_time(row)
     if num_actions(layout, question) <= max_actions:
         step = played_step(step, layout, question)
+    unmeasured = unmeasured_features(layout)
     mfu = None if peak_of(question) is None else step.floor_s / step.total_s
     return Candidate(
         layout=layout,
@@ -42,8 +47,9 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
             memory=priced.memory_use(row),
             mfu=mfu,
             hfu=None if mfu is None else mfu * (1 + recomputed_share(layout, question)),
-            relative_error=question.setting.stack.relative_error,
+            relative_error=widened(question.setting.stack.relative_error, len(unmeasured)),
         ),
+        unmeasured=unmeasured,
         headroom_bytes=round(float(priced.headroom_bytes[row])),
     )
 
@@ -63,7 +69,9 @@ def judge(layout: Layout, question: Question) -> Candidate:
 
 
 def recomputed_share(layout: Layout, question: Question) -> float:
-    """Return the FLOPs that a step computes again because of recomputation, as a share of the model's FLOPs."""
+    """Return the FLOPs that a step computes again because of recomputation, or because a compiled block's backward runs
+    in two parts, as a share of the model's FLOPs.
+    """
     model, seq_len, stack = question.setting.model, question.workload.seq_len, question.setting.stack
     blocks = [group for group in model.groups if group.name == "blocks"]
     matmuls = sum(2 * group.count * group.num_matmul_parameters for group in blocks)
@@ -78,4 +86,7 @@ def recomputed_share(layout: Layout, question: Question) -> float:
         flops = sum(again[one] for one in given) / len(given)
     else:
         flops = again[layout.activation_checkpoint] / layout.activation_checkpoint_every
+    if stack.repeats_compiled_backward and layout.compile:
+        number = np.array([num_microbatches_of(layout, question)], np.float64)
+        flops += 2 * (matmuls + attention) * float(split_share(layout_table([layout]), number)[0])
     return flops / model.flops_per_token(seq_len)

@@ -24,8 +24,11 @@ from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.sections import ModelSection
 from meshwright.spec.workload import Precision, Workload
+from meshwright.units import format_count
 
 _BATCH_TOLERANCE = 0.05
+_MAX_BATCH_TOKENS = 10**12
+"""Tokens of a step at most: as many as whole pretraining runs have, ten thousand times DeepSeek-V3's 63M a step."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,9 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
         setting=Setting(model_spec(architecture), workload, cluster, load_stack(options.stack)),
         fixed=fixed if job.layout.search else {},
         given=layout,
+        memory_margin=job.planner.memory_margin,
     )
+    _check_batch(question.workload)
     _check_rate(question)
     return question
 
@@ -158,6 +163,16 @@ def _workload(job: Job, options: Options) -> Workload:
         nearest = get_close_matches(options.precision, choices, n=1, cutoff=0.0)[0]
         raise ConfigError(f"--precision {options.precision} is none of {', '.join(choices)}: did you mean {nearest!r}?")
     return job.workload.replace(precision=options.precision)
+
+
+def _check_batch(workload: Workload) -> None:
+    """Raise ConfigError for a step of so many tokens that the number can only be a mistake."""
+    if workload.global_batch_tokens > _MAX_BATCH_TOKENS:
+        raise ConfigError(
+            f"a global batch of {workload.global_batch_size} sequences of {workload.seq_len} tokens is "
+            f"{format_count(workload.global_batch_tokens)} tokens a step, more than {format_count(_MAX_BATCH_TOKENS)}: "
+            "lower train.global_batch_size or train.global_batch_tokens (--global-batch-tokens 4M is usual)"
+        )
 
 
 def _check_rate(question: Question) -> None:

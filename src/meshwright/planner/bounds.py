@@ -127,7 +127,7 @@ def _may_fit(candidates: LayoutTable, question: Question, menu: Menu) -> Bools:
 
 def _has_room(candidates: LayoutTable, question: Question) -> Bools:
     _, headroom = weigh(candidates, question)
-    return np.asarray(headroom >= -_SLACK * question.cluster.device.usable_memory_bytes)
+    return np.asarray(headroom >= question.margin_bytes - _SLACK * question.cluster.device.usable_memory_bytes)
 
 
 def _with_columns(candidates: LayoutTable, columns: dict[str, Any]) -> LayoutTable:

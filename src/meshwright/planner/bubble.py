@@ -64,6 +64,7 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
         _shares(boundaries, question.setting.model, question.workload.seq_len),
         round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
         _rounded(step.pp_s / num_sends / steady_s),
+        _rounded(step.repeat_s / steady_s),
     )
     return step.replace(bubble_s=max(0.0, (played - 1) * steady_s - step.pp_s))
 
@@ -81,18 +82,22 @@ def num_microbatches_of(layout: Layout, question: Question) -> int:
 
 
 @lru_cache(maxsize=4096)
-def played_share(pipeline: Pipeline, shares: tuple[float, ...], recomputed: float, transfer: float) -> float:
+def played_share(
+    pipeline: Pipeline, shares: tuple[float, ...], recomputed: float, transfer: float, repeated: float = 0.0
+) -> float:
     """Return how long the pipeline takes, as a multiple of what a rank computes in the mean.
 
-    `shares` are those of the stages in a microbatch; `recomputed` and `transfer` are shares of a rank's computation.
+    `shares` are those of the stages in a microbatch; `recomputed`, `transfer` and `repeated` (backwards of compiled
+    blocks that run twice) are shares of a rank's computation.
     Once a long pipeline is filled, each round of microbatches takes as long as the one before: two shorter ones tell.
     """
     pp, stages_per_rank, schedule, number = pipeline
     microbatch_s = pp / number
-    once_s = (1 - recomputed) * microbatch_s
+    single_s = (1 - repeated) * microbatch_s
+    once_s = single_s - recomputed * microbatch_s
     forward_s = [share * once_s / 3 for share in shares]
-    backward_s = [share * (microbatch_s - once_s / 3) for share in shares]
-    times = StageTimes(forward_s, backward_s, forward_s)
+    backward_s = [share * (single_s - once_s / 3) for share in shares]
+    times = StageTimes(forward_s, backward_s, forward_s, repeats=repeated > 0)
     numbers = _numbers_played(pp, number)
     played_s = [replay_s(_orders((pp, stages_per_rank, schedule, count)), times, transfer) for count in numbers]
     if len(numbers) == 1:
@@ -123,7 +128,9 @@ def _waiting_share(cases: Cases) -> Floats:
     layouts, number = cases.layouts, cases.num_microbatches
     missing = np.maximum(layouts.pp - number, 0)
     splits_backward = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES])
-    there_and_back = np.where(splits_backward, 2 / 3, 1.0) * layouts.pp - number
+    # A half that is a whole backward spares nothing of the way back.
+    repeats = layouts.compile & (cases.each(lambda setting: float(setting.stack.repeats_compiled_backward)) > 0)
+    there_and_back = np.where(splits_backward & ~repeats, 2 / 3, 1.0) * layouts.pp - number
     in_rounds = (layouts.pp - 1 + (layouts.stages_per_rank - 1) * missing) / layouts.stages_per_rank
     is_looped = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in ("Interleaved1F1B", "LoopedBFS")])
     known = np.maximum(bubble_share(layouts, number), np.where(is_looped, in_rounds, 0.0))

@@ -84,7 +84,8 @@ def misfits(pick: Candidate, given: Candidate | None, question: Question, menu: 
     tables = [neighbours(candidate.layout, question, menu) for candidate in candidates]
     priced = price(concatenate(tables), question, only_fitting=False)
     stops = np.cumsum([len(table) for table in tables])
-    rows = [row[priced.fits[row]] for row in np.split(np.arange(len(priced)), stops[:-1])]
+    fits = priced.headroom_bytes >= question.margin_bytes
+    rows = [row[fits[row]] for row in np.split(np.arange(len(priced)), stops[:-1])]
     return [
         _misfit(candidate, priced.take(own), pick, question) for candidate, own in zip(candidates, rows, strict=True)
     ]
@@ -95,7 +96,7 @@ def _nearby_misfits(pick: Candidate, question: Question, menu: Menu) -> list[Can
     nearby = price(neighbours(pick.layout, question, menu), question, only_fitting=False)
     fastest: dict[tuple[str, ...], int] = {}
     for row in np.argsort(nearby.total_s):
-        if nearby.headroom_bytes[row] < 0:
+        if nearby.headroom_bytes[row] < question.margin_bytes:
             keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), question)))
             fastest.setdefault(keys[:1], int(row))
     candidates = [
@@ -118,7 +119,7 @@ def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, question: Que
             fixes.append(Fix(change=listed(change), step_s=step.total_s))
     return Rejection(
         change=listed(changes(pick.layout, candidate.layout)) or "as it is",
-        reason=_excess(candidate, pick.estimate.memory, question.cluster.device.usable_memory_bytes),
+        reason=_excess(candidate, pick.estimate.memory, question),
         step_s=candidate.estimate.step.total_s,
         fixes=tuple(fixes),
     )
@@ -201,15 +202,18 @@ def listed(changed: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={_text(value)}" for name, value in changed.items())
 
 
-def _excess(candidate: Candidate, usual: MemoryUse, usable_bytes: float) -> str:
+def _excess(candidate: Candidate, usual: MemoryUse, question: Question) -> str:
     """Return how much is missing, and which class of tensors takes so much more than in the pick."""
-    memory = candidate.estimate.memory
+    memory, usable_bytes = candidate.estimate.memory, question.cluster.device.usable_memory_bytes
     if candidate.layout.cpu_offload and memory.reserved_bytes <= usable_bytes:
         return f"the host's memory cannot hold the state: {format_bytes(-candidate.headroom_bytes)} a rank are missing"
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
     taken = format_bytes(getattr(memory, worst))
+    if candidate.headroom_bytes >= 0:
+        missing = format_bytes(question.margin_bytes - candidate.headroom_bytes)
+        return f"{worst.removesuffix('_bytes')} take {taken}: {missing} of planner.memory_margin are missing"
     return f"{worst.removesuffix('_bytes')} take {taken}: {format_bytes(-candidate.headroom_bytes)} are missing"
 
 

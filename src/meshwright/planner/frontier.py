@@ -10,6 +10,7 @@ from meshwright.planner.budget import Run, budget
 from meshwright.planner.finalists import finalists
 from meshwright.planner.plan import find
 from meshwright.planner.question import Question
+from meshwright.planner.simplicity import simplest
 from meshwright.spec.budget import Budget, Reliability
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.plan import Candidate
@@ -46,6 +47,8 @@ def _sizes(cluster: Cluster) -> Iterator[Cluster]:
 
 def _best(question: Question) -> Candidate | None:
     try:
-        return finalists(find(question, min_scored=0).priced, question)[0].candidate
+        priced = find(question, min_scored=0).priced
+        best = finalists(priced, question)
+        return simplest(priced, best, best[0].candidate, question)
     except InfeasibleLayout:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -100,15 +101,19 @@ def _too_large(question: Question, menu: Menu) -> str:
     worst = max(parts, key=lambda name: parts[name])
     usable = question.cluster.device.usable_memory_bytes
     needed = format_bytes(usable - headroom[row])
+    margin = f" less planner.memory_margin = {question.memory_margin:g} of it" if question.memory_margin else ""
     return (
         f"{_asked(question)} fits in no layout: the leanest needs {needed} on a device that can give "
-        f"{format_bytes(usable)}, most of it {worst} ({format_bytes(parts[worst])}){offloaded}: "
+        f"{format_bytes(usable)}{margin}, most of it {worst} ({format_bytes(parts[worst])}){offloaded}: "
         f"{_remedies(question, float(usable - headroom[row]))}{_kept(question)}"
     )
 
 
 def _remedies(question: Question, needed_bytes: float) -> str:
     found = []
+    spare = 1 - needed_bytes / question.cluster.device.usable_memory_bytes
+    if spare >= 0:
+        found.append(f"set planner.memory_margin to {math.floor(100 * spare) / 100:g} or less")
     if question.fixed and _fits(replace(question, fixed={})):
         found.append("leave out what is set in [layout]")
     if question.cluster.inter_node is None:
@@ -139,12 +144,13 @@ def _smallest_count(question: Question) -> int | None:
 def _fits(question: Question) -> bool:
     menu = menu_of(question)
     _, headroom = weigh(leanest(splits(question, menu), menu), question)
-    return bool((headroom >= 0).any())
+    return bool((headroom >= question.margin_bytes).any())
 
 
 def _larger_devices(needed_bytes: float, question: Question) -> list[str]:
     """Return the names of the smallest devices of the catalogue that hold `needed_bytes`."""
     devices = [load_device(name) for name in device_names() if name != question.cluster.device.name]
-    enough = [device for device in devices if device.usable_memory_bytes >= needed_bytes and not device.is_host]
+    least_bytes = needed_bytes / (1 - question.memory_margin)
+    enough = [device for device in devices if device.usable_memory_bytes >= least_bytes and not device.is_host]
     enough.sort(key=lambda device: device.memory_bytes.value)
     return [f"{device.name}, {format_bytes(device.memory_bytes.value)}" for device in enough[:_NUM_DEVICES_NAMED]]

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.footprint import footprint_of_rank, memory_use
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.answer import judge
 from meshwright.planner.explain import change_of, contrasts, misfits, played_if_fast
 from meshwright.planner.finalists import Finalist, distinct_splits, finalists
 from meshwright.planner.infeasible import no_layout
 from meshwright.planner.menu import menu_of
-from meshwright.planner.price import Priced, cases_of
+from meshwright.planner.plain import plain_layout
+from meshwright.planner.price import Priced, memory_of_ranks
 from meshwright.planner.question import Question
 from meshwright.planner.refused import invalid_neighbours
 from meshwright.planner.search import Found, search
+from meshwright.planner.simplicity import simplest
 from meshwright.planner.what_if import sensitivities, what_ifs
-from meshwright.spec.estimate import MemoryUse
 from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Candidate, Contrast, Plan
 
@@ -30,19 +30,23 @@ _PARETO_LENGTH = 12
 def make_plan(
     question: Question, num_runners_up: int = 9, min_scored: int | None = None, chosen: Layout | None = None
 ) -> Plan:
-    """Return the fastest layout that fits, or the plan around one `chosen` otherwise, such as by simulation.
+    """Return the simplest of the fastest layouts that fit, or the plan around one `chosen`, such as by simulation.
 
     Raises InfeasibleLayout where nothing fits.
     """
     found = find(question, min_scored)
     best = finalists(found.priced, question)
-    pick, reasons = _pick(found.priced, best, question)
+    fastest, reasons = _fastest(found.priced, best, question)
+    pick = simplest(found.priced, best, fastest, question)
     if chosen is not None and chosen != pick.layout:
         pick = judge(chosen, question)
-        reasons = contrasts(found.priced, [finalist.candidate for finalist in best], pick, question)
-    runners = _runners_up(found.priced, best, pick, question, num_runners_up)
+    played = [fastest, *(finalist.candidate for finalist in best)]
+    if pick != fastest:
+        reasons = contrasts(found.priced, played, pick, question)
+    runners = _runners_up(found.priced, played, pick, question, num_runners_up)
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
     given = None if question.given is None else judge(question.given, question)
+    plain, plain_refusal = plain_layout(question)
     rejections = [*misfits(pick, given, question, found.menu), *invalid_neighbours(pick.layout, question)]
     return Plan(
         model=question.model_name,
@@ -56,10 +60,14 @@ def make_plan(
         kept=tuple(change_of(pick.layout, key) for key in question.fixed),
         layouts_scored=found.num_scored,
         layouts_that_fit=len(found.priced),
+        memory_margin=question.memory_margin,
         pick=pick,
-        memory_by_pipeline_rank=_memory_by_rank(pick.layout, question),
+        fastest=fastest,
+        memory_by_pipeline_rank=memory_of_ranks(pick.layout, question),
         runners_up=tuple(runners),
         pareto=tuple(_pareto(found.priced, pick, question)),
+        plain=plain,
+        plain_refusal=plain_refusal,
         given=given,
         contrasts=tuple(reasons),
         rejections=tuple(rejections),
@@ -80,24 +88,22 @@ def find(question: Question, min_scored: int | None = None) -> Found:
     return found
 
 
-def _pick(priced: Priced, best: list[Finalist], question: Question) -> tuple[Candidate, list[Contrast]]:
-    """Return the fastest layout, and why it is: the closed form's order may hide a faster one behind another key."""
+def _fastest(priced: Priced, best: list[Finalist], question: Question) -> tuple[Candidate, list[Contrast]]:
+    """Return the fastest layout and its contrasts: the closed form may hide a faster one behind another value."""
     played = [finalist.candidate for finalist in best]
-    pick = played[0]
+    fastest = played[0]
     while True:
-        reasons = contrasts(priced, played, pick, question)
-        if not reasons or _total_s(reasons[0].other) >= _total_s(pick):
-            return pick, reasons
-        pick = reasons[0].other
+        others = contrasts(priced, played, fastest, question)
+        if not others or _total_s(others[0].other) >= _total_s(fastest):
+            return fastest, others
+        fastest = others[0].other
 
 
 def _runners_up(
-    priced: Priced, best: list[Finalist], pick: Candidate, question: Question, count: int
+    priced: Priced, played: list[Candidate], pick: Candidate, question: Question, count: int
 ) -> list[Candidate]:
     """Return the fastest layouts of other splits than the pick's, in the order of their steps."""
-    rows = set(distinct_splits(priced, 2 * count)) - {finalist.row for finalist in best}
-    candidates = [finalist.candidate for finalist in best]
-    candidates += [played_if_fast(priced, row, pick, question) for row in sorted(rows)]
+    candidates = [*played, *(played_if_fast(priced, row, pick, question) for row in distinct_splits(priced, 2 * count))]
     splits = {_split(pick.layout)}
     runners = []
     for candidate in sorted(candidates, key=_total_s):
@@ -126,11 +132,6 @@ def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candida
         # Where the closed form is too kind to a pipeline, the pick is as fast.
         found += [candidate] if _total_s(candidate) > _total_s(pick) else []
     return sorted(found, key=_total_s)
-
-
-def _memory_by_rank(layout: Layout, question: Question) -> tuple[MemoryUse, ...]:
-    cases = cases_of(layout_table([layout]), question)
-    return tuple(memory_use(footprint_of_rank(cases, rank), 0) for rank in range(layout.pp))
 
 
 def _total_s(candidate: Candidate) -> float:

@@ -11,13 +11,14 @@ import numpy as np
 
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
-from meshwright.cost.footprint import Footprint, footprint, memory_use
-from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate
+from meshwright.cost.footprint import Footprint, footprint, footprint_of_rank, memory_use
+from meshwright.cost.layout_table import Ints, LayoutTable, concatenate, layout_table
 from meshwright.cost.offload import host_headroom_bytes, offload_s
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.planner.bubble import with_bubbles
 from meshwright.planner.question import Question
 from meshwright.spec.estimate import MemoryUse, StepTime
+from meshwright.spec.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,6 @@ class Priced:
         """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
         return np.lexsort((-self.headroom_bytes, self.total_s))
 
-    @property
-    def fits(self) -> Bools:
-        """Return which layouts fit the device."""
-        return self.headroom_bytes >= 0
-
     def take(self, rows: Any) -> Priced:
         """Return the layouts at `rows` (positions or a mask)."""
         return Priced(
@@ -64,10 +60,10 @@ class Priced:
 
 
 def price(layouts: LayoutTable, question: Question, *, only_fitting: bool = True) -> Priced:
-    """Return the layouts priced; those that do not fit are left out unless `only_fitting` is false."""
+    """Return the layouts priced; those that leave less than the margin are left out unless `only_fitting` is false."""
     memory, headroom = weigh(layouts, question)
     if only_fitting:
-        fits = headroom >= 0
+        fits = headroom >= question.margin_bytes
         layouts, memory, headroom = layouts.take(fits), memory.take(fits), headroom[fits]
     step = time_steps(layouts, question)
     return Priced(layouts, memory, headroom, with_bubbles(step, cases_of(layouts, question), question))
@@ -108,6 +104,12 @@ def weigh(layouts: LayoutTable, question: Question) -> tuple[Footprint, Floats]:
     memory = footprint(cases)
     headroom = question.cluster.device.usable_memory_bytes - memory.reserved_bytes
     return memory, np.minimum(headroom, host_headroom_bytes(cases)) if layouts.cpu_offload.any() else headroom
+
+
+def memory_of_ranks(layout: Layout, question: Question) -> tuple[MemoryUse, ...]:
+    """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
+    cases = cases_of(_with_cuts(layout_table([layout]), question), question)
+    return tuple(memory_use(footprint_of_rank(cases, rank), 0) for rank in range(layout.pp))
 
 
 def _with_cuts(layouts: LayoutTable, question: Question) -> LayoutTable:

@@ -10,6 +10,7 @@ from meshwright.cost.case import Setting
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
+from meshwright.spec.sections import DEFAULT_MEMORY_MARGIN
 from meshwright.spec.workload import Workload
 
 
@@ -27,6 +28,14 @@ class Question:
     """Keys of the layout that the search may not change, with their values."""
     given: Layout | None = None
     """A layout that was set by hand and is judged beside the planner's pick."""
+
+    memory_margin: float = DEFAULT_MEMORY_MARGIN
+    """Share of the usable memory that layouts leave free to be chosen; one that is given fits without."""
+
+    @property
+    def margin_bytes(self) -> float:
+        """Return the memory of a device that layouts leave free to be chosen."""
+        return self.memory_margin * self.cluster.device.usable_memory_bytes
 
     @property
     def workload(self) -> Workload:

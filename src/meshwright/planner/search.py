@@ -19,12 +19,14 @@ from meshwright.planner.bounds import Bounds, bounds_of
 from meshwright.planner.menu import Menu
 from meshwright.planner.price import Priced, join, price
 from meshwright.planner.question import Question
+from meshwright.planner.simplicity import RANKING_ERROR
 from meshwright.planner.space import splits, with_choices, with_fine_choices
 
 _LEAST_WANTED, _MOST_WANTED, _WANTED_PER_DEVICE = 10_000, 110_000, 20
 _FIRST_PIECE, _LARGEST_PIECE = 4_000, 24_000
 """Layouts that are priced at once: few at first, since a fast one that fits spares the rest."""
-_MARGIN = 1.01
+_MARGIN = 1 + RANKING_ERROR
+"""A layout as fast as the fastest to within the error of ranking may be picked for being simpler."""
 _NUM_REFINED = 2_000
 _FREED_BYTES = 16 * 2**20
 

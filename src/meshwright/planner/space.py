@@ -23,13 +23,15 @@ from meshwright.cost.layout_table import (
 from meshwright.planner.menu import Menu
 from meshwright.planner.question import Question
 from meshwright.planner.rules import is_valid, runs_schedule, shares_batch, splits_model
-from meshwright.spec.layout import SCHEDULES, Layout
+from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 
 _WORDS: dict[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "activation_checkpoint": ACTIVATION_CHECKPOINTS,
     "cp_method": CONTEXT_METHODS,
 }
+
+_SPLIT_CODES = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
 
 _TAKES_TURNS = {"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B"}
 """For schedules that run all forwards first, the one that runs a backward as soon as it can."""
@@ -81,8 +83,7 @@ def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTa
     schedules, numbers = zip(*menu.pipelines, strict=True)
     table = concatenate([flat, vary(piped, {"schedule": schedules, "stages_per_rank": numbers})])
     table = _with_cp_methods(table, menu)
-    for key in ("compile", "cpu_offload"):
-        table = vary(table, {key: getattr(menu, key)})
+    table = vary(_with_compile(table, menu), {"cpu_offload": menu.cpu_offload})
     # The first of the fine choices that a layout may have.
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every[:1]})
     table = vary(table, {"async_tp": menu.async_tp[:1]})
@@ -128,6 +129,15 @@ def _with_cp_methods(table: LayoutTable, menu: Menu) -> LayoutTable:
     """Return each layout with every method of context parallelism; once, where there is none."""
     alone = vary(table.take(table.cp == 1), {"cp_method": menu.cp_method[:1]})
     return concatenate([alone, vary(table.take(table.cp > 1), {"cp_method": menu.cp_method})])
+
+
+def _with_compile(table: LayoutTable, menu: Menu) -> LayoutTable:
+    """Return each layout compiled, if the menu has that; where backwards are split, with all that the menu has."""
+    splits = (table.pp > 1) & np.isin(table.schedule, _SPLIT_CODES)
+    if len(menu.compile) == 1 or not splits.any():
+        return vary(table, {"compile": menu.compile[:1]})
+    whole = vary(table.take(~splits), {"compile": menu.compile[:1]})
+    return concatenate([whole, vary(table.take(splits), {"compile": menu.compile})])
 
 
 def _flat_stages(question: Question) -> int:

@@ -33,7 +33,8 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield "\n".join(f"[dim]{line}.[/]" for line in means)
     yield ""
     yield memory_table(plan.memory_by_pipeline_rank, plan.usable_memory_bytes)
-    for part in (_runners_up(plan), _contrasts(plan), _rejections(plan), _sensitivities(plan), _what_ifs(plan)):
+    tables = (_pareto, _runners_up, _contrasts, _rejections, _sensitivities, _what_ifs)
+    for part in (table(plan) for table in tables):
         if part is not None:
             yield ""
             yield part
@@ -65,8 +66,41 @@ def _pick(plan: Plan) -> Iterator[RenderableType]:
         table.add_row("yours", *_numbers(plan.given, plan))
     yield table
     yield f"[green]{_spaced(plan.pick.layout)}[/]"
+    yield from _pick_notes(plan)
     if plan.given is not None:
         yield f"yours: {_spaced(plan.given.layout)}"
+
+
+def _pick_notes(plan: Plan) -> Iterator[str]:
+    """Yield what the fastest layout would gain, and which features of the pick no measured run backs."""
+    if plan.fastest != plan.pick:
+        gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
+        yield (
+            f"fastest: {_spaced(plan.fastest.layout)}: {percent(gain)} faster, within the error of ranking, "
+            f"{headroom_words(plan.fastest.headroom_bytes)}"
+        )
+    if plan.pick.unmeasured:
+        yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
+    if plan.given is not None and 0 <= plan.given.headroom_bytes < plan.memory_margin * plan.usable_memory_bytes:
+        share = percent(plan.given.headroom_bytes / plan.usable_memory_bytes)
+        yield f"yours leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
+
+
+def _pareto(plan: Plan) -> Table:
+    """Return step against free memory: the pick, slower layouts that leave more, and FSDP alone."""
+    table = plain_table()
+    for header in ("step against memory", "step", "vs pick", "free"):
+        table.add_column(header, justify="left" if header == "step against memory" else "right", overflow="fold")
+    rows = [("", row) for row in plan.pareto]
+    if plan.plain is not None:
+        rows.append(("FSDP alone: ", plan.plain))
+    for words, row in rows:
+        free = headroom_words(row.headroom_bytes)
+        step = format_duration(row.estimate.step.total_s)
+        table.add_row(f"{words}{_spaced(row.layout)}", step, _versus(row, plan.pick), free)
+    if plan.plain is None:
+        table.add_row(f"FSDP alone: {escape(plan.plain_refusal)}", "-", "-", "-")
+    return table
 
 
 def _spaced(layout: Layout) -> str:

@@ -15,6 +15,7 @@ TERMS = {
     "memory_s": "norms, activations, loss (memory)",
     "host_s": "waiting for the host",
     "recompute_s": "computed again",
+    "repeat_s": "compiled backward run twice (split)",
     "tp_s": "tensor-parallel communication",
     "cp_s": "context-parallel communication",
     "ep_s": "expert-parallel communication",

@@ -24,6 +24,8 @@ class StepTime(Noun):
     """The device waiting for the host: launches, Python, the fixed work of a step."""
     recompute_s: NonNegativeFloat = 0.0
     """Forward work done again because of activation_checkpoint."""
+    repeat_s: NonNegativeFloat = 0.0
+    """Backward of compiled blocks that a split backward runs a second time."""
     tp_s: NonNegativeFloat = 0.0
     """Tensor-parallel collectives that no computation hides."""
     cp_s: NonNegativeFloat = 0.0

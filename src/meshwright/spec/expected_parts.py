@@ -8,7 +8,7 @@ from meshwright.spec.estimate import StepTime
 from meshwright.spec.step_parts import StepParts
 
 TERMS_OF_PART = {
-    "compute_s": ("floor_s", "matmul_s", "tile_s", "attention_s", "memory_s"),
+    "compute_s": ("floor_s", "matmul_s", "tile_s", "attention_s", "memory_s", "repeat_s"),
     "recompute_s": ("recompute_s",),
     "tp_s": ("tp_s",),
     "cp_s": ("cp_s",),

@@ -24,6 +24,8 @@ class Candidate(Noun):
     """What its fullest rank leaves of the device's usable memory, bytes; negative where it does not fit."""
     simulated: SimulatedStep | None = None
     """What its own traced program does; None where it was not simulated."""
+    unmeasured: tuple[str, ...] = Field((), strict=False)
+    """Its features that no measured run backs; each widens the interval of the step time."""
 
 
 class Contrast(Noun):
@@ -110,16 +112,24 @@ class Plan(Noun):
     """Valid layouts whose memory was compared with the device's, and which, where they fit, were given a step time."""
     layouts_that_fit: NonNegativeInt
     """Those of them that fit."""
+    memory_margin: float = Field(0.0, ge=0, lt=1)
+    """Share of the usable memory that layouts leave free to be chosen."""
     pick: Candidate
-    """The fastest layout that fits."""
+    """The simplest layout that fits and is as fast as the fastest to within the error of ranking."""
+    fastest: Candidate
+    """The fastest layout that fits by its predicted step: the pick itself if nothing as fast is simpler."""
     memory_by_pipeline_rank: Annotated[tuple[MemoryUse, ...], Field(strict=False)]
     """The pick's memory on each pipeline rank."""
     runners_up: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
-    """The next best layouts, fastest first, each another split over the ranks; simulated ones before all others."""
+    """The best layouts of other splits over the ranks, fastest first; simulated ones before all others."""
     dropped: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
     """Finalists that cannot be traced, would not end or do not fit when simulated."""
     pareto: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
-    """Layouts that no other one beats in both time and memory, fastest first."""
+    """The pick, and slower layouts that each leave more memory than all faster ones, fastest first."""
+    plain: Candidate | None = None
+    """Parameters sharded over all devices and nothing else (FSDP), whether it fits or not; None if it is not valid."""
+    plain_refusal: str = ""
+    """Why there is no plain layout."""
     given: Candidate | None = None
     """The layout that the job itself sets, where it was not left to the planner."""
     contrasts: Annotated[tuple[Contrast, ...], Field(strict=False)] = ()

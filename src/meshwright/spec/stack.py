@@ -72,6 +72,9 @@ class Stack(Noun):
     gathers_input_again: bool = False
     """Whether tp ranks keep their shards of what column-parallel matmuls read, and all-gather it again in backward.
     Stacks of fused kernels always do (gathers_again)."""
+    repeats_compiled_backward: bool = False
+    """Whether the input half and the weight half of a split backward each run the whole backward of a compiled block,
+    since torch.compile makes one backward graph of both."""
     stages: Literal["even", "balanced"] = "even"
     """Blocks of pipeline stages: equally many, or fewer beside the embedding and the head."""
     shards_ends_apart: bool = False

@@ -18,6 +18,7 @@ from meshwright.planner.menu import menu_of
 from meshwright.planner.plan import make_plan
 from meshwright.planner.price import price, steps_of_each_s
 from meshwright.planner.refused import invalid_neighbours
+from meshwright.planner.simplicity import RANKING_ERROR
 from meshwright.planner.space import layout_space
 from meshwright.planner.what_if import LATENCIES
 from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, Layout
@@ -37,16 +38,17 @@ def total_s(layout: Layout) -> float:
     return judge(layout, QUESTION).estimate.step.total_s
 
 
-def test_the_pick_fits_and_nothing_else_shown_that_fits_is_faster() -> None:
+def test_the_pick_keeps_the_margin_and_nothing_shown_is_faster_than_the_fastest() -> None:
     answer = plan()
-    pick_s = answer.pick.estimate.step.total_s
-    assert answer.pick.headroom_bytes >= 0
+    fastest_s = answer.fastest.estimate.step.total_s
+    assert fastest_s <= answer.pick.estimate.step.total_s <= fastest_s * (1 + RANKING_ERROR)
+    assert answer.pick.headroom_bytes >= QUESTION.margin_bytes > 0
     assert answer.pick.layout.num_ranks == 64
     others = [*answer.runners_up, *answer.pareto, *(contrast.other for contrast in answer.contrasts)]
     assert len(others) > 10
     for other in others:
-        assert other.headroom_bytes >= 0
-        assert other.estimate.step.total_s >= pick_s
+        assert other.headroom_bytes >= QUESTION.margin_bytes
+        assert other.estimate.step.total_s >= fastest_s
 
 
 def test_the_estimate_of_the_pick_is_what_judging_its_layout_gives() -> None:
@@ -97,7 +99,7 @@ def test_what_does_not_fit_names_the_class_and_fixes_that_fit() -> None:
     found = [rejection for rejection in plan().rejections if rejection.step_s is not None]
     assert found
     for rejection in found:
-        assert "are missing" in rejection.reason
+        assert rejection.reason.endswith("are missing")
         assert len(rejection.fixes) <= 3
     assert any(rejection.fixes for rejection in found)
 
@@ -138,7 +140,7 @@ def test_lower_precision_is_only_a_what_if() -> None:
 def test_memory_is_told_for_every_pipeline_rank_and_the_fullest_is_the_picks() -> None:
     ranks = plan().memory_by_pipeline_rank
     assert len(ranks) == plan().pick.layout.pp
-    assert max(rank.reserved_bytes for rank in ranks) >= plan().pick.estimate.memory.reserved_bytes * 0.999
+    assert max(rank.reserved_bytes for rank in ranks) == plan().pick.estimate.memory.reserved_bytes
 
 
 def test_a_layout_that_was_set_is_judged_beside_the_pick() -> None:

@@ -16,6 +16,6 @@ def test_nothing_is_lost(seconds: list[float]) -> None:
     parts = expected_parts(step)
     assert parts.total_s == pytest.approx(step.total_s)
     assert parts.compute_s == pytest.approx(
-        step.floor_s + step.matmul_s + step.tile_s + step.attention_s + step.memory_s
+        step.floor_s + step.matmul_s + step.tile_s + step.attention_s + step.memory_s + step.repeat_s
     )
     assert parts.dp_s == step.dp_s

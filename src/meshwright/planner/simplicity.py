@@ -1,0 +1,86 @@
+"""The simplest of the layouts that are as fast as the fastest, to within the error of ranking.
+
+Simple is what takes least to understand, run and debug, compared from left to right:
+
+    1. the most complex axis: FSDP, HSDP, ep, tp, cp, pp with 1F1B, interleaved stages, a split backward
+       (ep comes before tp: it is how a mixture's experts are shared, as FSDP is for the rest)
+    2. the number of axes, the product of their degrees, virtual stages
+    3. rare choices: async_tp, a ring or Ulysses, expert-tensor parallelism, recomputation of every n-th block
+
+Of equally simple layouts the fastest is taken.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.layout_table import CONTEXT_METHODS, Ints, LayoutTable, layout_table
+from meshwright.planner.answer import candidate_at
+from meshwright.planner.finalists import Finalist
+from meshwright.planner.price import Priced
+from meshwright.planner.question import Question
+from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
+from meshwright.spec.plan import Candidate
+
+RANKING_ERROR = 0.037
+"""Two layouts whose predicted steps differ by less may be in the other order: the median error of the ratio of two
+predicted steps, over the 160 pairs of published runs of one model, cluster, batch and software whose predictions are
+within 15 % of their group's fastest (7 groups, validation/published_runs.csv)."""
+
+_SPLIT_CODES = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
+_ALL_GATHER = CONTEXT_METHODS.index("all-gather")
+_MAX_PLAYED = 12
+"""Pipelines that are replayed to see whether they are fast enough."""
+
+
+def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, question: Question) -> Candidate:
+    """Return the simplest layout that fits and is slower than `fastest` by no more than the error of ranking."""
+    limit_s = fastest.estimate.step.total_s * (1 + RANKING_ERROR)
+    known = [one.candidate for one in finalists if one.candidate.estimate.step.total_s <= limit_s]
+    best = min([fastest, *known], key=_complexity_and_time)
+    rows = np.flatnonzero(priced.total_s <= limit_s)
+    columns = complexity(priced.layouts.take(rows))
+    order = np.lexsort((priced.total_s[rows], *columns[::-1]))
+    num_played = 0
+    for position in order:
+        if num_played == _MAX_PLAYED or tuple(column[position] for column in columns) > complexity_of(best):
+            break
+        candidate = candidate_at(priced, int(rows[position]), question)
+        num_played += candidate.layout.pp > 1
+        if candidate.estimate.step.total_s <= limit_s:
+            return min(candidate, best, key=_complexity_and_time)
+    return best
+
+
+def complexity(layouts: LayoutTable) -> list[Ints]:
+    """Return what makes each layout complex, the most important first: more is more complex."""
+    is_piped = layouts.pp > 1
+    stages = np.where(is_piped, layouts.stages_per_rank, 1)
+    levels = (
+        layouts.dp_replicate > 1,
+        layouts.ep > 1,
+        layouts.tp > 1,
+        layouts.cp > 1,
+        is_piped,
+        stages > 1,
+        is_piped & np.isin(layouts.schedule, _SPLIT_CODES),
+    )
+    level = np.max([(number + 1) * has for number, has in enumerate(levels)], axis=0)
+    axes = (layouts.dp_replicate, layouts.ep, layouts.tp, layouts.cp, layouts.pp)
+    rare = (
+        layouts.async_tp.astype(np.int64)
+        + ((layouts.cp > 1) & (layouts.cp_method != _ALL_GATHER))
+        + (layouts.etp > 1)
+        + (layouts.activation_checkpoint_every > 1)
+    )
+    num_axes = np.sum([degree > 1 for degree in axes], axis=0)
+    return [level, num_axes, layouts.ep * layouts.tp * layouts.cp * layouts.pp, stages, rare]
+
+
+def complexity_of(candidate: Candidate) -> tuple[int, ...]:
+    """Return what makes one layout complex."""
+    return tuple(int(column[0]) for column in complexity(layout_table([candidate.layout])))
+
+
+def _complexity_and_time(candidate: Candidate) -> tuple[float, ...]:
+    return *complexity_of(candidate), candidate.estimate.step.total_s

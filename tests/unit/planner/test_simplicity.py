@@ -1,0 +1,90 @@
+"""Of layouts that are as fast as the fastest the simplest is picked, and what no run backs is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwright.cost.layout_table import layout_table
+from meshwright.planner.answer import judge
+from meshwright.planner.measured.read import MeasuredRun
+from meshwright.planner.plan import make_plan
+from meshwright.planner.simplicity import RANKING_ERROR, complexity
+from meshwright.planner.unmeasured import LEFT_OUT_ERROR, unmeasured_features
+from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from questions import ask
+
+SIMPLE_FIRST = [
+    Layout(dp_shard=16, compile=True),
+    Layout(dp_replicate=2, dp_shard=8, compile=True),
+    Layout(dp_shard=16, ep=2),
+    Layout(dp_shard=8, tp=2),
+    Layout(dp_shard=8, tp=2, async_tp=True),
+    Layout(dp_shard=4, tp=4),
+    Layout(dp_shard=8, cp=2),
+    Layout(dp_shard=8, cp=2, cp_method="ring"),
+    Layout(dp_shard=4, cp=2, tp=2),
+    Layout(dp_shard=8, pp=2),
+    Layout(dp_shard=4, pp=4),
+    Layout(dp_shard=8, pp=2, schedule="Interleaved1F1B"),
+    Layout(dp_shard=8, pp=2, schedule="Interleaved1F1B", virtual_stages=6),
+    Layout(dp_shard=8, pp=2, schedule="ZBVZeroBubble"),
+]
+
+
+def test_layouts_are_ordered_from_simple_to_complex() -> None:
+    keys = list(zip(*(column.tolist() for column in complexity(layout_table(SIMPLE_FIRST))), strict=True))
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_no_pipeline_is_picked_for_less_than_the_error_of_ranking() -> None:
+    question = ask("llama3-8b", 8, seq_len=8192, batch=32)
+    answer = make_plan(question)
+    pick, fastest = answer.pick, answer.fastest
+    assert pick.layout.pp == 1 < fastest.layout.pp
+    assert pick.estimate.step.total_s <= fastest.estimate.step.total_s * (1 + RANKING_ERROR)
+    assert pick.headroom_bytes >= question.margin_bytes
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(dp_shard=8, pp=2, schedule="DualPipeV"), ["schedule=DualPipeV (split backward)"]),
+        (Layout(dp_shard=8, cp=2, cp_method="ring"), ["cp_method=ring"]),
+        (Layout(dp_shard=8, tp=2, async_tp=True, compile=True), ["async_tp=true (measured with torchtitan only)"]),
+        (Layout(dp_shard=8, tp=2, compile=True), []),
+        (Layout(dp_shard=16, cp_method="ring"), []),
+    ],
+)
+def test_what_no_run_backs_is_named_and_widens_the_interval(layout: Layout, words: list[str]) -> None:
+    question = ask("llama3-8b", 16, batch=64)
+    candidate = judge(layout, question)
+    assert list(candidate.unmeasured) == words
+    expected = np.hypot(question.setting.stack.relative_error, LEFT_OUT_ERROR * len(words))
+    assert candidate.estimate.relative_error == pytest.approx(expected)
+
+
+def test_no_published_run_has_what_is_called_unmeasured(published_runs: list[MeasuredRun]) -> None:
+    layouts = [run.layout for run in published_runs if run.layout is not None]
+    assert len(layouts) > 600
+    assert not [layout for layout in layouts if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES]
+    assert {layout.cp_method for layout in layouts if layout.cp > 1} == {"all-gather"}
+    stacks = {run.row.stack for run in published_runs if run.layout is not None and run.layout.async_tp}
+    assert {stack.split("-")[0] for stack in stacks} == {"torchtitan"}
+    assert any(unmeasured_features(layout) for layout in layouts)
+
+
+def test_compiled_blocks_run_the_backward_twice_where_it_is_split() -> None:
+    question = ask("llama3-8b", 8, batch=64)
+    pipeline = Layout(pp=2, dp_shard=4, compile=True)
+
+    def repeat_s(**changes: object) -> float:
+        return judge(pipeline.replace(**changes), question).estimate.step.repeat_s
+
+    whole = judge(pipeline, question).estimate.step
+    computed_s = whole.floor_s + whole.matmul_s + whole.tile_s + whole.attention_s + whole.memory_s
+    # Backward is two thirds of a step; the head, an eighth of this one, is not compiled.
+    assert 0.5 < repeat_s(schedule="ZBVZeroBubble") / computed_s < 2 / 3
+    assert 0 < repeat_s(schedule="DualPipeV") < 0.3 * repeat_s(schedule="ZBVZeroBubble")
+    assert repeat_s(schedule="ZBVZeroBubble", compile=False) == repeat_s(schedule="Interleaved1F1B") == 0
