@@ -131,7 +131,7 @@ dir = "taken"
         "one, or leave it out to start from random weights",
         "  4. job.toml:6: train.global_batch_size = 6 does not divide by 4 data-parallel ranks x "
         "layout.microbatch_size = 1: set train.global_batch_size to 4 or 8",
-        "  5. job.toml:11: cluster.device: 'h1000-sxm' is none of the 23 devices of the catalogue: did you mean "
+        "  5. job.toml:11: cluster.device: 'h1000-sxm' is none of the 25 devices of the catalogue: did you mean "
         f"'h100-sxm'? `meshwright list devices` shows them all; your own go to {catalogue('devices')}/NAME.toml",
     ]
     assert "  6. job.toml:10: cluster.name: 'h100-roce40' is none of the" in shown
