@@ -15,6 +15,7 @@ format in which they are reduced. Ignored: parameters gathered ahead by more tha
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
@@ -22,6 +23,8 @@ from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.footprint_stages import Ints, chunks_in_flight, stages_of_rank
 from meshwright.cost.footprint_states import Elements, state_bytes
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
+from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
+from meshwright.spec.stack import Stack
 from meshwright.spec.workload import BYTES_PER_ELEMENT
 
 _NUM_GATHERED_BLOCKS = 2.0
@@ -80,10 +83,13 @@ class _Held:
             self.working = np.maximum(self.working, again)
             self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
         chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
-        # What a stage hands on is held until its gradient comes back, but by Megatron's later releases.
-        frees = stack.kernels == "fused" and stack.attention == "flash"
-        handed_on = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0) * (not frees)
-        self.kept = (kept / layouts.stages_per_rank + handed_on) * chunks + self.is_last * ends.last_kept_bytes
+        passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)
+        frees = _frees_sent(stack, layouts)
+        # Of what is sent the newest of each stage is held, both ways, and the next message each way is received early.
+        on_the_way = passed * (2 * layouts.stages_per_rank + 2) * stack.frees_sent
+        handed_on = passed * ~frees * chunks
+        self.kept = kept / layouts.stages_per_rank * chunks + handed_on + on_the_way
+        self.kept = self.kept + self.is_last * ends.last_kept_bytes
         self.bytes = state_bytes(memory.setting.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
@@ -220,6 +226,17 @@ class _Held:
     def _reduced(self) -> Floats:
         """Return the bytes of the gradients that a reduction reads: those of one block, in its format."""
         return self.is_sharded * self.block_elements * self.reduce_bytes
+
+
+def _frees_sent(stack: Stack, layouts: LayoutTable) -> NDArray[np.bool_]:
+    """Return whether a stage frees what it hands on once that is sent, or holds it until its gradient comes back.
+
+    Megatron's later releases free it; ours do unless backwards are split, for which torch needs the tensor.
+    """
+    if stack.kernels == "fused" and stack.attention == "flash":
+        return np.ones(len(layouts), np.bool_)
+    splits = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES])
+    return ~splits & stack.frees_sent
 
 
 def _times(elements: Elements, factor: Floats | Ints) -> Elements:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.profiler import record_function
 
 from meshwright.models.contract import Loss, require_scalar
@@ -62,8 +63,17 @@ class _Passed:
     """What a stage keeps of a microbatch between its forward and its backward."""
 
     received: Tensor | None
-    output: Tensor
+    output: Tensor | GradientEdge
+    """Where backward starts: an edge of the graph, so that the output itself is freed once it is sent."""
     pending: PendingWeights | None = None
+
+
+class _Sent(NamedTuple):
+    """The newest send of one stage in one direction; it holds its tensor until it is waited for."""
+
+    work: dist.Work
+    tensor: Tensor
+    peer: int
 
 
 class Pipeline:
@@ -77,7 +87,8 @@ class Pipeline:
         self._passed: dict[tuple[int, int], _Passed] = {}
         self._arriving: dict[tuple[str, int, int], tuple[dist.Work | None, Tensor]] = {}
         self._outgoing: dict[tuple[str, int, int], Tensor] = {}
-        self._sends: list[tuple[dist.Work, Tensor, int]] = []
+        self._sends: dict[tuple[str, int], _Sent] = {}
+        self._splits_backward = meshes.layout.may_split_backward
         self._total = torch.zeros(())
         self.observe: Observe = ignore
         """Called where the step is: with each action before it runs, and with the rank that it is about to wait for."""
@@ -134,10 +145,8 @@ class Pipeline:
         self._total = torch.zeros((), dtype=torch.float64, device=microbatches[0].inputs.device)
 
     def _finish(self) -> None:
-        for work, _, peer in self._sends:
-            self.observe("sends", self._global_rank(peer))
-            work.wait()
-        self._sends.clear()
+        for key in list(self._sends):
+            self._await_send(*key)
         assert not self._passed, f"forwards without a backward: {sorted(self._passed)}"
         assert not self._arriving, f"received and never used: {sorted(self._arriving)}"
 
@@ -170,6 +179,9 @@ class Pipeline:
             self._total += output.detach()
         else:
             self._hand_over("F", stage, stage + 1, number, output.detach())
+            if output.requires_grad and not self._splits_backward:
+                # torch's split of the graph starts from tensors.
+                output = get_gradient_edge(output)
         self._passed[stage, number] = _Passed(received, output)
 
     def _backward(self, action: Action) -> None:
@@ -180,6 +192,7 @@ class Pipeline:
             torch.autograd.backward(passed.output, gradient)
             del self._passed[stage, number]
         else:
+            assert isinstance(passed.output, Tensor)
             passed.pending = backward_to_inputs(passed.output, gradient, passed.received, self.stages[stage])
         if passed.received is not None:
             assert passed.received.grad is not None
@@ -217,10 +230,19 @@ class Pipeline:
         kind = action.kind.removeprefix("SEND_")
         tensor = self._outgoing.pop((kind, action.stage, action.microbatch)).contiguous()
         peer = self.stages.rank_of_stage[action.stage + (1 if kind == "F" else -1)]
+        # What was sent before is freed: by now its receiver, which computes as much as this rank, has it or soon will.
+        self._await_send(kind, action.stage)
+        self.observe(f"{ACTION_MARK}{action}")
         # The peer is a rank of the group: a plain dst would be a rank of the whole job.
         work = dist.isend(tensor, group=self._meshes.group("pp"), group_dst=peer)
         assert work is not None
-        self._sends.append((work, tensor, peer))
+        self._sends[kind, action.stage] = _Sent(work, tensor, peer)
+
+    def _await_send(self, kind: str, stage: int) -> None:
+        sent = self._sends.pop((kind, stage), None)
+        if sent is not None:
+            self.observe("sends", self._global_rank(sent.peer))
+            sent.work.wait()
 
     def _receive(self, action: Action, microbatch: StageInput) -> None:
         kind = action.kind.removeprefix("RECV_")

@@ -113,6 +113,11 @@ def lower(schedule: Schedule) -> list[list[Action]]:
     Of the transfers not yet done, the first in that order waits for nothing: both its ranks have done all theirs
     before it, and the computation in between needs only what has come. Therefore even sends that block until they are
     received cannot wait for each other in a circle.
+
+    Receives are then posted one computation earlier, so that a message arrives while its receiver still computes. They
+    wait for nothing when they are posted, and pass no transfer with the same rank: of each pair of ranks both list its
+    transfers in the global order, as backends need that have a queue for each pair. The first transfer not yet done is
+    then still the next one of its pair.
     """
     lowered: list[list[Action]] = [[] for _ in schedule.actions]
     for done in _time_steps(schedule):
@@ -125,7 +130,29 @@ def lower(schedule: Schedule) -> list[list[Action]]:
                 send, receive = transfer
                 lowered[rank].append(send)
                 lowered[schedule.rank_of_stage(receive.stage)].append(receive)
-    return lowered
+    return [_receiving_early(order, schedule) for order in lowered]
+
+
+def _receiving_early(order: Sequence[Action], schedule: Schedule) -> list[Action]:
+    """Return a rank's actions with each receive before the computation that comes before it, where it can be."""
+    early: list[Action] = []
+    for action in order:
+        place = len(early)
+        if action.kind in ("RECV_F", "RECV_B"):
+            for index in reversed(range(len(early))):
+                if early[index].kind in COMPUTE_KINDS:
+                    place = index
+                    break
+                if _peer(early[index], schedule) == _peer(action, schedule):
+                    break
+        early.insert(place, action)
+    return early
+
+
+def _peer(transfer: Action, schedule: Schedule) -> int:
+    """Return the rank at the other end."""
+    is_with_next = transfer.kind in ("SEND_F", "RECV_B")
+    return schedule.rank_of_stage(transfer.stage + (1 if is_with_next else -1))
 
 
 def _check_fit(schedule: Schedule, layout: Layout, num_microbatches: int) -> None:

@@ -75,6 +75,8 @@ class Stack(Noun):
     repeats_compiled_backward: bool = False
     """Whether the input half and the weight half of a split backward each run the whole backward of a compiled block,
     since torch.compile makes one backward graph of both."""
+    frees_sent: bool = False
+    """Whether a pipeline stage's output is freed once it is sent: its backward needs the graph behind it only."""
     stages: Literal["even", "balanced"] = "even"
     """Blocks of pipeline stages: equally many, or fewer beside the embedding and the head."""
     shards_ends_apart: bool = False

@@ -61,7 +61,8 @@ def chunks_of_step(traced: CutTrace, chosen: Chosen, actions: Sequence[Action]) 
         yield from following.get(one.chunk, [])
     for action in actions:
         key = Key(f"{WAIT} {action.kind}", stages.index(action.stage))
-        if (key, 0) in positions:
+        # The step waits in the end for the newest messages only.
+        if (key, sources.source(key, action.microbatch)) in positions:
             yield sources.instance(key, action.microbatch, "")
     yield from following.get(len(traced.chunks), [])
 
@@ -101,12 +102,15 @@ class _Sources:
     def _is_other(self, microbatch: int, chosen: Chosen) -> bool:
         return self._numbers.get(microbatch, chosen.steady[0]) in chosen.steady
 
+    def source(self, key: Key, microbatch: int) -> int:
+        """Return the position of the traced microbatch that stands for `microbatch`, which may have no such chunk."""
+        if not self._is_other(microbatch, self._chosen):
+            return self._numbers[microbatch]
+        first, second = self._order_in_trace.get(key, self._chosen.steady)
+        return first if microbatch == self._is_first_of_others.get(key) else second
+
     def instance(self, key: Key, microbatch: int, action: str) -> Instance:
-        if self._is_other(microbatch, self._chosen):
-            first, second = self._order_in_trace.get(key, self._chosen.steady)
-            source = first if microbatch == self._is_first_of_others.get(key) else second
-        else:
-            source = self._numbers[microbatch]
+        source = self.source(key, microbatch)
         if (key, source) not in self._positions:
             raise NotAlike(f"{action} asks nothing of the device")
         return Instance(self._positions[key, source], microbatch, action)

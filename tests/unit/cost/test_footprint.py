@@ -164,6 +164,16 @@ def test_a_pipeline_that_reduces_last_holds_activations_or_a_reduction_never_bot
     assert alone[0].device_bytes == alone[1].device_bytes
 
 
+def test_what_a_stage_has_sent_is_freed_unless_its_backward_is_split() -> None:
+    of = _setting("llama3-8b", load_stack("meshwright"))
+    holds = replace(of, stack=of.stack.replace(frees_sent=False))
+    one = 4096 * 4096 * 2
+    for schedule, freed in (("GPipe", 128 - 4), ("ZBVZeroBubble", -6)):
+        layout = Layout(pp=4, dp_shard=8, schedule=schedule)
+        held, kept = (float(_footprint(setting, layout).activations_bytes[0]) for setting in (holds, of))
+        assert held - kept == freed * one
+
+
 def test_logits_that_are_freed_are_not_there_beside_their_gradient() -> None:
     freed = OURS.replace(keeps_logits=False)
     layouts = Layout(dp_shard=8, activation_checkpoint="full"), Layout(dp_shard=8, tp=8, activation_checkpoint="full")
