@@ -27,10 +27,10 @@ class ExpertLoad:
     """The statistics of all mixtures of experts in the stages of this rank; a collective to make and to use."""
 
     def __init__(self, model: Iterable[nn.Module], meshes: Meshes) -> None:
-        self._device = torch.device(meshes.device_type)
+        self._device, stages = torch.device(meshes.device_type), list(model)
         self._mixtures = {
             number: mixture
-            for stage in model
+            for stage in stages
             for number, block in enumerate(blocks_of(stage))
             if block is not None
             for mixture in block.modules()
@@ -38,7 +38,9 @@ class ExpertLoad:
         }
         # This rank's stages may have none while others do, which would wait for it in vain.
         num_experts = max((len(mixture.router.load_E) for mixture in self._mixtures.values()), default=0)
-        sizes = torch.tensor([max(self._mixtures, default=-1) + 1, num_experts], device=self._device)
+        # Each stage keeps the places of all blocks: ranks, real or traced one by one, agree on their number.
+        num_layers = max((len(blocks_of(stage)) for stage in stages), default=0)
+        sizes = torch.tensor([num_layers, num_experts], device=self._device)
         if dist.get_world_size() > 1:
             dist.all_reduce(sizes, dist.ReduceOp.MAX)
         self._num_layers, self._num_experts = sizes.tolist()
