@@ -14,6 +14,8 @@ from meshwright.units import format_duration
 
 HEADERS = ("rank", "alike#", "computes#", "of which added#", "waits for others, added#", "most in", "of it#", "times#")
 _MOST_ROWS = 12
+_SLOW = 0.05
+"""Part of a rank's computing that is added from which on it is slow itself."""
 
 
 def stragglers_parts(outcome: Outcome) -> Iterator[RenderableType]:
@@ -43,7 +45,8 @@ def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
 
 def shown_stragglers(stragglers: Stragglers) -> list[Straggling]:
     """Return the ranks that are slowed down most, then those that wait most."""
-    by_change = sorted(stragglers.ranks, key=lambda one: (-one.added_compute_s, -one.added_wait_s))
+    is_slow = {one.rank: one.added_compute_s > _SLOW * one.computes_s for one in stragglers.ranks}
+    by_change = sorted(stragglers.ranks, key=lambda one: (not is_slow[one.rank], -one.added_wait_s))
     return by_change[:_MOST_ROWS]
 
 

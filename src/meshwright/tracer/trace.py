@@ -9,16 +9,21 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from rich.console import Console
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.device import Device
 from meshwright.spec.trace import Trace
 
 _TIMEOUT_S = 1800.0
+_PROGRESS_S = 0.5
+"""Between looks at which ranks are done."""
 _NUM_PROCESSES = 2
 
 DeviceType = Literal["simgpu", "cpu"]
@@ -69,7 +74,7 @@ def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NU
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "meshwright.tracer.rank_process", order]
         try:
-            code, stderr = _run(command, environment)
+            code, stderr = _run(command, environment, [Path(file) for file in out.values()])
         except subprocess.TimeoutExpired as error:
             raise UnsupportedError(f"{_named(program, ranks)} took longer than {_TIMEOUT_S:.0f} s to trace") from error
         if code != 0:
@@ -80,19 +85,37 @@ def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NU
         return {rank: Trace.load(Path(file)) for rank, file in out.items()}
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Return the exit code of a process, and what it said; whatever stops this, stops the ones that it started too."""
+def _run(command: Sequence[str], environment: dict[str, str], files: Sequence[Path]) -> tuple[int, str]:
+    """Return the exit code of a process that writes `files`, one a rank, and its stderr.
+
+    Whatever stops this process stops the ones that it started.
+    """
     group = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     try:
         with _terminable():
-            _, stderr = group.communicate(timeout=_TIMEOUT_S)
+            stderr = _followed(group, files)
     except BaseException:
         os.killpg(group.pid, signal.SIGKILL)
         group.communicate()
         raise
     return group.returncode, stderr
+
+
+def _followed(group: subprocess.Popen[str], files: Sequence[Path]) -> str:
+    """Return what a process wrote to stderr; a terminal shows meanwhile how many of `files` are there."""
+    start_s = time.monotonic()
+    with Console(stderr=True).status(f"traced 0 of {len(files)} ranks") as status:
+        while True:
+            try:
+                return group.communicate(timeout=_PROGRESS_S)[1]
+            except subprocess.TimeoutExpired:
+                took_s = time.monotonic() - start_s
+                if took_s > _TIMEOUT_S:
+                    raise
+                num_done = sum(file.exists() for file in files)
+                status.update(f"traced {num_done} of {len(files)} ranks in {took_s:.0f} s")
 
 
 @contextmanager
