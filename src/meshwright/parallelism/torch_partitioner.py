@@ -8,6 +8,7 @@ attention counts as random even without dropout, in 2.15 only what draws.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from torch import fx
@@ -17,8 +18,12 @@ from torch._library.fake_class_registry import FakeScriptObject
 _functionalize: Any = partitioners.functionalize_rng_ops
 
 
+@cache
 def save_meshes_last() -> None:
-    """Have what is compiled from now on in this process hand random states to backward before meshes."""
+    """Have what is compiled from now on in this process hand random states to backward before meshes.
+
+    Once: a rank compiles each of its stages, and a tracer that replaces the same function does so after the first.
+    """
     partitioners.functionalize_rng_ops = _with_meshes_last
 
 
