@@ -186,7 +186,7 @@ def _record_what_is_compiled(mode: RecordingMode) -> None:
             try:
                 return call(*args, **kwargs)
             finally:
-                mode.recorder.scopes.close()
+                mode.recorder.scopes.leave(module)
 
         module._compiled_call_impl = followed
 

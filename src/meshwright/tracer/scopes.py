@@ -33,6 +33,8 @@ class _Open(NamedTuple):
     """The backward pass in which it was opened; -1 outside of all."""
     is_again: bool
     """Whether it is in the forward of a module that a backward runs again."""
+    module: nn.Module | None = None
+    """The module; None for a mark."""
 
     @property
     def scope(self) -> str:
@@ -86,22 +88,35 @@ class Scopes:
         """Take what comes for the beginning of a step: no longer what follows a backward."""
         self._is_after_backward = False
 
-    def open(self, name: str, *, is_module: bool = False) -> None:
+    def open(self, name: str, module: nn.Module | None = None) -> None:
         """Follow the program into a module, or into what one of torch's marks names."""
         if name.startswith(ACTION_MARK):
             self.action = name.removeprefix(ACTION_MARK)
         self.left_by_error = ""
         task = torch._C._current_graph_task_id()
-        self._is_after_backward &= not (is_module and task == _NO_TASK)
-        is_again = self._open[-1].is_again or (is_module and task != _NO_TASK)
-        self._open.append(_Open(name, task, is_again))
+        self._is_after_backward &= module is None or task != _NO_TASK
+        is_again = self._open[-1].is_again or (module is not None and task != _NO_TASK)
+        self._open.append(_Open(name, task, is_again, module))
         self._next_nodes_are_made_here()
 
     def close(self) -> None:
-        """Follow the program out of what it was in last."""
-        if self._open.pop().name.startswith(ACTION_MARK):
+        """Follow the program out of what the innermost mark names."""
+        while (left := self._open.pop()).module is not None:
+            pass
+        if left.name.startswith(ACTION_MARK):
             self.action = None
         self._next_nodes_are_made_here()
+
+    def leave(self, module: nn.Module) -> None:
+        """Follow the program out of a module, and of all that was called in it.
+
+        An error in code that is being compiled also runs the hooks of modules that were entered there, where none is
+        followed: of these nothing is open.
+        """
+        if any(one.module is module for one in self._open):
+            while self._open.pop().module is not module:
+                pass
+            self._next_nodes_are_made_here()
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -120,19 +135,19 @@ class Scopes:
         """Follow the program into the forward of a module."""
         if module not in self._names:
             self._name_all_of(module)
-        self.open(self._names[module], is_module=True)
+        self.open(self._names[module], module)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         # What the compiler runs to see what it does is no step.
         if not torch.compiler.is_dynamo_compiling():
             self.enter(module)
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, module: nn.Module, *_: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
             return
         if sys.exception() is not None:
             self.left_by_error = self.left_by_error or self._open[-1].scope
-        self.close()
+        self.leave(module)
 
     def _name_all_of(self, root: nn.Module) -> None:
         """Name the modules of a model, as the model was before others wrapped it."""
