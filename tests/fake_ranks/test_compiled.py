@@ -104,7 +104,7 @@ def test_fusing_saves_traffic_and_memory(eager: Trace, compiled: Trace) -> None:
 @pytest.mark.long
 def test_recomputed_blocks_of_several_stages_are_compiled() -> None:
     keys = ("pp=2", "dp_shard=1", "schedule=Interleaved1F1B", "compile=true", "activation_checkpoint=full")
-    layout = (*(f"layout.{key}" for key in keys), "model.options.num_layers=4")
+    layout = (*(f"layout.{key}" for key in keys), "model.options.num_layers=4", "precision.compute=bfloat16")
     found = trace(BUILD, 0, 2, [JOB, *layout])
     assert {"blocks.0", "blocks.2"} <= set(found.scopes)
     assert again(found)
