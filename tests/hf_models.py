@@ -70,7 +70,7 @@ def write_run(folder: Path, model: LlamaArchitecture, seed: int = 0, data: dict[
     with torch.no_grad():
         for name, parameter in llama.named_parameters():
             # Norms that are all 1 would hide that two of them were swapped.
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", ".bias")):
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) / 4)
         for name, buffer in llama.named_buffers():
             buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(len(name))) / 4)

@@ -23,7 +23,8 @@ def generate(
     """Yield the ids that follow `prompt`, each as soon as it is known; a stop id ends them and is not yielded.
 
     The prompt goes through the model once, each new token alone after it. Only the first `num_tokens` ids can be
-    drawn: a model may have more rows than its tokenizer has tokens. Raises ConfigError for an empty or foreign prompt.
+    drawn: a model may have more rows than its tokenizer has tokens. Raises ConfigError for an empty or foreign prompt,
+    and for more positions than the window of the model.
     """
     vocab_size = model.architecture.vocab_size
     if not prompt:
@@ -31,6 +32,12 @@ def generate(
     if not all(0 <= token < vocab_size for token in prompt):
         raise ConfigError(
             f"the prompt has token {max(prompt)}, the model only {vocab_size} tokens: use the model's own tokenizer"
+        )
+    window, num_positions = model.architecture.sliding_window, len(prompt) + sampling.max_new_tokens
+    if window is not None and num_positions > window:
+        raise ConfigError(
+            f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones are more than the model's "
+            f"sliding_window = {window}, and attention within a window is not computed yet: lower --max-new-tokens"
         )
     return _tokens(model, prompt, sampling, frozenset(stop), num_tokens or vocab_size)
 

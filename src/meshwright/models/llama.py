@@ -20,6 +20,7 @@ from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.architecture import LlamaArchitecture
 
 _ADDED_TO_THE_STREAM = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")
+_BIASES = ("query.bias", "key.bias", "value.bias")
 _BUFFERS = ("router.bias", "load_E", "padded_rows", "balance_loss", "z_loss", "num_forwards")
 
 
@@ -91,7 +92,7 @@ class Llama(nn.Module):
         """
         if fqn.endswith("norm.weight"):
             return Constant(1.0)
-        if fqn.endswith(_BUFFERS):
+        if fqn.endswith((*_BUFFERS, *_BIASES)):
             return Constant(0.0)
         std = math.sqrt(2 / (5 * self.architecture.dim))
         if fqn.endswith(_ADDED_TO_THE_STREAM):
@@ -132,9 +133,10 @@ class Attention(nn.Module):
     def __init__(self, architecture: LlamaArchitecture) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
-        self.query = _linear(architecture.dim, architecture.attention_dim)
-        self.key = _linear(architecture.dim, architecture.kv_dim)
-        self.value = _linear(architecture.dim, architecture.kv_dim)
+        has_bias = architecture.qkv_bias
+        self.query = _linear(architecture.dim, architecture.attention_dim, has_bias)
+        self.key = _linear(architecture.dim, architecture.kv_dim, has_bias)
+        self.value = _linear(architecture.dim, architecture.kv_dim, has_bias)
         self.output = _linear(architecture.attention_dim, architecture.dim)
         # One scale of width H, shared by all heads.
         self.query_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
@@ -179,5 +181,5 @@ class FeedForward(nn.Module):
         return down_BSD
 
 
-def _linear(in_features: int, out_features: int) -> nn.Linear:
-    return nn.Linear(in_features, out_features, bias=False)
+def _linear(in_features: int, out_features: int, has_bias: bool = False) -> nn.Linear:
+    return nn.Linear(in_features, out_features, bias=has_bias)

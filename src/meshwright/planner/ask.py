@@ -23,6 +23,7 @@ from meshwright.spec.layout import AXES, Layout
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.sections import ModelSection
+from meshwright.spec.size_rules import window_problems
 from meshwright.spec.workload import Precision, Workload
 from meshwright.units import format_count
 
@@ -66,7 +67,8 @@ def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
     architecture = resolve_architecture(ModelSection(source=named.model))
     if architecture is None:
         raise _unsupported(named.model)
-    seq_len = min(8192, architecture.max_seq_len) if named.seq_len is None else named.seq_len
+    longest = min(architecture.max_seq_len, architecture.sliding_window or architecture.max_seq_len)
+    seq_len = min(8192, longest) if named.seq_len is None else named.seq_len
     said = [
         f"model.source={named.model}",
         f"train.seq_len={seq_len}",
@@ -107,6 +109,8 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
     architecture = resolve_architecture(job.model)
     if architecture is None:
         raise _unsupported(job.model.source)
+    if problems := window_problems(architecture, job.train.seq_len):
+        raise ConfigError(problems[0])
     fixed = set_layout_keys(resolved)
     cluster = cluster_of(job, options, fixed)
     cluster = with_example_rates(cluster) if options.takes_example else cluster

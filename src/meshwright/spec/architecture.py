@@ -55,6 +55,10 @@ class LlamaArchitecture(Noun):
     """Whether the head uses the embedding's weight."""
     qk_norm: bool = False
     """Whether each query and key head is RMS-normalised before RoPE, as in Qwen3."""
+    qkv_bias: bool = False
+    """Whether the query, key and value projections add a bias, as in Qwen2."""
+    sliding_window: PositiveInt | None = None
+    """Positions that a query attends to, its own included; sequences beyond it are refused. None for all."""
     max_seq_len: PositiveInt = 8192
     """Tokens in the longest sequence that the model is meant for; sizes nothing."""
 

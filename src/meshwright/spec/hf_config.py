@@ -82,7 +82,11 @@ def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
 def hf_model_type(architecture: LlamaArchitecture) -> str:
     """Return the family of transformers that computes `architecture`, or comes nearest to it."""
     if not isinstance(architecture, MoEArchitecture):
-        return "qwen3" if architecture.qk_norm else "llama"
+        if architecture.qk_norm:
+            return "qwen3"
+        if architecture.qkv_bias:
+            return "qwen2"
+        return "mistral" if architecture.sliding_window else "llama"
     if architecture.latent is not None:
         return "deepseek_v3"
     return "qwen3_moe" if architecture.qk_norm else "mixtral"
@@ -90,10 +94,14 @@ def hf_model_type(architecture: LlamaArchitecture) -> str:
 
 def hf_obstacles(architecture: LlamaArchitecture) -> list[str]:
     """Return the fields, with their values, in which `architecture` differs from all that its family can be."""
+    family = FAMILIES[hf_model_type(architecture)]
+    # Which layers of a Qwen have the window, its config says and ours does not.
+    unlike = ["sliding_window"] if architecture.sliding_window and family.title != "Mistral" else []
+    unlike += ["qkv_bias"] if architecture.qkv_bias and family.title != "Qwen2" else []
     if not isinstance(architecture, MoEArchitecture):
-        return []
-    family, router = FAMILIES[hf_model_type(architecture)], architecture.router
-    wrong = [name for name, value in family.implied.items() if _get(architecture, name) != value]
+        return [f"{name} = {_get(architecture, name)}" for name in unlike]
+    router = architecture.router
+    wrong = unlike + [name for name, value in family.implied.items() if _get(architecture, name) != value]
     # The rate itself is not in a config, only that there is a bias.
     wrong = [name for name in wrong if name != "router.bias_update_rate" or not router.bias_update_rate]
     if architecture.latent is None:
@@ -110,19 +118,22 @@ def hf_obstacles(architecture: LlamaArchitecture) -> list[str]:
 
 def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> None:
     only = {**ONLY, **family.only}
+    window = {"sliding_attention"} if _window(config, family) else set()
+    if window:
+        only.pop("use_sliding_window")
     for key, allowed in only.items():
         if config.get(key, allowed) != allowed:
             raise UnsupportedError(
                 f"{source} has {key} = {config[key]!r}, which Meshwright does not compute: it would have to be "
                 f"{allowed!r}; {_ELSEWHERE}"
             )
-    unlike = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+    unlike = sorted(set(config.get("layer_types") or ()) - {"full_attention"} - window)
     if unlike:
         raise UnsupportedError(
             f"{source} has layers of type {', '.join(unlike)} in layer_types, but Meshwright computes full_attention "
             f"only: {_ELSEWHERE}"
         )
-    known = {*family.sizes, *family.optional, *only, *ROPE_KEYS, *HARMLESS, *family.harmless}
+    known = {*family.sizes, *family.optional, *ONLY, *family.only, *ROPE_KEYS, *HARMLESS, *family.harmless}
     unknown = sorted(key for key in config if key not in known and not key.startswith("_"))
     if unknown:
         raise UnsupportedError(
@@ -131,12 +142,24 @@ def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> 
         )
 
 
+def _window(config: dict[str, Any], family: Family) -> int | None:
+    """Return the positions that a query of some layers attends to; None where all layers attend to all.
+
+    Sequences within the window are the same in either kind of layer, and longer ones are refused.
+    """
+    is_read = "sliding_window" in family.optional or (family.has_window_switch and config.get("use_sliding_window"))
+    window: int | None = config.get("sliding_window") if is_read else None
+    return window
+
+
 def _defaults(config: dict[str, Any], family: Family, source: str) -> dict[str, Any]:
     heads, width = config["num_attention_heads"], config["hidden_size"]
     defaults = {"num_kv_heads": heads, **family.defaults}
     # For these transformers tells null from absent.
     if "num_key_value_heads" in config:
         defaults["num_kv_heads"] = heads
+    if "sliding_window" in config:
+        defaults.pop("sliding_window", None)
     if "q_lora_rank" in config:
         defaults.pop("latent.query_rank", None)
     if defaults.get("head_dim") == WIDTH_OF_HEADS:
@@ -151,6 +174,8 @@ def _defaults(config: dict[str, Any], family: Family, source: str) -> dict[str, 
 
 def _derived(config: dict[str, Any], model_type: str, source: str) -> dict[str, Any]:
     """Return the fields that no single key gives."""
+    if "sliding_window" not in FAMILIES[model_type].optional and (window := _window(config, FAMILIES[model_type])):
+        return {"sliding_window": window}
     if model_type == "deepseek_v3":
         return {"head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"]}
     if model_type == "mixtral":

@@ -40,6 +40,8 @@ class Family:
     """Keys that an export adds."""
     harmless: frozenset[str] = frozenset()
     """Keys of this family that do not change the logits; HARMLESS holds for all families."""
+    has_window_switch: bool = False
+    """Whether sliding_window counts where use_sliding_window is true."""
     rope_types: tuple[str, ...] = ("default", "llama3")
     """The stretches of RoPE that are computed."""
 
@@ -95,6 +97,32 @@ FAMILIES: dict[str, Family] = {
         implied={"qk_norm": False},
         written={**_NO_BIAS, "mlp_bias": False},
     ),
+    "mistral": Family(
+        title="Mistral",
+        architecture=LlamaArchitecture,
+        sizes=_SIZES,
+        # Here a window counts without use_sliding_window.
+        optional={**_OPTIONAL, "sliding_window": "sliding_window"},
+        defaults={
+            "num_kv_heads": 8,
+            "head_dim": WIDTH_OF_HEADS,
+            "norm_eps": 1e-6,
+            "max_seq_len": 131_072,
+            "sliding_window": 4096,
+        },
+        implied={"qk_norm": False},
+        written={"attention_dropout": 0.0},
+    ),
+    "qwen2": Family(
+        title="Qwen2",
+        architecture=LlamaArchitecture,
+        sizes=_SIZES,
+        optional=_OPTIONAL,
+        defaults={"num_kv_heads": 32, "head_dim": WIDTH_OF_HEADS, "norm_eps": 1e-6, "max_seq_len": 32_768},
+        implied={"qk_norm": False, "qkv_bias": True},
+        has_window_switch=True,
+        written={"attention_dropout": 0.0, "use_sliding_window": False},
+    ),
     "qwen3": Family(
         title="Qwen3",
         architecture=LlamaArchitecture,
@@ -102,6 +130,7 @@ FAMILIES: dict[str, Family] = {
         optional=_OPTIONAL,
         defaults={"num_kv_heads": 32, "head_dim": 128, "norm_eps": 1e-6, "max_seq_len": 32_768},
         implied={"qk_norm": True},
+        has_window_switch=True,
         written={**_NO_BIAS, "use_sliding_window": False},
     ),
     "mixtral": Family(

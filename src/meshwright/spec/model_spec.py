@@ -110,11 +110,20 @@ def _attention_ops(architecture: LlamaArchitecture) -> tuple[Op, ...]:
     )
     return (
         Norm(name="attention_norm", width=dim),
-        Matmul(
-            name="attention.query", in_features=dim, out_features=architecture.attention_dim, tensor_split="columns"
+        *(
+            Matmul(
+                name=f"attention.{name}",
+                in_features=dim,
+                out_features=width,
+                tensor_split="columns",
+                has_bias=architecture.qkv_bias,
+            )
+            for name, width in (
+                ("query", architecture.attention_dim),
+                ("key", architecture.kv_dim),
+                ("value", architecture.kv_dim),
+            )
         ),
-        Matmul(name="attention.key", in_features=dim, out_features=architecture.kv_dim, tensor_split="columns"),
-        Matmul(name="attention.value", in_features=dim, out_features=architecture.kv_dim, tensor_split="columns"),
         *(norms if architecture.qk_norm else ()),
         Rope(name="attention.rope", num_heads=heads + kv_heads, head_dim=head_dim),
         Attention(

@@ -36,7 +36,7 @@ TensorSplit = Literal["columns", "rows", "none"]
 
 
 class Matmul(_Op):
-    """A linear layer without bias, applied to every token."""
+    """A linear layer, applied to every token."""
 
     kind: Literal["matmul"] = "matmul"
     in_features: PositiveInt
@@ -45,11 +45,13 @@ class Matmul(_Op):
     """Width of the output."""
     tensor_split: TensorSplit = "none"
     """What tp ranks divide: the output (columns), the input and so the sum (rows), or nothing but the tokens."""
+    has_bias: bool = False
+    """Whether a bias is added to the output."""
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of weights."""
-        return self.in_features * self.out_features
+        """Return the number of weights, and of biases."""
+        return (self.in_features + self.has_bias) * self.out_features
 
     @property
     def num_matmul_parameters(self) -> int:

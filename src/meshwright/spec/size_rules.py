@@ -115,3 +115,14 @@ def _ranks_of_experts(layout: Layout) -> tuple[int, str]:
     if layout.etp > 1:
         return layout.fsdp, "layout.dp_shard x cp"
     return layout.fsdp * layout.tp, "layout.dp_shard x cp x tp"
+
+
+def window_problems(architecture: LlamaArchitecture, seq_len: int) -> list[str]:
+    """Return why sequences of `seq_len` tokens are too long for a model whose attention has a window."""
+    window = architecture.sliding_window
+    if window is None or seq_len <= window:
+        return []
+    return [
+        f"train.seq_len = {seq_len} is longer than the model's sliding_window = {window}, and attention within a "
+        f"window is not computed yet: set train.seq_len to {window} or less"
+    ]

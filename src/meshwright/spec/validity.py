@@ -24,6 +24,7 @@ from meshwright.spec.size_rules import (
     head_exchange_problems,
     nearest_of,
     tensor_problems,
+    window_problems,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     num_layers = None if architecture is None else architecture.num_layers
     problems += [*expert_problems(layout, architecture), *_stage_problems(layout, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)
+    problems += [] if architecture is None else window_problems(architecture, seq_len)
     return [*problems, *_reshard_problems(layout), *_option_problems(layout)]
 
 

@@ -33,6 +33,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "tied": {"tie_embeddings": True},
     "narrow, one key head": NARROW,
     "stretched rope": {"rope_scaling": SCALING.to_dict(), "rope_theta": 10_000.0},
+    "mistral": {"sliding_window": 64, **NARROW},
+    "qwen2": {"qkv_bias": True, "norm_eps": 1e-6, "rope_theta": 1e6},
+    "qwen2, narrow and tied": {"qkv_bias": True, **NARROW, "tie_embeddings": True, "head_dim": 6},
     "qwen3": {"qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1e6},
     "qwen3, narrow and tied": {"qk_norm": True, **NARROW, "tie_embeddings": True},
 }

@@ -27,6 +27,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied, several files": ("llama", {"tie_word_embeddings": True, "max_shard_size": "20KB"}),
     "stretched rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "qwen3": ("qwen3", {"num_key_value_heads": 1, "head_dim": 12}),
+    "mistral": ("mistral", {"num_key_value_heads": 1, "sliding_window": 64}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {"num_key_value_heads": 1}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
 }
 

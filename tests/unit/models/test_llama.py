@@ -1,5 +1,6 @@
 """Llama against transformers, against itself with a cache, and against its ModelSpec."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ VARIANTS = {
     "tied": GROUPED.replace(tie_embeddings=True),
     "other eps and theta": GROUPED.replace(norm_eps=1e-2, rope_theta=100.0),
     "qwen3": GROUPED.replace(qk_norm=True, rope_theta=1_000_000.0),
+    "qwen2": GROUPED.replace(qkv_bias=True),
     "qwen3 tied": GROUPED.replace(qk_norm=True, tie_embeddings=True),
 }
 
@@ -67,10 +69,10 @@ def random_tokens(*shape: int) -> Tensor:
 
 
 def hf_name(fqn: str) -> str:
-    parts = fqn.removesuffix(".weight").split(".")
+    *parts, kind = fqn.split(".")
     if parts[0] != "blocks":
-        return f"{HF_NAMES[parts[0]]}.weight"
-    return f"model.layers.{parts[1]}.{HF_NAMES['.'.join(parts[2:])]}.weight"
+        return f"{HF_NAMES[parts[0]]}.{kind}"
+    return f"model.layers.{parts[1]}.{HF_NAMES['.'.join(parts[2:])]}.{kind}"
 
 
 def hf_model(model: Llama) -> Any:
@@ -139,12 +141,14 @@ def test_parameters_are_those_of_the_spec(name: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_op_with_weights_names_its_module(variant: str) -> None:
     with torch.device("meta"):
-        sizes = {fqn: p.numel() for fqn, p in Llama(VARIANTS[variant]).named_parameters()}
+        sizes: Counter[str] = Counter()
+        for fqn, parameter in Llama(VARIANTS[variant]).named_parameters():
+            sizes[fqn.rpartition(".")[0]] += parameter.numel()
     priced: dict[str, int] = {}
     for group in model_spec(VARIANTS[variant]).groups:
         for index in range(group.count):
             prefix = f"{group.name}.{index}." if group.name else ""
-            priced |= {f"{prefix}{op.name}.weight": op.num_parameters for op in group.ops if op.num_parameters}
+            priced |= {f"{prefix}{op.name}": op.num_parameters for op in group.ops if op.num_parameters}
     assert priced == sizes
 
 
@@ -155,7 +159,7 @@ def test_every_parameter_has_an_initial_and_gets_a_gradient(variant: str) -> Non
     tokens_BS = random_tokens(2, 16)
     next_token_loss(model(tokens_BS), tokens_BS).backward()
     for fqn, parameter in model.named_parameters():
-        assert isinstance(model.initial(fqn), Constant) == ("norm" in fqn)
+        assert isinstance(model.initial(fqn), Constant) == ("norm" in fqn or fqn.endswith(".bias"))
         assert parameter.grad is not None
         assert parameter.grad.abs().max() > 0, fqn
 

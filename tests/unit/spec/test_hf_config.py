@@ -6,7 +6,10 @@ import pytest
 
 from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
 from meshwright.spec.hf_config import architecture_from_hf, architecture_to_hf
+from meshwright.spec.layout import Layout
+from meshwright.spec.model_spec import model_spec
 from meshwright.spec.presets import PRESETS
+from meshwright.spec.validity import split_problems
 
 LLAMA = architecture_to_hf(PRESETS["llama3.1-8b"])
 QWEN3 = architecture_to_hf(PRESETS["qwen3-0.6b"])
@@ -35,7 +38,11 @@ def test_absent_keys_take_the_defaults_of_transformers() -> None:
     ("changes", "kind", "told"),
     [
         ({"model_type": "mamba"}, UnsupportedError, "model_type = 'mamba'"),
-        ({"model_type": None}, UnsupportedError, "llama, qwen3, mixtral, qwen3_moe and deepseek_v3 only"),
+        (
+            {"model_type": None},
+            UnsupportedError,
+            "llama, mistral, qwen2, .* and deepseek_v3 only",
+        ),
         ({"attention_bias": True}, UnsupportedError, "attention_bias = True"),
         ({"mlp_bias": True}, UnsupportedError, "mlp_bias = True"),
         ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act = 'gelu'"),
@@ -70,7 +77,39 @@ def test_qwen3_normalises_queries_and_keys() -> None:
     assert QWEN3["architectures"] == ["Qwen3ForCausalLM"]
 
 
-@pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen3Config"])
+def test_a_sliding_window_is_read_and_longer_sequences_are_refused() -> None:
+    mistral = architecture_to_hf(PRESETS["llama3.2-1b"].replace(sliding_window=4096, rope_scaling=None))
+    assert mistral["architectures"] == ["MistralForCausalLM"]
+    assert architecture_from_hf(mistral).sliding_window == 4096
+    assert architecture_from_hf({**mistral, "sliding_window": None}).sliding_window is None
+    # Without the key transformers takes 4096.
+    assert architecture_from_hf({k: v for k, v in mistral.items() if k != "sliding_window"}).sliding_window == 4096
+    architecture = architecture_from_hf(mistral)
+    assert split_problems(Layout(), architecture, 4096) == []
+    [problem] = split_problems(Layout(), architecture, 4097)
+    assert "train.seq_len = 4097" in problem
+    assert "sliding_window = 4096" in problem
+
+
+def test_a_window_of_some_layers_is_read_where_it_is_switched_on() -> None:
+    window = {"sliding_window": 1024, "max_window_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    assert architecture_from_hf({**QWEN3, **window, "use_sliding_window": True}).sliding_window == 1024
+    assert architecture_from_hf({**QWEN3, "sliding_window": 1024}).sliding_window is None
+    with pytest.raises(UnsupportedError, match="sliding_window = 1024"):
+        architecture_to_hf(architecture_from_hf({**QWEN3, **window, "use_sliding_window": True}))
+
+
+def test_qwen2_adds_a_bias_to_queries_keys_and_values() -> None:
+    qwen2 = architecture_to_hf(PRESETS["qwen3-0.6b"].replace(qk_norm=False, qkv_bias=True, head_dim=64))
+    assert qwen2["architectures"] == ["Qwen2ForCausalLM"]
+    architecture = architecture_from_hf(qwen2)
+    assert (architecture.qkv_bias, architecture.qk_norm) == (True, False)
+    plain = model_spec(architecture.replace(qkv_bias=False)).num_parameters
+    biases = architecture.attention_dim + 2 * architecture.kv_dim
+    assert model_spec(architecture).num_parameters - plain == architecture.num_layers * biases
+
+
+@pytest.mark.parametrize("kind", ["LlamaConfig", "MistralConfig", "Qwen3Config"])
 def test_reads_what_transformers_writes_by_default(kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="needs meshwright[hf]")
     config = getattr(transformers, kind)()

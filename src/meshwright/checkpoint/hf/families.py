@@ -16,6 +16,8 @@ BUFFER = "buffer."
 
 _MAPS = {
     "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
     "qwen3": LLAMA,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,

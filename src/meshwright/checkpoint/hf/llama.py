@@ -1,4 +1,4 @@
-"""The names of Llama and Qwen3 here and in Hugging Face folders.
+"""The names of Llama, Mistral, Qwen2 and Qwen3 here and in Hugging Face folders.
 
 RoPE turns the same pairs (i, i + head_dim / 2) in both, so no weight is permuted; and both store a linear layer as
 (out, in), so none is transposed: a rename is all there is.
@@ -22,6 +22,9 @@ GROUPED_ATTENTION = (
     Rename("blocks.{i}.attention.query.weight", "model.layers.{i}.self_attn.q_proj.weight"),
     Rename("blocks.{i}.attention.key.weight", "model.layers.{i}.self_attn.k_proj.weight"),
     Rename("blocks.{i}.attention.value.weight", "model.layers.{i}.self_attn.v_proj.weight"),
+    Rename("blocks.{i}.attention.query.bias", "model.layers.{i}.self_attn.q_proj.bias"),
+    Rename("blocks.{i}.attention.key.bias", "model.layers.{i}.self_attn.k_proj.bias"),
+    Rename("blocks.{i}.attention.value.bias", "model.layers.{i}.self_attn.v_proj.bias"),
     Rename("blocks.{i}.attention.query_norm.weight", "model.layers.{i}.self_attn.q_norm.weight"),
     Rename("blocks.{i}.attention.key_norm.weight", "model.layers.{i}.self_attn.k_norm.weight"),
 )
