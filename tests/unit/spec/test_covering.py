@@ -66,7 +66,7 @@ def test_each_can_run_with_a_small_batch(architecture: LlamaArchitecture) -> Non
         num_microbatches, left = divmod(16, layout.dp * layout.microbatch_size)
         assert left == 0
         assert num_microbatches >= 2
-        assert split_problems(layout, architecture, 32) == []
+        assert split_problems(layout, architecture, 96) == []
         assert schedule_problems(layout, num_microbatches) == []
 
 
