@@ -71,7 +71,7 @@ def test_each_can_run_with_a_small_batch(architecture: LlamaArchitecture) -> Non
 
 
 def test_only_what_a_model_can_take_is_proposed() -> None:
-    small = Job(model=ModelSection(source="llama-1m"), train=TrainSection(seq_len=32, global_batch_size=16))
+    small = Job(model=ModelSection(source="llama-1m"), train=TrainSection(seq_len=96, global_batch_size=48))
     assert all(layout_problems(small, layout) == [] for layout in covering_layouts(DENSE))
     assert all(layout.ep == layout.etp == 1 for layout in covering_layouts(DENSE))
     three_heads = DENSE.replace(num_heads=3, num_kv_heads=3)
