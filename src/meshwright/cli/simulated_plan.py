@@ -13,6 +13,7 @@ from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.planner.plan import make_plan
 from meshwright.planner.question import Question
+from meshwright.planner.simplicity import RANKING_ERROR, complexity_of
 from meshwright.report.simulated_table import why_dropped
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Candidate, Plan
@@ -32,10 +33,10 @@ class Finalists:
 
 
 def simulated_plan(question: Question, finalists: Finalists) -> Plan:
-    """Return the plan around the layout whose simulated step is the shortest of those that fit when simulated.
+    """Return the plan around the simplest of the layouts that are the fastest when simulated and then fit.
 
-    The formulas choose what is simulated: their pick and the best layouts of other splits. Raises InfeasibleLayout
-    where none of them fits.
+    The formulas choose what is simulated: their pick and the best layouts of other splits. As in a plan without
+    simulation, steps within the error of ranking count as equal. Raises InfeasibleLayout where none of them fits.
     """
     _require_runnable(question, finalists.resolved)
     num_runners_up = max(finalists.num_runners_up, finalists.num_simulated - 1)
@@ -45,12 +46,12 @@ def simulated_plan(question: Question, finalists: Finalists) -> Plan:
     kept = sorted((one for one in candidates if one not in dropped), key=_simulated_s)
     if not kept:
         raise _none_fits(dropped, plan)
-    pick = kept[0]
+    pick = _simplest(kept)
     if pick.layout != plan.pick.layout:
         plan = make_plan(question, num_runners_up, finalists.min_scored, chosen=pick.layout)
     seen = {layout_text(one.layout) for one in candidates}
     others = [one for one in plan.runners_up if layout_text(one.layout) not in seen]
-    runners_up = (*kept[1:], *others)[: finalists.num_runners_up]
+    runners_up = (*(one for one in kept if one is not pick), *others)[: finalists.num_runners_up]
     return plan.replace(pick=pick, runners_up=runners_up, dropped=dropped)
 
 
@@ -80,6 +81,13 @@ def _simulated(candidates: list[Candidate], question: Question, finalists: Final
 
 def _words(step: SimulatedStep) -> str:
     return f"{format_duration(step.step_s or 0.0)} simulated, {format_bytes(step.fullest_bytes or 0)} reserved"
+
+
+def _simplest(kept: list[Candidate]) -> Candidate:
+    """Return the simplest of those whose simulated step is the shortest, to within the error of ranking."""
+    limit_s = _simulated_s(kept[0]) * (1 + RANKING_ERROR)
+    fast = [one for one in kept if _simulated_s(one) <= limit_s]
+    return min(fast, key=lambda one: (complexity_of(one), _simulated_s(one)))
 
 
 def _simulated_s(candidate: Candidate) -> float:

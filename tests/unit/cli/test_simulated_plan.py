@@ -83,6 +83,16 @@ def test_the_fastest_simulated_step_is_picked(
     assert "1 s simulated, 40 GiB reserved" in progress
 
 
+def test_a_simpler_layout_wins_within_the_error_of_ranking(
+    steps_are: Callable[..., list[Layout]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    close = SimulatedStep(step_s=1.01, reserved_bytes=(40 * GiB,))
+    asked = steps_are(close, FAST)
+    plan, _ = plan_of(capsys, *SMALL, "--simulate", "2")
+    assert plan.pick.layout == asked[0]
+    assert [runner.layout for runner in plan.runners_up[:1]] == [asked[1]]
+
+
 def test_what_cannot_be_picked_drops_out_with_its_reason(
     steps_are: Callable[..., list[Layout]], capsys: pytest.CaptureFixture[str]
 ) -> None:
