@@ -1,9 +1,11 @@
-# make demo | test | test-long | mutants | matrix | validation | lint | venv | constraints | transcript | clean
+# make demo | test | test-long | test-torch | mutants | matrix | validation | lint | venv | constraints | transcript | clean
 # PYTHON=python3.12 chooses the Python, TORCH_INDEX=https://... where torch comes from, VENV=folder the environment.
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
+TORCH_RELEASES ?= 2.11.0 2.15.0
+TORCH_TESTS ?= tests/unit tests/fake_ranks tests/ranks
 BIN := $(VENV)/bin
 DEMO_EXTRAS := train
 TEST_EXTRAS := train,hf,parquet,report,tensorboard,dev
@@ -12,7 +14,7 @@ TEST_EXTRAS := train,hf,parquet,report,tensorboard,dev
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long mutants matrix validation lint venv venv-demo python constraints transcript clean
+.PHONY: help demo test test-long test-torch mutants matrix validation lint venv venv-demo python constraints transcript clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,6 +27,12 @@ test: venv ## the quick tests
 
 test-long: venv ## all tests
 	@$(BIN)/pytest -n auto --dist loadfile
+
+test-torch: python ## the quick tests on the oldest and the newest torch (any build of it)
+	@for release in $(TORCH_RELEASES); do \
+	  $(PYTHON) .ci/install.py .venv-torch-$$release $(TEST_EXTRAS) --torch $$release --any-build && \
+	  .venv-torch-$$release/bin/pytest -n auto --dist loadfile -m "not long" $(TORCH_TESTS) || exit 1; \
+	done
 
 mutants: venv ## plant bugs, and print those that no test sees
 	@$(BIN)/python tests/mutants/run.py
@@ -60,4 +68,4 @@ transcript: venv ## record docs/transcript.txt and .svg from a new demo
 	@$(BIN)/python docs/transcript.py
 
 clean: ## remove what these commands made
-	rm -rf .venv .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

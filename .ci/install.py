@@ -39,19 +39,19 @@ def main() -> None:
     folder: Path = arguments.venv
     extras = set(arguments.extras.split(","))
     stamp = folder / "meshwright-installed.json"
-    inputs = digest(arguments.torch_index)
+    torch_pin = arguments.torch or pin_of("torch")
+    inputs = digest(arguments.torch_index, torch_pin)
     done = read_stamp(stamp)
     if done["inputs"] == inputs and extras <= set(done["extras"]):
         return
     extras |= set(done["extras"])
     python = make_environment(folder)
-    torch_pin = pin_of("torch")
     if "train" in extras and not is_installed(folder, f"torch-{torch_pin}"):
-        install_torch(python, torch_pin, arguments.torch_index)
+        install_torch(python, torch_pin, arguments)
     rest_mb = sum(EXTRAS_MB.get(extra, 0) for extra in extras - set(done["extras"]))
     say(f"installing meshwright[{','.join(sorted(extras))}] into {folder}: up to {rest_mb} MB besides torch")
     target = f"{ROOT}[{','.join(sorted(extras))}]"
-    pip(python, "install", "--constraint", str(ROOT / "constraints.txt"), "--editable", target)
+    pip(python, "install", "--constraint", str(constraints_with(torch_pin, folder)), "--editable", target)
     stamp.write_text(json.dumps({"inputs": inputs, "extras": sorted(extras)}))
 
 
@@ -61,13 +61,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("venv", type=Path, help="folder of the virtual environment")
     parser.add_argument("extras", help="extras of pyproject.toml, comma-separated")
     parser.add_argument("--torch-index", default="", help="package index to take torch from (TORCH_INDEX= of make)")
+    parser.add_argument("--torch", default="", help="torch release in place of the one that constraints.txt pins")
+    parser.add_argument("--any-build", action="store_true", help="take torch's CUDA build where there is no CPU build")
     return parser.parse_args()
 
 
-def digest(torch_index: str) -> str:
+def digest(torch_index: str, torch_pin: str) -> str:
     """Return a hash of all that decides what gets installed."""
     files = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
-    return hashlib.sha256(b"\0".join([torch_index.encode(), *(file.read_bytes() for file in files)])).hexdigest()
+    inputs = [torch_index.encode(), torch_pin.encode(), *(file.read_bytes() for file in files)]
+    return hashlib.sha256(b"\0".join(inputs)).hexdigest()
 
 
 def read_stamp(stamp: Path) -> dict[str, object]:
@@ -98,6 +101,16 @@ def pin_of(package: str) -> str:
     return match[1]
 
 
+def constraints_with(torch_pin: str, folder: Path) -> Path:
+    """Return a file with the pins of constraints.txt, torch's replaced; its other packages are left to pip then."""
+    constraints = ROOT / "constraints.txt"
+    if torch_pin == pin_of("torch"):
+        return constraints
+    changed = folder / "constraints.txt"
+    changed.write_text(re.sub(r"^torch==.*$", f"torch=={torch_pin}", constraints.read_text(), flags=re.MULTILINE))
+    return changed
+
+
 def is_installed(folder: Path, name_and_version: str) -> bool:
     """Return whether a package of this version is there, whatever its build (2.13.0+cpu is 2.13.0)."""
     return any(
@@ -106,20 +119,27 @@ def is_installed(folder: Path, name_and_version: str) -> bool:
     )
 
 
-def install_torch(python: Path, pin: str, index: str) -> None:
-    """Install torch: from `index` where given, the CUDA build where a driver is, else a CPU build or nothing."""
+def install_torch(python: Path, pin: str, arguments: argparse.Namespace) -> None:
+    """Install torch: from the index that is given, the CUDA build where a driver is, else a CPU build.
+
+    Without a CPU build, the CUDA build with --any-build; otherwise this fails.
+    """
+    index = arguments.torch_index
     if index:
         say(f"installing torch {pin} from {index}: {TORCH_CPU_MB} MB for a CPU build, {TORCH_CUDA_MB} MB with CUDA")
         pip(python, "install", "--no-deps", "--index-url", index, f"torch=={pin}")
     elif has_nvidia_driver():
         say(f"an NVIDIA driver is here: installing torch {pin} with CUDA, about {TORCH_CUDA_MB} MB")
         pip(python, "install", f"torch=={pin}")
-    else:
-        install_cpu_torch(python, pin)
+    elif not install_cpu_torch(python, pin):
+        if not arguments.any_build:
+            fail(no_cpu_build(pin))
+        say(f"no CPU build of torch {pin} was found: installing the build with CUDA, about {TORCH_CUDA_MB} MB")
+        pip(python, "install", f"torch=={pin}")
 
 
-def install_cpu_torch(python: Path, pin: str) -> None:
-    """Install torch's CPU build, wherever pip finds it; never another build in its place."""
+def install_cpu_torch(python: Path, pin: str) -> bool:
+    """Install torch's CPU build, wherever pip finds it, and return whether there was one."""
     say(f"no NVIDIA driver is here: looking for the CPU build of torch {pin}, about {TORCH_CPU_MB} MB")
     # PyTorch's index may be out of reach; pip's own configuration may know the wheel anyway.
     source = ["--extra-index-url", CPU_INDEX, "--retries", "0", "--timeout", "15"]
@@ -135,9 +155,14 @@ def install_cpu_torch(python: Path, pin: str) -> None:
             break
         say(f"installing torch {version} from {urlparse(url).hostname or 'this machine'}")
         pip(python, "install", "--no-deps", *source[:2], f"torch=={version}")
-        return
-    fail(
-        f"no CPU build of torch {pin} for Python {sys.version_info.major}.{sys.version_info.minor} is at hand, and the "
+        return True
+    return False
+
+
+def no_cpu_build(pin: str) -> str:
+    """Return the message for a torch release without a CPU build, with the ways to get one."""
+    return (
+        f"no CPU build of torch {pin} for Python {sys.version_info.major}.{sys.version_info.minor} was found, and the "
         f"build with CUDA ({TORCH_CUDA_MB} MB) is of no use without an NVIDIA driver.\n"
         f"Set TORCH_INDEX= to a package index that has it, {CPU_INDEX} or a mirror of it, "
         "or PIP_FIND_LINKS= to a folder with the wheel:\n"
