@@ -112,6 +112,8 @@ ALIASES: dict[str, str] = {
     "recompute": "layout.activation_checkpoint",
     "recompute_granularity": "layout.activation_checkpoint",
     "fsdp_reshard_after_forward": "layout.reshard_after_forward",
+    "defer_fsdp_grad_sync": "layout.gradient_sync",
+    "sync_each_batch": "layout.gradient_sync",
     "torch_compile": "layout.compile",
     # model and data
     "flavor": "model.source",

@@ -18,6 +18,7 @@ ChosenCheckpoint = Literal[ActivationCheckpoint, "auto"]
 CompileBackend = Literal["inductor", "aot_eager", "eager"]
 ContextMethod = Literal["all-gather", "ring", "ulysses"]
 ReshardAfterForward = Literal["auto", "always", "never"] | PositiveInt
+GradientSync = Literal["auto", "step", "microbatch"]
 
 SINGLE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 """Pipeline schedules that give each pipeline rank one stage."""
@@ -70,6 +71,8 @@ class Layout(Noun):
     """What each block saves, one by one, in place of activation_checkpoint: what auto comes to."""
     reshard_after_forward: ReshardAfterForward = "auto"
     """Whether gathered parameters are freed after forward, or kept on groups of n ranks; auto: unless pp > 1."""
+    gradient_sync: GradientSync = "auto"
+    """When gradients are reduced: after each microbatch or once a step; auto: microbatch for FSDP without a pipeline."""
     prefetch: NonNegativeInt = 1
     """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
     cpu_offload: bool = False
@@ -100,6 +103,14 @@ class Layout(Noun):
     def recomputes(self) -> bool:
         """Return whether any block saves less than everything."""
         return any(one != "none" for one in self.activation_checkpoint_blocks or [self.activation_checkpoint])
+
+    @property
+    def reduces_each_microbatch(self) -> bool:
+        """Return whether each backward reduce-scatters its gradients over the ranks that share parameters."""
+        if self.gradient_sync == "auto":
+            # A pipeline holds a share of the blocks, and has a microbatch for each of its ranks or more.
+            return self.fsdp > 1 and self.pp == 1
+        return self.gradient_sync == "microbatch"
 
     def checkpoint_of(self, block: int) -> ActivationCheckpoint:
         """Return what the block with this number in the whole model saves; not to be asked while that is auto."""

@@ -110,3 +110,20 @@ def test_nearest_multiples_enclose_the_value(value: int, divisor: int) -> None:
     assert all(multiple % divisor == 0 and multiple > 0 for multiple in nearest)
     assert nearest[-1] - value < divisor
     assert nearest[0] < value or len(nearest) == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_each"),
+    [
+        (Layout(dp_shard=2), True),
+        (Layout(dp_replicate=2, cp=2), True),
+        (Layout(), False),
+        (Layout(dp_replicate=2, tp=2), False),
+        (Layout(dp_shard=2, pp=2), False),
+        (Layout(dp_shard=2, gradient_sync="step"), False),
+        (Layout(dp_shard=2, pp=2, gradient_sync="microbatch"), True),
+        (Layout(gradient_sync="microbatch"), True),
+    ],
+)
+def test_gradients_are_reduced_for_each_microbatch_where_sharding_frees_them(layout: Layout, is_each: bool) -> None:
+    assert layout.reduces_each_microbatch == is_each

@@ -19,6 +19,7 @@ layouts = st.builds(
     activation_checkpoint=st.sampled_from(["none", "selective", "full"]),
     activation_checkpoint_every=numbers,
     reshard_after_forward=st.sampled_from(["auto", "always", "never"]) | numbers,
+    gradient_sync=st.sampled_from(["auto", "step", "microbatch"]),
     prefetch=st.integers(0, 3),
     **dict.fromkeys(("async_tp", "cpu_offload", "compile"), st.booleans()),
     compile_backend=st.sampled_from(["inductor", "aot_eager", "eager"]),

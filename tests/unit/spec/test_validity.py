@@ -190,6 +190,7 @@ layouts = st.builds(
     activation_checkpoint=st.sampled_from(["none", "full"]),
     activation_checkpoint_every=few,
     reshard_after_forward=st.sampled_from(["auto", "always", "never"]) | few,
+    gradient_sync=st.sampled_from(["auto", "step", "microbatch"]),
     **dict.fromkeys(("async_tp", "compile"), st.booleans()),
 )
 
