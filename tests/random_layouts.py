@@ -68,6 +68,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         activation_checkpoint=recompute,
         activation_checkpoint_every=1 if recompute == "none" else draw(some(1, 2)),
         reshard_after_forward="auto" if is_deep and schedule in SPLIT_BACKWARD_SCHEDULES else kept,
+        gradient_sync=draw(some("auto", "step", "microbatch")),
         prefetch=draw(some(1, 0, 2)),
         cpu_offload=draw(some(False, False, True)),
         # Compiling takes seconds, as long as all the rest.

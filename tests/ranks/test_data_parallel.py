@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshwright.parallelism.fully_sharded import (
     await_gradients,
     reduce_gradients,
+    require_summed,
     reshard_model,
     set_gradient_sync,
     shard_model,
@@ -67,10 +68,12 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def accumulate(model: nn.Module, meshes: Meshes, *, reduces_last: bool = True) -> None:
-    """Run three microbatches."""
-    dtype = next(model.parameters()).dtype
+    """Run three microbatches, which wait for their reductions."""
+    dtype, layout = next(model.parameters()).dtype, meshes.layout
     for microbatch in range(3):
-        set_gradient_sync(model, meshes.layout, is_on=reduces_last and microbatch == 2)
+        is_last = reduces_last and microbatch == 2
+        reduces = is_last or layout.reduces_each_microbatch
+        set_gradient_sync(model, layout, reduces=reduces, is_last=is_last, waits=reduces)
         loss_of(model, samples(meshes.dp_rank, microbatch, dtype)).backward()
 
 
@@ -106,6 +109,11 @@ def summed(layout: Layout, compute: Any) -> dict[str, Tensor | None]:
         Layout(dp_shard=4, reshard_after_forward="always", prefetch=3),
         Layout(dp_shard=4, reshard_after_forward=2, prefetch=0),
         Layout(dp_shard=2, cpu_offload=True),
+        Layout(dp_shard=2, gradient_sync="step"),
+        Layout(dp_replicate=2, dp_shard=2, gradient_sync="step"),
+        Layout(gradient_sync="microbatch"),
+        Layout(dp_replicate=2, gradient_sync="microbatch"),
+        Layout(dp_replicate=2, dp_shard=2, cpu_offload=True),
     ],
     ids=layout_text,
 )
@@ -125,7 +133,7 @@ def reduced_late(layout: Layout, compute: Any) -> bool:
     (early, meshes), (late, _) = sharded(layout, precision), sharded(layout, precision)
     accumulate(early, meshes)
     accumulate(late, meshes, reduces_last=False)
-    reduce_gradients(late, layout)
+    reduce_gradients(late, layout, is_last=True)
     await_gradients(late)
     assert all(isinstance(parameter, DTensor) for parameter in late.parameters())
     pairs = zip(gradients_of(early).values(), gradients_of(late).values(), strict=True)
@@ -135,11 +143,31 @@ def reduced_late(layout: Layout, compute: Any) -> bool:
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp_shard=2, reshard_after_forward="never"), Layout(dp_shard=2), Layout(dp_shard=2, dp_replicate=2)],
+    [
+        Layout(dp_shard=2, reshard_after_forward="never", gradient_sync="step"),
+        Layout(dp_shard=2, gradient_sync="step"),
+        Layout(dp_shard=2, dp_replicate=2, gradient_sync="step"),
+    ],
     ids=layout_text,
 )
 def test_a_reduction_after_the_last_backward_is_that_of_the_last_backward(layout: Layout, compute: str) -> None:
     assert all(run_ranks(reduced_late, layout.num_ranks, layout, compute))
+
+
+def with_an_unused_last_block() -> None:
+    layout = Layout(dp_replicate=2, dp_shard=2)
+    model, meshes = sharded(layout)
+    for is_last in (False, True):
+        set_gradient_sync(model, layout, reduces=True, is_last=is_last, waits=True)
+        if is_last:
+            model.blocks[-1].requires_grad_(False)
+        loss_of(model, samples(meshes.dp_rank, 0)).backward()
+    require_summed(model)
+
+
+def test_sums_that_no_last_microbatch_takes_to_the_replicas_are_not_lost_unnoticed() -> None:
+    with pytest.raises(AssertionError, match=r"set layout.gradient_sync to"):
+        run_ranks(with_an_unused_last_block, 4)
 
 
 class CountCollectives(TorchDispatchMode):
@@ -165,21 +193,30 @@ def collectives_of_a_step(layout: Layout) -> dict[str, int]:
     [
         (Layout(), {}),
         # The blocks twice for each microbatch, the root once: it keeps its own until its backward is done.
-        (Layout(dp_shard=2), {"all-gather": 3 * (2 * NUM_BLOCKS + 1), "reduce-scatter": NUM_UNITS}),
-        (Layout(dp_shard=2, prefetch=0), {"all-gather": 3 * (2 * NUM_BLOCKS + 1), "reduce-scatter": NUM_UNITS}),
+        (Layout(dp_shard=2), {"all-gather": 3 * (2 * NUM_BLOCKS + 1), "reduce-scatter": 3 * NUM_UNITS}),
+        (Layout(dp_shard=2, prefetch=0), {"all-gather": 3 * (2 * NUM_BLOCKS + 1), "reduce-scatter": 3 * NUM_UNITS}),
+        (
+            Layout(dp_shard=2, gradient_sync="step"),
+            {"all-gather": 3 * (2 * NUM_BLOCKS + 1), "reduce-scatter": NUM_UNITS},
+        ),
         (
             Layout(dp_shard=2, reshard_after_forward="never"),
-            {"all-gather": NUM_UNITS, "reduce-scatter": NUM_UNITS},
+            {"all-gather": NUM_UNITS, "reduce-scatter": 3 * NUM_UNITS},
         ),
         (Layout(dp_replicate=2), {"all-reduce": NUM_UNITS}),
+        (Layout(dp_replicate=2, gradient_sync="microbatch"), {"all-reduce": NUM_UNITS}),
         (
             Layout(dp_replicate=2, dp_shard=2, reshard_after_forward="never"),
+            {"all-gather": NUM_UNITS, "reduce-scatter": 3 * NUM_UNITS, "all-reduce": NUM_UNITS},
+        ),
+        (
+            Layout(dp_replicate=2, dp_shard=2, reshard_after_forward="never", gradient_sync="step"),
             {"all-gather": NUM_UNITS, "reduce-scatter": NUM_UNITS, "all-reduce": NUM_UNITS},
         ),
     ],
     ids=str,
 )
-def test_gradients_travel_once_a_step_whatever_the_number_of_microbatches(
+def test_shards_are_reduced_as_often_as_asked_and_replicas_once_a_step(
     layout: Layout, expected: dict[str, int]
 ) -> None:
     for counts in run_ranks(collectives_of_a_step, layout.num_ranks, layout):

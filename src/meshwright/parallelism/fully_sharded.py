@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from meshwright.errors import UnsupportedError
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.experts import expert_modules, expert_shard_dim, have_own_ranks
 from meshwright.parallelism.mesh import Meshes
@@ -26,6 +27,7 @@ from meshwright.parallelism.torch_fsdp import (
     end_backward,
     end_gradient_reduction,
     hide_from_selective_checkpoint,
+    holds_partial_sums,
 )
 from meshwright.spec.layout import Layout
 from meshwright.spec.sections import DType, PrecisionSection
@@ -59,15 +61,18 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
     _prefetch(model, [_units(block) for block in blocks], layout.prefetch)
 
 
-def set_gradient_sync(model: nn.Module, layout: Layout, *, is_on: bool) -> None:
-    """Let the next backward of a stage reduce its gradients over ranks, or only add them up on this rank.
+def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_last: bool, waits: bool) -> None:
+    """Set what the next backward passes of a stage do with gradients.
 
-    Where parameters are not freed after forward, only the backward that reduces frees them: they travel once a step.
+    With `reduces` they reduce-scatter them, else they add up whole gradients on this rank. The last backward of a step
+    also sums over replicas, which hold sums of shards until then, and frees parameters that are kept after forward.
+    With `waits` a backward ends when its reductions have, else `await_gradients` does.
     """
     assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(is_on)
-    model.set_is_last_backward(is_on)
-    model.set_reshard_after_backward(is_on or bool(_reshard_after_forward(layout, layout.fsdp)))
+    model.set_requires_gradient_sync(reduces)
+    model.set_requires_all_reduce(reduces and is_last)
+    model.set_is_last_backward(waits)
+    model.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.fsdp)))
 
 
 def accumulate_gradients(model: nn.Module) -> None:
@@ -80,20 +85,35 @@ def accumulate_gradients(model: nn.Module) -> None:
     end_backward(model)
 
 
-def reduce_gradients(model: nn.Module, layout: Layout) -> None:
-    """Begin to reduce the gradients that a stage's backward passes without gradient sync have added up; a collective.
+def reduce_gradients(model: nn.Module, layout: Layout, *, is_last: bool) -> None:
+    """Begin to reduce the gradients that a stage's backward passes have left on this rank; a collective.
 
-    Parameters hold their shards again afterwards, as the optimizer wants them; gradients after `await_gradients`.
+    After the last reduction of a step parameters hold their shards again, gradients after `await_gradients`.
     """
     assert isinstance(model, FSDPModule)
-    set_gradient_sync(model, layout, is_on=True)
+    set_gradient_sync(model, layout, reduces=True, is_last=is_last, waits=False)
     end_backward(model)
 
 
 def await_gradients(model: nn.Module) -> None:
-    """Wait for what `reduce_gradients` began."""
+    """Wait for the reductions of a stage that no backward has waited for."""
     assert isinstance(model, FSDPModule)
+    model.set_is_last_backward(True)
     end_gradient_reduction(model)
+
+
+def require_summed(model: nn.Module) -> None:
+    """Raise UnsupportedError if replicas still hold their own sums at the end of a step.
+
+    The last microbatch sums them, unless it does not use what earlier ones did: gradients would be lost unnoticed.
+    """
+    assert isinstance(model, FSDPModule)
+    if holds_partial_sums(model):
+        raise UnsupportedError(
+            "the last microbatch of the step has no gradient of parameters that earlier ones used, and replicas are "
+            "summed with its gradients: use all parameters in each microbatch, or set layout.gradient_sync to "
+            '"step"'
+        )
 
 
 def gather_ahead(model: nn.Module, layout: Layout) -> None:

@@ -24,6 +24,7 @@ from meshwright.parallelism.fully_sharded import (
     await_gradients,
     gather_ahead,
     reduce_gradients,
+    require_summed,
     set_gradient_sync,
 )
 from meshwright.parallelism.mesh import Meshes
@@ -97,7 +98,7 @@ class Pipeline:
         """Run `schedule`, of the same stages, from the next step on."""
         self.schedule = schedule
         self._actions = lower(schedule)[self._meshes.rank("pp")]
-        self._reduced_in, self._reduced_after = _reduction_places(self._actions)
+        self._reductions = _reductions(self._actions, self._meshes.layout.reduces_each_microbatch)
 
     def step(self, microbatches: Sequence[StageInput]) -> Tensor:
         """Return the sum of the losses (0 on ranks without the last stage); gradients are summed into the parameters.
@@ -106,23 +107,29 @@ class Pipeline:
         """
         self._start(microbatches)
         layout = self._meshes.layout
+        reductions, is_each = self._reductions, layout.reduces_each_microbatch
         for number in self.stages.numbers:
-            set_gradient_sync(self.stages[number], layout, is_on=False)
+            waits = is_each and number not in reductions.awaited
+            set_gradient_sync(self.stages[number], layout, reduces=is_each, is_last=False, waits=waits)
             gather_ahead(self.stages[number], layout)
         for index, action in enumerate(self._actions):
-            if index in self._reduced_in:
+            stage = self.stages[action.stage]
+            if index in reductions.last_inside:
                 # The reduction of each block then hides behind the backward of the one before it.
-                set_gradient_sync(self.stages[action.stage], layout, is_on=True)
+                waits = action.stage not in reductions.awaited
+                set_gradient_sync(stage, layout, reduces=True, is_last=True, waits=waits)
             self.observe(f"{ACTION_MARK}{action}")
             with record_function(f"{ACTION_MARK}{action}"):
                 self._run(action, microbatches[action.microbatch])
-            if index in self._reduced_after:
-                reduce_gradients(self.stages[action.stage], layout)
+            if index in reductions.after:
+                reduce_gradients(stage, layout, is_last=reductions.after[index])
             elif action.kind == "W":
-                accumulate_gradients(self.stages[action.stage])
+                accumulate_gradients(stage)
         self._finish()
-        for index in self._reduced_after:
-            await_gradients(self.stages[self._actions[index].stage])
+        for number in sorted(reductions.awaited):
+            await_gradients(self.stages[number])
+        for stage in self.stages if is_each else ():
+            require_summed(stage)
         return self._total
 
     @torch.no_grad()
@@ -256,21 +263,36 @@ class Pipeline:
         self._arriving[kind, action.stage, action.microbatch] = (work, buffer)
 
 
-def _reduction_places(actions: Sequence[Action]) -> tuple[set[int], list[int]]:
-    """Return in which actions, and after which, each stage's gradients are reduced over ranks, as places in the list.
+@dataclass(frozen=True)
+class _Reductions:
+    """Where in a rank's list of actions its stages' gradients are reduced over ranks."""
 
-    A backward that reduces ends when all is reduced, and FSDP2 lets nothing pass it: a stage that sends a gradient to
-    the one before reduces after that, so that a pipeline does not wait for the reductions of all its stages in turn.
-    A backward in two parts reduces after the second: FSDP2's hooks fire in the first, when gradients are none yet.
+    last_inside: set[int]
+    """Backward passes whose hooks reduce, each the last of its stage."""
+    after: dict[int, bool]
+    """Actions that a reduction follows, and whether it is the last of its stage."""
+    awaited: set[int]
+    """Stages whose backward passes do not wait for their reductions: the end of the step does."""
+
+
+def _reductions(actions: Sequence[Action], is_each: bool) -> _Reductions:
+    """Return where gradients are reduced: for each microbatch, or only after the last one.
+
+    FSDP2 lets nothing pass a backward that waits for its reductions. A stage that sends a gradient to the one before
+    does not wait, so that a pipeline is not held up by the reductions of all its stages in turn; and it reduces whole
+    gradients, of which there are many, only after it sent the last. A backward in two parts reduces after the second:
+    FSDP2's hooks fire in the first, when there are no gradients of parameters yet; but on a first stage, which has no
+    inputs that want a gradient, in the second.
     """
     last = {action.stage: index for index, action in enumerate(actions) if action.kind in ("B", "W")}
-    inside, after = set[int](), list[int]()
-    for stage, index in last.items():
-        send = Action("SEND_B", stage, actions[index].microbatch)
-        if actions[index].kind == "W":
-            after.append(index)
-        elif send in actions:
-            after.append(actions.index(send))
-        else:
+    sending = {action.stage for action in actions if action.kind == "SEND_B"}
+    inside, after = set[int](), dict[int, bool]()
+    for index, action in enumerate(actions):
+        is_last = last.get(action.stage) == index
+        if action.kind == "W" and (is_each or is_last):
+            after[index] = is_last
+        if is_last and (is_each or (action.kind == "B" and action.stage not in sending)):
             inside.add(index)
-    return inside, after
+        elif is_last and action.kind == "B":
+            after[actions.index(Action("SEND_B", action.stage, action.microbatch))] = True
+    return _Reductions(inside, after, sending | {actions[index].stage for index in after})

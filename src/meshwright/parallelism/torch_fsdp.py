@@ -31,6 +31,11 @@ def end_gradient_reduction(root: FSDPModule) -> None:
     state._root_post_backward_final_callback()
 
 
+def holds_partial_sums(root: FSDPModule) -> bool:
+    """Return whether a unit under `root` holds shards of gradients that were not summed over replicas."""
+    return any(group._partial_reduce_output is not None for group in _param_groups(root._get_fsdp_state()))
+
+
 def begin_gathering(root: FSDPModule) -> None:
     """Begin to gather the parameters of every unit under `root`; a collective. Each unit waits when it is called."""
     state: Any = root._get_fsdp_state()

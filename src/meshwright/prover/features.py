@@ -55,6 +55,16 @@ CHOICES = (
         {"dp_shard": 4, "reshard_after_forward": 2},
     ),
     _choice("CPU offload", "cpu_offload", True),
+    Feature(
+        "reduce each microbatch",
+        lambda layout: layout.reduces_each_microbatch,
+        {"gradient_sync": "microbatch"},
+    ),
+    Feature(
+        "reduce once a step",
+        lambda layout: layout.fsdp > 1 and not layout.reduces_each_microbatch,
+        {"dp_shard": 2, "gradient_sync": "step"},
+    ),
 )
 """Everything else that a layout chooses and that could change a number by mistake."""
 

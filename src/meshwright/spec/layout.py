@@ -72,7 +72,7 @@ class Layout(Noun):
     reshard_after_forward: ReshardAfterForward = "auto"
     """Whether gathered parameters are freed after forward, or kept on groups of n ranks; auto: unless pp > 1."""
     gradient_sync: GradientSync = "auto"
-    """When gradients are reduced: after each microbatch or once a step; auto: microbatch for FSDP without a pipeline."""
+    """When gradients are reduced: after each microbatch or once a step; auto: microbatch if sharded and pp = 1."""
     prefetch: NonNegativeInt = 1
     """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
     cpu_offload: bool = False

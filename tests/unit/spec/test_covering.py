@@ -8,7 +8,7 @@ import pytest
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.covering import COVERED_AXES, covering_layouts
 from meshwright.spec.job import Job
-from meshwright.spec.layout import SCHEDULES, ActivationCheckpoint, ContextMethod, Layout
+from meshwright.spec.layout import SCHEDULES, ActivationCheckpoint, ContextMethod, GradientSync, Layout
 from meshwright.spec.moe_architecture import LatentAttention, MoEArchitecture
 from meshwright.spec.presets import PRESETS
 from meshwright.spec.schedule_rules import schedule_problems
@@ -46,12 +46,21 @@ def test_every_axis_meets_every_choice(axis: str) -> None:
     assert num_schedules == len(SCHEDULES) if axis == "pp" else num_schedules >= 3
 
 
+def test_every_schedule_meets_gradients_that_are_reduced_for_each_microbatch() -> None:
+    reduced = [layout for layout in covering_layouts(EXPERTS) if layout.pp > 1 and layout.reduces_each_microbatch]
+    assert {layout.schedule for layout in reduced} == set(SCHEDULES)
+    assert any(layout.dp_replicate > 1 for layout in reduced)
+    assert any(layout.ep > 1 for layout in reduced)
+    assert any(layout.reshard_after_forward == "always" for layout in reduced)
+
+
 def test_every_option_stands_with_one_axis_alone() -> None:
     alone = [layout for layout in covering_layouts(EXPERTS) if sum(meets(layout, axis) for axis in COVERED_AXES) == 1]
     assert {axis for axis in COVERED_AXES for layout in alone if meets(layout, axis)} == {*COVERED_AXES} - {"ep"}
     assert {layout.schedule for layout in alone if layout.pp > 1} == set(SCHEDULES)
     assert {layout.cp_method for layout in alone} == set(get_args(ContextMethod))
     assert {layout.reshard_after_forward for layout in alone} >= {"auto", "always", "never", 2}
+    assert {layout.gradient_sync for layout in alone} == set(get_args(GradientSync))
     assert any(layout.cpu_offload for layout in alone)
     assert any(layout.activation_checkpoint_every > 1 for layout in alone)
     assert any(layout.stage_boundaries for layout in alone)
