@@ -191,7 +191,7 @@ def _casts(setting: Setting, constants: Constants) -> float:
 
 
 def _sum_bytes(setting: Setting, constants: Constants) -> float:
-    """Return the bytes that a microbatch moves to add a parameter's gradient to the sum; FSDP sums its own shards."""
+    """Return the bytes that a microbatch moves to add a parameter's gradient to the sum; FSDP's: data_parallel.py."""
     stack = setting.stack
     if stack.sharding == "parameters":
         return 0.0

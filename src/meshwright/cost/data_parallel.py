@@ -3,13 +3,17 @@
     FSDP     each block: exposed = max(block, communication) - block + slowdown x the shorter of the two;
              forward gathers, backward gathers again (if resharded) and scatters; the ends of the step are exposed
     ZeRO-1   gradients scattered and parameters gathered once a step, hidden behind the last microbatch but for a share
-    HSDP     one all-reduce of each gradient shard over the replicas besides
+             unless backward adds to them itself, each microbatch's gradients are added to whole ones, or copied into
+             the input of a reduce-scatter of their own
+    HSDP     one all-reduce of each gradient shard over the replicas besides, once a step
     tp       gradients of what its ranks all hold whole (norms, routers) are summed over them once a step, since each
              has seen its part of the sequence
 
 Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054), Galvatron (arXiv:2211.13878) for the slowdown. Kept
-parameters, and gradients that add up over microbatches, travel once a step. Ignored: dim-0 padding of shards; prefetch
-of more than one block; copies on groups of n ranks (reshard_after_forward = n), gathered as from all of them.
+parameters travel once a step, gradients once a step or after each microbatch (Layout.gradient_sync). After a backward
+in two parts they are reduced unit by unit, and nothing hides it. Ignored: dim-0 padding of shards; prefetch of more
+than one block; copies on groups of n ranks (reshard_after_forward = n), gathered as from all of them; copies of the
+gradients of a step's first microbatch.
 """
 
 from __future__ import annotations
@@ -37,9 +41,9 @@ class DataParallel:
     layouts: LayoutTable
     work: Work
     shards_parameters: NDArray[np.bool_]
-    reduces_once: NDArray[np.bool_]
-    """Whether gradients add up over microbatches and are reduced once a step, as all pipelines do."""
     overlaps: NDArray[np.bool_]
+    fuses_sum: NDArray[np.bool_]
+    """Whether backward itself adds a microbatch's gradients to those before it."""
     element_bytes: Floats
     gather_bytes: Floats
     """Bytes of a parameter that is gathered."""
@@ -80,8 +84,8 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         layouts=layouts,
         work=work,
         shards_parameters=shards,
-        reduces_once=(cases.each(lambda s: float(s.stack.gradient_sync == "step")) > 0) | (layouts.pp > 1),
         overlaps=cases.each(lambda s: float(s.stack.dp_overlap)) > 0,
+        fuses_sum=cases.each(lambda s: float(s.stack.fuses_gradient_sum)) > 0,
         element_bytes=wide,
         gather_bytes=np.where(low > 0, 1.0, wide),
         reduce_bytes=cases.each(lambda s: 4.0 if s.workload.gradient_dtype == "float32" else 2.0),
@@ -117,16 +121,28 @@ def fsdp_exposed_s(
     scatter = collective(dp.element_bytes) * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
-    scatter = scatter + all_reduce_s(shard, replicas, fabric)
-    # Shares of microbatches: what is freed is gathered for each, gradients are reduced once a step or for each.
-    reduced = np.where(dp.reduces_once, 1.0 / dp.num_microbatches, 1.0)
-    gathered = np.where(layouts.is_resharded, 1.0, reduced)
+    summed = all_reduce_s(shard, replicas, fabric)
+    # Shares of microbatches: what is freed is gathered for each, what is kept for one.
+    last = 1.0 / dp.num_microbatches
+    gathered = np.where(layouts.is_resharded, 1.0, last)
     again = np.where(layouts.is_resharded, gather, 0.0)
     copies = 2 * (dense + experts) * dp.gather_bytes / memory_rate * (layouts.fsdp > 1)
     forward = gathered * (exposed(gather, block[0]) + copies)
-    backward = (1 - reduced) * exposed(again, block[1]) + reduced * exposed(again + scatter, block[1])
+    is_each = layouts.reduces_each_microbatch
+    behind = np.where(is_each & layouts.splits_backward, 0.0, block[1])
+    before_last = np.where(is_each, exposed(again + scatter, behind), exposed(again, block[1]))
+    backward = (1 - last) * before_last + last * exposed(again + scatter + summed, behind)
     backward = backward + gathered * copies
-    return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
+    added = (dense + experts) * _bytes_to_add(dp) / memory_rate
+    sharded = forward + backward + (1 - last) * added
+    return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), sharded, 0.0)
+
+
+def _bytes_to_add(dp: DataParallel) -> Floats:
+    """Return the bytes that are read and written for each parameter to take in one more microbatch's gradients."""
+    into_whole = dp.element_bytes + 2 * dp.reduce_bytes
+    into_shards = dp.element_bytes + dp.reduce_bytes
+    return np.where(dp.fuses_sum, 0.0, np.where(dp.layouts.reduces_each_microbatch, into_shards, into_whole))
 
 
 def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants) -> Floats:
@@ -138,11 +154,12 @@ def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     whole = all_gather_s(parameters * dp.element_bytes, group, fabric)
     scatter = whole * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
-    scatter = scatter + all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
+    summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
+    last = 1.0 / dp.num_microbatches
     # Kept from forward to backward, but for one microbatch only if blocks are freed.
-    gathers = np.where(layouts.is_resharded, 1.0, 1.0 / dp.num_microbatches)
-    reduces = np.where(dp.reduces_once, 1.0 / dp.num_microbatches, 1.0)
-    return np.where(dp.shards_parameters, gathers * whole + reduces * scatter, 0.0)
+    gathers = np.where(layouts.is_resharded, 1.0, last)
+    reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
+    return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed, 0.0)
 
 
 def replicated_sums_s(dp: DataParallel, fabric: Fabric) -> Floats:

@@ -9,7 +9,9 @@
 
 FSDP2 keeps what stands outside of blocks gathered from forward to the end of backward, and the blocks too unless they
 are freed after forward. Where gradients are reduced once a step, those of earlier microbatches add up whole, in the
-format in which they are reduced. Ignored: parameters gathered ahead by more than one block.
+format in which they are reduced; where each microbatch is reduced, their shards do. A stage that sends gradients to the
+one before holds the input of its last reduction until the next. Ignored: parameters gathered ahead by more than one
+block.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ class _Held:
         self.bytes = state_bytes(memory.setting.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
-        self.reduces_once = stack.gradient_sync == "step"
-        self.reduces_last = (layouts.pp > 1) & stack.reduces_after_pipeline & self.is_sharded
+        self.reduces_each = self.accumulates & layouts.reduces_each_microbatch
+        self.reduces_last = (layouts.pp > 1) & stack.reduces_after_pipeline & self.is_sharded & ~self.reduces_each
         self.compute_bytes = memory.element_bytes
         self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
@@ -103,11 +105,13 @@ class _Held:
     def states(self) -> Parts:
         """Return what is there throughout a step."""
         whole, shared, size = self.elements.whole, self.elements.shared * self.on_device, self.bytes
+        # Replicas sum shards once a step, and FSDP2 keeps them on the device until then.
+        is_offloaded = (self.memory.layouts.dp_replicate == 1) & (self.on_device == 0)
         # Shards of gradients are there before the end of a step only where every microbatch is reduced.
-        has_shards = self.accumulates & (not self.reduces_once)
+        shards = self.elements.shared * size.shared_gradient * (self.reduces_each & ~is_offloaded)
         return {
             "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
-            "gradients_bytes": whole * size.whole_gradient + has_shards * shared * size.shared_gradient,
+            "gradients_bytes": whole * size.whole_gradient + shards,
             "optimizer_bytes": shared * size.shared_optimizer,
         }
 
@@ -115,19 +119,21 @@ class _Held:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
         return self._moment(
             gathered_bytes=self._gathered(np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks()))
-            + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes
-            + self._added_up(),
+            + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
+            gradients_bytes=self._added_up(),
             activations_bytes=self.kept,
             logits_bytes=self.is_last * self.memory.ends.logits_bytes,
+            buffers_bytes=self._retained(),
         )
 
     def backward(self) -> Parts:
         """Return what the first block's backward adds."""
         at_work = np.where(self.memory.layouts.is_resharded, self._few_blocks(), self._all_blocks())
         return self._moment(
-            gathered_bytes=self._gathered(at_work) + self._own_gradients(is_end=False) + self._added_up(),
+            gathered_bytes=self._gathered(at_work) + self._own_gradients(is_end=False),
+            gradients_bytes=self._added_up(),
             activations_bytes=self.kept + self.working,
-            buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced()),
+            buffers_bytes=np.where(self.reduces_last, 0.0, np.maximum(self._reduced(), self._retained())),
             workspace_bytes=self.transient,
         )
 
@@ -137,8 +143,9 @@ class _Held:
         working = self._gathered(self._few_blocks()) + self._own_gradients(is_end=True)
         all_kept = np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0)
         return self._moment(
-            gathered_bytes=np.where(self.reduces_last, self._gathered(self._all_blocks()) + self._added_up(), working),
-            gradients_bytes=self._new_shards(self.elements.shared - self.outside.shared),
+            gathered_bytes=np.where(self.reduces_last, self._gathered(self._all_blocks()), working),
+            gradients_bytes=self._new_shards(self.elements.shared - self.outside.shared)
+            + np.where(self.reduces_last, self._added_up(), 0.0),
             activations_bytes=np.where(self.reduces_last, 0.0, all_kept),
             buffers_bytes=self._reduced(),
             workspace_bytes=np.where(self.reduces_last, 0.0, self.transient),
@@ -148,7 +155,8 @@ class _Held:
         """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
         is_alone = self.memory.layouts.fsdp == 1
         # On one rank FSDP2 divides into another tensor in place of reducing.
-        whole_bytes = np.where(self.accumulates | is_alone, self.reduce_bytes, self.compute_bytes)
+        is_sum = self.accumulates & ~self.reduces_each
+        whole_bytes = np.where(is_sum | is_alone, self.reduce_bytes, self.compute_bytes)
         return self._moment(
             gathered_bytes=self.is_sharded * self.lasting.whole * whole_bytes,
             gradients_bytes=self._new_shards(self.elements.shared),
@@ -157,8 +165,7 @@ class _Held:
 
     def _new_shards(self, elements: Floats) -> Floats:
         """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
-        are_there = self.accumulates & (not self.reduces_once)
-        return np.where(are_there, 0.0, elements * self.bytes.shared_gradient * self.on_device)
+        return np.where(self.reduces_each, 0.0, elements * self.bytes.shared_gradient * self.on_device)
 
     def reserved(self, moments: list[Parts]) -> Floats:
         """Return what the allocator reserves for all that comes and goes: a freed block serves its own stream only.
@@ -214,18 +221,28 @@ class _Held:
         return self.is_sharded * (self.lasting.whole * self.compute_bytes + blocks * self.gather_bytes)
 
     def _own_gradients(self, *, is_end: bool) -> Floats:
-        """Return the bytes of a microbatch's gradients that are not reduced yet: of the block at work and the ends."""
-        ends = self.lasting if is_end else self.lasting_head
-        return self.is_sharded * (ends.whole + self.block_elements) * self.compute_bytes
+        """Return the bytes of a microbatch's gradients that are not reduced yet: of the block at work and the ends.
+
+        After a backward in two parts all of a stage's are.
+        """
+        layouts, ends = self.memory.layouts, self.lasting if is_end else self.lasting_head
+        stage = np.maximum(self.block_elements, self._all_blocks() / layouts.stages_per_rank)
+        blocks = np.where(self.reduces_each & layouts.splits_backward, stage, self.block_elements)
+        return self.is_sharded * (ends.whole + blocks) * self.compute_bytes
 
     def _added_up(self) -> Floats:
         """Return the bytes of whole gradients that earlier microbatches left."""
-        adds_up = self.accumulates & self.reduces_once & self.is_sharded
+        adds_up = self.accumulates & ~self.reduces_each & self.is_sharded
         return np.where(adds_up, self.elements.whole * self.reduce_bytes, 0.0)
 
     def _reduced(self) -> Floats:
         """Return the bytes of the gradients that a reduction reads: those of one block, in its format."""
         return self.is_sharded * self.block_elements * self.reduce_bytes
+
+    def _retained(self) -> Floats:
+        """Return the bytes of the input of a stage's last reduction, of its root, that its next reduction frees."""
+        holds = self.reduces_each & (self.memory.layouts.pp > 1) & self.is_sharded
+        return holds * self.lasting_head.whole * self.reduce_bytes
 
 
 def _frees_sent(stack: Stack, layouts: LayoutTable) -> NDArray[np.bool_]:

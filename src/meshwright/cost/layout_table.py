@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import UnsupportedError
-from meshwright.spec.layout import SCHEDULES, ActivationCheckpoint, ContextMethod, Layout
+from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, ActivationCheckpoint, ContextMethod, Layout
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -41,6 +41,8 @@ class LayoutTable:
     cp_method: Ints
     is_resharded: Bools
     """Whether gathered parameters are freed after forward."""
+    reduces_each_microbatch: Bools
+    """Whether gradients are reduce-scattered after each microbatch, not once a step."""
     async_tp: Bools
     cpu_offload: Bools
     compile: Bools
@@ -78,6 +80,12 @@ class LayoutTable:
         """Return the pipeline stages over all pipeline ranks."""
         return self.pp * self.stages_per_rank
 
+    @property
+    def splits_backward(self) -> Bools:
+        """Return whether a stage's backward runs in two parts."""
+        codes = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
+        return np.asarray((self.pp > 1) & np.isin(self.schedule, codes))
+
     def take(self, rows: NDArray[Any]) -> LayoutTable:
         """Return the layouts at `rows` (positions or a mask)."""
         return replace(self, **{name: column[rows] for name, column in self.columns().items()})
@@ -95,6 +103,7 @@ class LayoutTable:
             values[name] = words[values[name]]
         values["virtual_stages"] = values.pop("stages_per_rank")
         values["reshard_after_forward"] = "always" if values.pop("is_resharded") else "never"
+        values["gradient_sync"] = "microbatch" if values.pop("reduces_each_microbatch") else "step"
         return Layout(**values)
 
     def columns(self) -> dict[str, NDArray[Any]]:

@@ -4,7 +4,8 @@
     step   sum over blocks, the root (embedding, head) as one unit more, and two all-reduces of one number
 
 Nothing hides: what moves and adds the bytes is the core that would compute meanwhile. A block is gathered for each
-forward and each backward, or once if it is kept; the root once a microbatch; gradients are reduced once a step.
+forward and each backward, or once if it is kept; the root once a microbatch; gradients are reduced once a step
+or after each microbatch.
 Source: FSDP2's own order of work, and the points of unshard and reduce-grads in the cluster's catalogue entry, which
 were timed with all ranks of the machine: parts of them are taken to be as slow.
 """
@@ -50,7 +51,7 @@ def measured_exchanges_s(dp: DataParallel, slots: Sequence[Slot], fabric: Fabric
 
 
 def _unit_s(dp: DataParallel, parameters: Floats, degree: NDArray[np.int64], gathers: Floats, fabric: Fabric) -> Floats:
-    """Return the seconds of gathering a unit so many times and reducing its gradients once."""
+    """Return the seconds of gathering a unit so many times and reducing its gradients."""
     layouts = dp.layouts
     gathered, reduced = parameters * dp.gather_bytes, parameters * dp.reduce_bytes
     group = group_of(layouts.tp, degree, fabric)
@@ -59,7 +60,8 @@ def _unit_s(dp: DataParallel, parameters: Floats, degree: NDArray[np.int64], gat
     reduce_s = _timed_s("reduce-grads", reduced, reduce_scatter_s(reduced, group, fabric), fabric)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     summed_s = all_reduce_s(reduced / degree, replicas, fabric)
-    return np.where(degree > 1, gathers * gather_s + reduce_s, 0.0) + summed_s
+    reduces = np.where(layouts.reduces_each_microbatch, dp.num_microbatches, 1.0)
+    return np.where(degree > 1, gathers * gather_s + reduces * reduce_s, 0.0) + summed_s
 
 
 def _timed_s(kind: CollectiveKind, num_bytes: Floats, formula_s: Floats, fabric: Fabric) -> Floats:

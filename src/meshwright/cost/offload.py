@@ -1,6 +1,6 @@
 """cpu_offload: what it takes that parameters, gradients and optimizer state wait in the host's memory.
 
-    copies   (gathers x 4 + 4) bytes of each parameter / PCIe: to the device for each gather, the gradient back
+    copies   (gathers + reductions) x 4 bytes of each parameter / PCIe: to the device, and gradients back
     update   28 bytes of each parameter / the rank's share of the host's memory bandwidth: AdamW runs on the host
     memory   16 bytes of each parameter: float32 weights, gradients and two moments
 
@@ -28,7 +28,10 @@ def offload_s(cases: Cases) -> Floats:
     layouts, per_node = cases.layouts, cases.each(lambda setting: setting.cluster.devices_per_node)
     # Each microbatch gathers forward and backward, or once in all where parameters are kept.
     gathers = np.where(layouts.is_resharded, 2 * cases.num_microbatches, 1.0)
-    copied_s = _own_parameters(cases) * (4 * gathers + 4) / PCIE_BYTES_PER_S
+    # Sums over replicas, which follow the last microbatch, are of what the device holds.
+    is_each = layouts.reduces_each_microbatch & (layouts.dp_replicate == 1)
+    reductions = np.where(is_each, cases.num_microbatches, 1.0)
+    copied_s = _own_parameters(cases) * 4 * (gathers + reductions) / PCIE_BYTES_PER_S
     updated_s = _own_parameters(cases) * _UPDATE_BYTES * per_node / HOST_BYTES_PER_S
     return np.where(layouts.cpu_offload, copied_s + updated_s, 0.0)
 

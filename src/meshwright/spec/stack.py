@@ -49,8 +49,6 @@ class Stack(Noun):
     experts, whole steps."""
     low_precision_attention: bool = False
     """Whether attention is computed in 8 bits where matmuls are."""
-    gradient_sync: Literal["step", "microbatch"] = "step"
-    """How often sharded gradients are reduced: once, whole ones adding up until then, or after every microbatch."""
     reduces_after_pipeline: bool = False
     """Whether the ranks of a pipeline reduce gradients when all of their backwards are done, not in the last one."""
     gradient_accumulation_dtype: Literal["float32", "bfloat16"] = "float32"

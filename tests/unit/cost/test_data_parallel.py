@@ -67,20 +67,58 @@ def test_freed_parameters_are_gathered_again() -> None:
 
 
 def test_a_pipeline_that_frees_parameters_gathers_them_for_every_microbatch() -> None:
-    of = setting("llama3-70b", seq_len=512, global_batch_size=512)
+    once, of = (setting("llama3-70b", seq_len=512, global_batch_size=16 * number) for number in (1, 32))
     layout = Layout(pp=4, dp_shard=16)
     freed, kept = dp_s(of, layout.replace(reshard_after_forward="always"), layout)
     # 32 microbatches, each with a gather forward and one backward, instead of one gather for all.
-    assert freed > 12 * kept
+    assert freed - kept > 12 * dp_s(once, layout)[0]
+
+
+SYNCED = [Layout(dp_shard=64, gradient_sync=name) for name in ("step", "microbatch")]
 
 
 def test_gradients_that_add_up_are_reduced_once_a_step() -> None:
-    of = setting("llama3-70b", seq_len=512, global_batch_size=64 * 16)
-    once, each = (dp_s(changed(of, gradient_sync=name), Layout(dp_shard=64))[0] for name in ("step", "microbatch"))
+    once, each = dp_s(setting("llama3-70b", seq_len=512, global_batch_size=64 * 16), *SYNCED)
     assert once < 0.8 * each
-    single = setting("llama3-70b", seq_len=512, global_batch_size=64)
-    once, each = (dp_s(changed(single, gradient_sync=name), Layout(dp_shard=64))[0] for name in ("step", "microbatch"))
+    once, each = dp_s(setting("llama3-70b", seq_len=512, global_batch_size=64), *SYNCED)
     assert once == each
+
+
+def test_a_backward_longer_than_its_reductions_hides_them() -> None:
+    (once_short, each_short), (once, each) = (
+        dp_s(setting("llama3-70b", seq_len=seq_len, global_batch_size=64 * 16), *SYNCED) for seq_len in (512, 8192)
+    )
+    assert 0 < each - once < 0.25 * (each_short - once_short)
+
+
+def test_adding_to_whole_gradients_takes_longer_than_copying_into_reductions() -> None:
+    plain = setting("llama3-70b", seq_len=8192, global_batch_size=64 * 16)
+    by_hand = dp_s(changed(plain, fuses_gradient_sum=False), *SYNCED)
+    fused = dp_s(plain, *SYNCED)
+    assert by_hand[0] - fused[0] > by_hand[1] - fused[1] > 0
+
+
+def test_replicas_are_summed_once_a_step() -> None:
+    of = setting("llama3-70b", "h100-tcpx", seq_len=512, global_batch_size=64 * 16)
+    (shared, replicated), (shared_once, replicated_once) = (
+        dp_s(
+            of,
+            *(
+                layout.replace(gradient_sync=name)
+                for layout in (Layout(dp_shard=64), Layout(dp_replicate=8, dp_shard=8))
+            ),
+        )
+        for name in ("microbatch", "step")
+    )
+    assert replicated - replicated_once < 0.3 * (shared - shared_once)
+
+
+def test_nothing_hides_reductions_after_a_backward_in_two_parts() -> None:
+    of = setting("llama3-70b", seq_len=8192, global_batch_size=16 * 32)
+    layout = Layout(pp=4, dp_shard=16, schedule="ZBVZeroBubble")
+    once, each = dp_s(of, layout, layout.replace(gradient_sync="microbatch"))
+    inside = dp_s(of, *(Layout(pp=4, dp_shard=16, gradient_sync=name) for name in ("step", "microbatch")))
+    assert each - once > 3 * (inside[1] - inside[0])
 
 
 def test_gradients_in_float32_take_longer() -> None:

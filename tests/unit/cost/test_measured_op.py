@@ -166,9 +166,12 @@ def test_a_hosts_seconds_add_where_it_computes_itself() -> None:
     assert hidden < 0.05 * added
 
 
-def test_units_are_gathered_for_each_pass_and_reduced_once() -> None:
+@pytest.mark.parametrize(("gradient_sync", "num_reductions"), [("step", 1), ("microbatch", 2)])
+def test_units_are_gathered_for_each_pass_and_reduced_as_often_as_asked(
+    gradient_sync: str, num_reductions: int
+) -> None:
     num_microbatches = 2
-    taken = step(of(), dp_shard=2, microbatch_size=2)
+    taken = step(of(), dp_shard=2, microbatch_size=2, gradient_sync=gradient_sync)
     blocks = [group for group in MODEL.groups if group.name == "blocks"]
     total = 0.0
     for num_parameters, count, gathers in (
@@ -176,7 +179,7 @@ def test_units_are_gathered_for_each_pass_and_reduced_once() -> None:
         (sum(group.num_parameters for group in MODEL.groups if group not in blocks), 1, num_microbatches),
     ):
         num_bytes = 4 * num_parameters
-        total += count * (gathers * (1e-3 + num_bytes / 1e9) + 2e-3 + num_bytes / 5e8)
+        total += count * (gathers * (1e-3 + num_bytes / 1e9) + num_reductions * (2e-3 + num_bytes / 5e8))
     assert taken.dp_s == pytest.approx(total + 2 * (1e-4 + 8 / 1e9))
     assert step(of()).dp_s == 0
 

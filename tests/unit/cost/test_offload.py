@@ -25,14 +25,22 @@ def test_without_offload_nothing_is_added() -> None:
 def test_copies_grow_with_gathers_and_with_what_a_rank_keeps() -> None:
     few, many, kept, whole = offload_s(
         cases(
-            Layout(dp_shard=8, cpu_offload=True, microbatch_size=2),
-            Layout(dp_shard=8, cpu_offload=True, microbatch_size=1),
-            Layout(dp_shard=8, cpu_offload=True, microbatch_size=1, reshard_after_forward="never"),
-            Layout(dp_shard=4, dp_replicate=2, cpu_offload=True, microbatch_size=2),
+            *(Layout(dp_shard=8, cpu_offload=True, microbatch_size=size, gradient_sync="step") for size in (2, 1)),
+            Layout(dp_shard=8, cpu_offload=True, reshard_after_forward="never", gradient_sync="step"),
+            Layout(dp_shard=4, dp_replicate=2, cpu_offload=True, microbatch_size=2, gradient_sync="step"),
         )
     )
     assert kept < few < many
     assert whole == pytest.approx(2 * few)
+
+
+def test_replicas_copy_gradients_once_a_step_and_a_single_one_as_often_as_it_reduces() -> None:
+    layouts = [Layout(dp_shard=8, cpu_offload=True), Layout(dp_shard=4, dp_replicate=2, cpu_offload=True)]
+    each, each_of_two, once, once_of_two = offload_s(
+        cases(*layouts, *(layout.replace(gradient_sync="step") for layout in layouts))
+    )
+    assert each > once
+    assert each_of_two == once_of_two
 
 
 def test_the_state_of_all_ranks_of_a_node_must_fit_its_memory() -> None:

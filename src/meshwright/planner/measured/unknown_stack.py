@@ -66,7 +66,7 @@ def _usual(row: RunRow) -> dict[str, Any]:
     """Return what software of the row's year did where the row does not tell."""
     is_split = (row.count("tp") or 1) > 1 or (row.count("pp") or 1) > 1
     is_sharded = row.text("fsdp_zero_stage") in ("2", "3", "hsdp")
-    changes: dict[str, Any] = {"kernels": "eager", "gradient_sync": "microbatch"}
+    changes: dict[str, Any] = {"kernels": "eager"}
     if is_split and not is_sharded:
         changes = {"sharding": "optimizer", "kernels": "fused", "selective": "core-attention"}
         changes["recompute_stops_early"] = False
