@@ -17,7 +17,14 @@ from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Candidate
 
-_CARRIED = ("stage_boundaries", "prefetch", "compile_backend", "reshard_after_forward", "virtual_stages")
+_CARRIED = (
+    "stage_boundaries",
+    "prefetch",
+    "compile_backend",
+    "reshard_after_forward",
+    "gradient_sync",
+    "virtual_stages",
+)
 """Keys that a table has no column for, or says less of than a job may."""
 
 
@@ -29,6 +36,8 @@ def layout_at(layouts: LayoutTable, row: int, question: Question) -> Layout:
         plain["virtual_stages"] = None
     if (layout.pp == 1) == (layout.reshard_after_forward == "always"):
         plain["reshard_after_forward"] = "auto"
+    if layout.replace(gradient_sync="auto").reduces_each_microbatch == layout.reduces_each_microbatch:
+        plain["gradient_sync"] = "auto"
     return layout.replace(**(plain | {key: question.fixed[key] for key in _CARRIED if key in question.fixed}))
 
 

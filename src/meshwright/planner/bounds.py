@@ -2,7 +2,8 @@
 
     bound = a step without bubble and sends, of the least recomputation and the fastest method of cp
 
-Ways to spend memory are what is computed again and whether gathered parameters are freed. One that fits with none of
+Ways to spend memory are what is computed again, whether gathered parameters are freed, and whether whole gradients add
+up. One that fits with none of
 the schedules that may be the leanest is left out: 1F1B, and those whose ranks hold several smaller stages, since cuts
 between blocks then fall more evenly.
 """
@@ -20,7 +21,7 @@ from meshwright.planner.menu import Menu
 from meshwright.planner.price import time_steps, weigh
 from meshwright.planner.question import Question
 from meshwright.planner.rules import splits_model
-from meshwright.planner.space import vary, with_ways
+from meshwright.planner.space import WAYS, reduces_needlessly, vary, with_ways
 from meshwright.spec.layout import SCHEDULES
 
 _SLACK = 0.05
@@ -46,8 +47,9 @@ def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds
     gains_s = _gain_of_cp_method_s(_fastest(candidates, menu), question, menu)
     layouts = with_ways(candidates, menu)
     gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))
-    columns = {"activation_checkpoint": layouts.activation_checkpoint, "is_resharded": layouts.is_resharded}
-    lean = leanest(layouts, menu, **columns)
+    useful = ~reduces_needlessly(layouts, question, menu)
+    layouts, gains_s = layouts.take(useful), gains_s[useful]
+    lean = leanest(layouts, menu, **{name: getattr(layouts, name) for name in WAYS})
     every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
     fits = _may_fit(lean, question, menu)
     # What is computed again is held beside what is kept: fewer such blocks can be leaner than more.
@@ -70,6 +72,10 @@ def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:
         "cp_method": np.where(is_ring, CONTEXT_METHODS.index("ring"), candidates.cp_method),
         "activation_checkpoint": max(map(ACTIVATION_CHECKPOINTS.index, menu.activation_checkpoint)),
         "is_resharded": any(menu.is_resharded),
+        # Where nothing is sharded, shards of gradients are as large as whole ones.
+        "reduces_each_microbatch": np.where(
+            candidates.fsdp > 1, any(menu.reduces_each_microbatch), all(menu.reduces_each_microbatch)
+        ),
         "cpu_offload": any(menu.cpu_offload),
         "compile": any(menu.compile),
     }

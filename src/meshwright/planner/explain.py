@@ -27,6 +27,7 @@ _KEYS = (
     "schedule",
     "activation_checkpoint",
     "is_resharded",
+    "reduces_each_microbatch",
     "cp_method",
     "async_tp",
 )
@@ -148,7 +149,8 @@ def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
     own = layout_table([layout])
     schedules, numbers = zip(*menu.pipelines, strict=True)
     options: list[Mapping[str, Any]] = [
-        {key: getattr(menu, key)} for key in ("microbatch_size", "cp_method", "is_resharded", "async_tp", "compile")
+        {key: getattr(menu, key)}
+        for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
     ]
     options += [{"schedule": schedules, "stages_per_rank": numbers}] if layout.pp > 1 else []
     options.append({"cpu_offload": (False, True)})
@@ -181,7 +183,16 @@ def changes(layout: Layout, other: Layout) -> dict[str, object]:
         found["reshard_after_forward"] = "always" if is_resharded(other) else "never"
         if is_resharded(layout) == is_resharded(other):
             del found["reshard_after_forward"]
+    if "gradient_sync" in found:
+        found["gradient_sync"] = gradient_sync(other)
+        if layout.reduces_each_microbatch == other.reduces_each_microbatch:
+            del found["gradient_sync"]
     return found
+
+
+def gradient_sync(layout: Layout) -> str:
+    """Return when gradients are reduced, auto resolved."""
+    return "microbatch" if layout.reduces_each_microbatch else "step"
 
 
 def is_resharded(layout: Layout) -> bool:
@@ -194,6 +205,8 @@ def change_of(layout: Layout, key: str) -> str:
     """Return a layout's value of a table's column as a job would write it."""
     if key == "is_resharded":
         return listed({"reshard_after_forward": "always" if is_resharded(layout) else "never"})
+    if key == "reduces_each_microbatch":
+        return listed({"gradient_sync": gradient_sync(layout)})
     return listed({key: getattr(layout, key)})
 
 

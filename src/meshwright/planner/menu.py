@@ -48,6 +48,7 @@ class Menu:
     activation_checkpoint_every: tuple[int, ...]
     cp_method: tuple[str, ...]
     is_resharded: tuple[bool, ...]
+    reduces_each_microbatch: tuple[bool, ...]
     async_tp: tuple[bool, ...]
     cpu_offload: tuple[bool, ...]
     compile: tuple[bool, ...]
@@ -74,6 +75,7 @@ def menu_of(question: Question) -> Menu:
         activation_checkpoint_every=_CHECKPOINT_EVERY,
         cp_method=CONTEXT_METHODS,
         is_resharded=(True, False),
+        reduces_each_microbatch=(True, False),
         # Symmetric memory, which async_tp needs, is there on devices alone.
         async_tp=(False,) if is_host else (False, True),
         cpu_offload=(False,),
@@ -115,5 +117,7 @@ def _constrained(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
         changes["pipelines"] = tuple(_pipelines(SCHEDULES if schedule is None else (schedule,), number))
     if fixed.get("reshard_after_forward", "auto") != "auto":
         changes["is_resharded"] = (fixed["reshard_after_forward"] != "never",)
+    if fixed.get("gradient_sync", "auto") != "auto":
+        changes["reduces_each_microbatch"] = (fixed["gradient_sync"] == "microbatch",)
     changes |= {field.name: (fixed[field.name],) for field in fields(Menu) if field.name in fixed}
     return replace(menu, **changes)

@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Ints, LayoutTable
 from meshwright.planner.question import Question
 from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES
+from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.size_rules import sizes_over_tp
@@ -54,12 +54,12 @@ def splits_model(layouts: LayoutTable, question: Question) -> Bools:
 
 def has_consistent_choices(layouts: LayoutTable, question: Question) -> Bools:
     """Return whether what blocks do about memory and overlap fits the split, and what the question fixes."""
-    splits_backward = (layouts.pp > 1) & _has_schedule(layouts, SPLIT_BACKWARD_SCHEDULES)
     return np.asarray(
-        ~(splits_backward & layouts.is_resharded)
+        ~(layouts.splits_backward & layouts.is_resharded)
         & ((layouts.activation_checkpoint_every == 1) | (layouts.activation_checkpoint != 0))
         & (~layouts.async_tp | ((layouts.tp > 1) & layouts.compile))
         & _keeps_parameters(layouts, question.fixed.get("reshard_after_forward"))
+        & _keeps_default_sync(layouts, question.fixed.get("gradient_sync"))
         & _keeps_boundaries(layouts, question)
     )
 
@@ -115,6 +115,13 @@ def _keeps_parameters(layouts: LayoutTable, group: Any) -> Bools | bool:
         return True
     is_group = (layouts.fsdp % group == 0) & (group > 1) & (group < layouts.fsdp)
     return np.asarray((layouts.pp * layouts.tp == 1) & is_group)
+
+
+def _keeps_default_sync(layouts: LayoutTable, sync: Any) -> Bools | bool:
+    """Return whether gradients are reduced as the question's "auto" has it; other values are the menu's only ones."""
+    if sync != "auto":
+        return True
+    return np.asarray(layouts.reduces_each_microbatch == ((layouts.fsdp > 1) & (layouts.pp == 1)))
 
 
 def _keeps_boundaries(layouts: LayoutTable, question: Question) -> Bools | bool:

@@ -32,6 +32,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
 }
 
 _SPLIT_CODES = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
+WAYS = ("activation_checkpoint", "is_resharded", "reduces_each_microbatch")
+"""Choices that spend memory for time: what is recomputed, what is kept gathered, whether whole gradients add up."""
 
 _TAKES_TURNS = {"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B"}
 """For schedules that run all forwards first, the one that runs a backward as soon as it can."""
@@ -67,8 +69,8 @@ def splits(question: Question, menu: Menu) -> LayoutTable:
 
 
 def with_ways(table: LayoutTable, menu: Menu) -> LayoutTable:
-    """Return each split with every way to spend memory for time: what is computed again, and what is kept gathered."""
-    for key in ("activation_checkpoint", "is_resharded"):
+    """Return each split with every way to spend memory for time."""
+    for key in WAYS:
         table = vary(table, {key: getattr(menu, key)})
     return table
 
@@ -94,15 +96,27 @@ def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTa
 def is_needless(table: LayoutTable, question: Question, menu: Menu) -> Bools:
     """Return which layouts run all forwards before all backwards where the schedule that takes turns can run.
 
-    Both wait as long, and that one holds fewer microbatches.
+    Both wait as long, and that one holds fewer microbatches. Nor does it matter how often a single microbatch's
+    gradients are reduced.
     """
-    needless = np.zeros(len(table), np.bool_)
+    needless = reduces_needlessly(table, question, menu)
     for schedule, other in _TAKES_TURNS.items():
         if other in {name for name, _ in menu.pipelines}:
             turned = replace(table, schedule=np.full(len(table), SCHEDULES.index(other)))
             is_pipeline = (table.pp > 1) & (table.schedule == SCHEDULES.index(schedule))
             needless |= is_pipeline & runs_schedule(turned, question)
     return needless
+
+
+def reduces_needlessly(table: LayoutTable, question: Question, menu: Menu) -> Bools:
+    """Return which layouts differ from the default of gradient_sync where nothing comes of it.
+
+    That is with one microbatch, and where nothing is sharded: whole gradients then add up either way.
+    """
+    num_microbatches = question.workload.global_batch_size // (table.dp * table.microbatch_size)
+    is_default = table.reduces_each_microbatch == ((table.fsdp > 1) & (table.pp == 1))
+    has_choice = len(menu.reduces_each_microbatch) > 1
+    return np.asarray(((num_microbatches <= 1) | (table.fsdp == 1)) & ~is_default & has_choice)
 
 
 def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:

@@ -183,6 +183,7 @@ def recompute_words(layout: Layout) -> str:
 def _option_words(layout: Layout) -> str:
     words: list[str] = [layout.cp_method] if layout.cp > 1 else []
     words += [name for name in ("async_tp", "cpu_offload") if getattr(layout, name)]
+    words += [] if layout.gradient_sync == "auto" else [f"gradient_sync={layout.gradient_sync}"]
     return ", ".join(words) or "-"
 
 

@@ -51,6 +51,7 @@ KEY = (
     "microbatch_size",
     "activation_checkpoint",
     "is_resharded",
+    "reduces_each_microbatch",
 )
 
 

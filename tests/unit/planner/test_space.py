@@ -70,6 +70,7 @@ def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, questio
         virtual_stages=number if degrees["pp"] > 1 else 1,
         cp_method=data.draw(st.sampled_from(menu.cp_method)),
         reshard_after_forward="always" if may_free and data.draw(st.sampled_from(menu.is_resharded)) else "never",
+        gradient_sync=data.draw(st.sampled_from(("auto", "step", "microbatch"))),
         async_tp=degrees["tp"] > 1 and data.draw(st.sampled_from(menu.async_tp)),
         activation_checkpoint=policy,
         activation_checkpoint_every=1 if policy == "none" else data.draw(st.sampled_from((1, 2, 3, 4))),
