@@ -257,7 +257,7 @@ def test_parts_add_up_to_the_noun() -> None:
 def test_what_other_streams_hold_is_reserved_besides() -> None:
     """The gathers of FSDP2 have a stream of their own, and so have its reductions: neither serves the loss."""
     setting = _setting("llama3-8b")
-    sharded = Layout(dp_shard=8, activation_checkpoint="full")
+    sharded = Layout(dp_shard=8, activation_checkpoint="full", gradient_sync="step")
     memory, alone = _footprint(setting, sharded), _footprint(setting, sharded.replace(tp=8, dp_shard=1))
     first, block, last = setting.model.groups
     gathered = 2 * (first.num_parameters + block.num_parameters + last.num_parameters)
