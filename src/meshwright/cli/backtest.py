@@ -30,7 +30,7 @@ def command(
     --given calibrates the stacks of your own runs on them first (a few of each are enough); nothing else changes.
     --folds takes a minute and --leave-out five: they score how constants fitted on RUNS.csv do on what they have not
     seen. The format is in docs/planning.md. Exit code 0, whatever the errors; 2: bad input, or
-    no row that can be compared.
+    no row that can be used.
     """
     from meshwright.errors import ConfigError
     from meshwright.planner.backtest.replay import calibrated, load_runs, replay, write_predictions
@@ -48,10 +48,10 @@ def command(
         _print_json(reports, predictions)
     else:
         _show(reports, predictions)
-    if all(prediction.error is None for prediction in predictions):
+    if all(prediction.unsupported_reason for prediction in predictions):
         raise ConfigError(
-            f"{runs_file}: none of its {len(predictions)} rows can be compared with a prediction: fill in what is "
-            "missing, or name another file"
+            f"{runs_file}: none of its {len(predictions)} rows can be used, the first because "
+            f"{predictions[0].unsupported_reason}: fill in what is missing, or name another file"
         )
 
 

@@ -108,9 +108,16 @@ def test_a_row_that_cannot_be_modelled_says_why(
 
 @pytest.mark.parametrize("time", ["soon", "-1", "nan"])
 def test_a_measured_time_that_is_none_is_told(write: Write, tmp_path: Path, time: str) -> None:
-    (row,) = answers(write({"step_time_s": time}), tmp_path)
+    row, _ = answers(write({"step_time_s": time}, {"id": "b"}), tmp_path)
     assert row["unsupported_reason"].startswith("not compared")
     assert float(row["predicted_step_time_s"]) > 0
+
+
+@pytest.mark.parametrize("change", [{"step_time_s": "soon"}, {"gpu": "abacus"}])
+def test_a_file_without_a_row_that_can_be_used_is_an_error(write: Write, change: dict[str, str]) -> None:
+    result = CliRunner().invoke(command, [str(write(change))])
+    assert isinstance(result.exception, ConfigError)
+    assert "none of its 1 rows can be used" in str(result.exception)
 
 
 def test_windows_line_ends_change_nothing(write: Write, tmp_path: Path) -> None:
