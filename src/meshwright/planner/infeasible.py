@@ -114,7 +114,8 @@ def _remedies(question: Question, needed_bytes: float) -> str:
     spare = 1 - needed_bytes / question.cluster.device.usable_memory_bytes
     if spare >= 0:
         found.append(f"set planner.memory_margin to {math.floor(100 * spare) / 100:g} or less")
-    if question.fixed and _fits(replace(question, fixed={})):
+    free = replace(question, fixed={})
+    if question.fixed and (_fits(free) or (not question.cluster.device.is_host and _fits(free, offloads=True))):
         found.append("leave out what is set in [layout]")
     if question.cluster.inter_node is None:
         found.append("take a cluster whose nodes a network joins")
@@ -141,8 +142,9 @@ def _smallest_count(question: Question) -> int | None:
     return None
 
 
-def _fits(question: Question) -> bool:
+def _fits(question: Question, *, offloads: bool = False) -> bool:
     menu = menu_of(question)
+    menu = replace(menu, cpu_offload=(True,)) if offloads else menu
     _, headroom = weigh(leanest(splits(question, menu), menu), question)
     return bool((headroom >= question.margin_bytes).any())
 
