@@ -35,6 +35,13 @@ def test_the_step_as_it_is_ends_with_all_its_memory_told(traces: dict[int, Trace
         assert (curve.allocated_bytes <= curve.reserved_bytes).all()
 
 
+def test_a_stage_without_experts_takes_part_in_their_statistics() -> None:
+    keys = ("num_layers=2", "num_dense_layers=1")
+    job = ("examples/tiny-moe.toml", "layout.pp=2", *(f"model.options.{key}" for key in keys))
+    found = trace_ranks(Program("meshwright.trainer.build_step:build_step", 2, job), RANKS)
+    assert check(Traces.all_of(found)) == ()
+
+
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("kind", [RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE])
 def test_a_record_left_out_is_found(traces: dict[int, Trace], rank: int, kind: RecordKind) -> None:

@@ -73,6 +73,12 @@ class MixtureOfExperts(nn.Module):
             statistic.zero_()
 
 
+def most_experts(model: nn.Module) -> int:
+    """Return the number of experts of the layer of `model` that has most; 0 without any."""
+    mixtures = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
+    return max((len(mixture.router.load_E) for mixture in mixtures), default=0)
+
+
 class Router(nn.Module):
     """Scores every expert for every token, in float32 at least, and chooses."""
 

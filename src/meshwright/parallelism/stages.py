@@ -14,6 +14,7 @@ from torch import nn
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.contract import blocks_of
+from meshwright.models.moe import most_experts
 from meshwright.spec.layout import Layout
 from meshwright.spec.schedule import Schedule
 
@@ -21,11 +22,13 @@ from meshwright.spec.schedule import Schedule
 class Stages(nn.Module):
     """This rank's stages by number."""
 
-    def __init__(self, stages: Mapping[int, nn.Module], rank_of_stage: Sequence[int]) -> None:
+    def __init__(self, stages: Mapping[int, nn.Module], rank_of_stage: Sequence[int], most_experts: int = 0) -> None:
         super().__init__()
         self.stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
         self.rank_of_stage = rank_of_stage
         """The pipeline rank that holds each stage of all ranks."""
+        self.most_experts = most_experts
+        """The number of experts of the layer that has most, in any stage of any rank."""
 
     def __getitem__(self, number: int) -> nn.Module:
         return self.stages[str(number)]
@@ -53,8 +56,10 @@ def split(model: nn.Module, layout: Layout, schedule: Schedule, pp_rank: int) ->
 
     Raises UnsupportedError for a model that does not say which of its parts are the first and the last.
     """
+    # The stages of this rank may hold no expert while those of others do.
+    experts = most_experts(model)
     if layout.pp == 1:
-        return Stages({0: model}, (0,))
+        return Stages({0: model}, (0,), experts)
     require_stages(model)
     assert layout.stage_boundaries is not None, "the boundaries are chosen before the model is split"
     numbers = schedule.stages_of_rank(pp_rank)
@@ -65,6 +70,7 @@ def split(model: nn.Module, layout: Layout, schedule: Schedule, pp_rank: int) ->
             for number, stage in zip(numbers, [model, *copies], strict=True)
         },
         tuple(schedule.rank_of_stage(number) for number in range(schedule.num_stages)),
+        experts,
     )
 
 

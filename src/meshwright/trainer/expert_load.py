@@ -7,43 +7,37 @@ tensor-parallel ranks may have routed the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.models.contract import blocks_of
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.stages import Stages
 
 _OTHERS = ("padded_rows", "balance_loss", "z_loss", "num_forwards")
 """What a layer counts besides the rows of each expert."""
 
 
 class ExpertLoad:
-    """The statistics of all mixtures of experts in the stages of this rank; a collective to make and to use."""
+    """The statistics of all mixtures of experts in the stages of this rank; a collective to use."""
 
-    def __init__(self, model: Iterable[nn.Module], meshes: Meshes) -> None:
-        self._device, stages = torch.device(meshes.device_type), list(model)
+    def __init__(self, model: Stages, meshes: Meshes) -> None:
+        self._device = torch.device(meshes.device_type)
         self._mixtures = {
             number: mixture
-            for stage in stages
+            for stage in model
             for number, block in enumerate(blocks_of(stage))
             if block is not None
             for mixture in block.modules()
             if isinstance(mixture, MixtureOfExperts)
         }
-        # This rank's stages may have none while others do, which would wait for it in vain.
-        num_experts = max((len(mixture.router.load_E) for mixture in self._mixtures.values()), default=0)
-        # Each stage keeps the places of all blocks: ranks, real or traced one by one, agree on their number.
-        num_layers = max((len(blocks_of(stage)) for stage in stages), default=0)
-        sizes = torch.tensor([num_layers, num_experts], device=self._device)
-        if dist.get_world_size() > 1:
-            dist.all_reduce(sizes, dist.ReduceOp.MAX)
-        self._num_layers, self._num_experts = sizes.tolist()
+        # Ranks whose stages have no experts take part in the all-reduce too, with a table as large as the others'.
+        self._num_experts = model.most_experts
+        self._num_layers = max(len(blocks_of(stage)) for stage in model)
 
     def after_step(self) -> dict[str, float]:
         """Return the step's metrics, nothing without experts, after updating biases; counts start anew."""
