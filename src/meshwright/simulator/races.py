@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,58 +44,66 @@ def races_of(trace: Trace) -> tuple[Race, ...]:
     return tuple(_Detector(trace).races())
 
 
+class _Finished(NamedTuple):
+    """What has finished when `thread` reaches record `row`, itself included."""
+
+    thread: int
+    row: int
+    clock: _Clock
+
+
 class _Detector:
     def __init__(self, trace: Trace) -> None:
         self._trace, records = trace, trace.records
         self._is_communication = np.isin(records.kind, COMMUNICATION)
+        self._streams = np.unique(records.stream)
         self._thread, self._count = _threads(trace, self._is_communication)
-        self._stream = {number: index for index, number in enumerate(np.unique(records.stream).tolist())}
+        self._stream_of_record = np.searchsorted(self._streams, records.stream)
         self._clocks = [[_NEVER] * self._count for _ in range(self._count)]
-        self._host: _Clock = [_NEVER] * self._count
-        self._events: dict[int, _Clock] = {}
-        self._works: dict[int, _Clock] = {}
+        """Those of streams hold what the host has waited for, too."""
+        self._events: dict[int, _Finished] = {}
+        self._works: dict[int, _Finished] = {}
         self._is_waited: set[int] = set()
         self._waits_for_earlier = False
+        self._stream_of_storage = self._numbered(trace.storages.stream)
         self._is_shared = self._shared()
         self._accesses: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         """By storage and thread: the last record that used it, and the last that wrote to it."""
         self._found: dict[int, Race] = {}
 
     def races(self) -> Iterator[Race]:
-        records = self._trace.records
-        uses, frees = self._uses(), self._frees()
-        rows = np.flatnonzero(records.kind != RecordKind.OP).tolist()
-        kinds, streams = records.kind.tolist(), records.stream.tolist()
-        for row in sorted({*rows, *uses, *frees}):
-            stream = self._stream[streams[row]]
+        records, uses = self._trace.records, self._trace.uses
+        frees = self._frees()
+        shared = np.flatnonzero(self._is_shared[uses.storage])
+        shared = shared[np.argsort(uses.record[shared], kind="stable")]
+        storages, writes = uses.storage[shared].tolist(), uses.writes[shared].astype(np.bool_).tolist()
+        is_sync = records.kind != RecordKind.OP
+        freeing = np.fromiter(frees, np.int64, len(frees))
+        rows = np.unique(np.concatenate([np.flatnonzero(is_sync), uses.record[shared], freeing]))
+        edges = np.searchsorted(uses.record[shared], [*rows.tolist(), len(records)]).tolist()
+        columns = (rows, is_sync[rows], self._thread[rows])
+        for index, (row, synchronizes, thread) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
             for storage in frees.get(row, ()):
                 self._free(storage, row)
-            if kinds[row] != RecordKind.OP:
-                self._synchronize(row, kinds[row], stream)
-            for storage, writes in uses.get(row, ()):
-                self._use(storage, row, writes=writes)
+            if synchronizes:
+                self._synchronize(row)
+            for use in range(edges[index], edges[index + 1]):
+                self._use(storages[use], row, thread, writes=writes[use])
         yield from sorted((*self._found.values(), *self._never_used()), key=lambda race: race.first)
+
+    def _numbered(self, streams: Ints) -> Ints:
+        """Return the places of streams among those that records are on; -1 for others."""
+        return np.where(np.isin(streams, self._streams), np.searchsorted(self._streams, streams), _NEVER)
 
     def _shared(self) -> NDArray[np.bool_]:
         """Return which storages more than one thread uses, or another than the stream that they were made on."""
         uses, storages = self._trace.uses, self._trace.storages
-        made_on = np.array([self._stream.get(number, _NEVER) for number in storages.stream.tolist()], np.int64)
-        owner = np.where(storages.allocated_at == NONE, _NEVER, made_on)
+        owner = np.where(storages.allocated_at == NONE, _NEVER, self._stream_of_storage)
         first = np.full(len(storages), _NEVER, np.int64)
         first[uses.storage[::-1]] = self._thread[uses.record][::-1]
         found = (owner != _NEVER) & (first != _NEVER) & (owner != first)
         found[uses.storage[self._thread[uses.record] != first[uses.storage]]] = True
         return np.asarray(found, np.bool_)
-
-    def _uses(self) -> dict[int, list[tuple[int, bool]]]:
-        """Return by record the shared storages that it uses, and whether it writes to each."""
-        uses = self._trace.uses
-        found: dict[int, list[tuple[int, bool]]] = defaultdict(list)
-        rows = np.flatnonzero(self._is_shared[uses.storage])
-        columns = (uses.record[rows], uses.storage[rows], uses.writes[rows])
-        for record, storage, writes in zip(*(column.tolist() for column in columns), strict=True):
-            found[record].append((storage, bool(writes)))
-        return found
 
     def _frees(self) -> dict[int, list[int]]:
         """Return by record the storages whose memory it may get: the first allocation on their stream since the free.
@@ -103,54 +112,61 @@ class _Detector:
         """
         storages, records = self._trace.storages, self._trace.records
         is_told = np.array([*(one.op.startswith(_RECORD_STREAM) for one in self._trace.signatures), False])
-        told = set(self._trace.uses.storage[is_told[records.signature[self._trace.uses.record]]].tolist())
-        made = {
-            stream: np.sort(storages.allocated_at[(storages.stream == stream) & (storages.allocated_at != NONE)])
-            for stream in np.unique(storages.stream).tolist()
-        }
+        is_freed = self._is_shared & (storages.freed_at != NONE)
+        is_freed[self._trace.uses.storage[is_told[records.signature[self._trace.uses.record]]]] = False
         found: dict[int, list[int]] = defaultdict(list)
-        for storage in np.flatnonzero(self._is_shared & (storages.freed_at != NONE)).tolist():
-            later = made[int(storages.stream[storage])]
-            place = int(np.searchsorted(later, storages.freed_at[storage]))
-            if place < len(later) and storage not in told:
-                found[int(later[place])].append(storage)
+        for stream in np.unique(storages.stream).tolist():
+            is_here = storages.stream == stream
+            made = np.sort(storages.allocated_at[is_here & (storages.allocated_at != NONE)])
+            gone = np.flatnonzero(is_freed & is_here)
+            places = np.searchsorted(made, storages.freed_at[gone])
+            is_used_again = places < len(made)
+            rows = made[places[is_used_again]].tolist()
+            for row, storage in zip(rows, gone[is_used_again].tolist(), strict=True):
+                found[row].append(storage)
         return found
 
-    def _synchronize(self, row: int, kind: int, stream: int) -> None:
+    def _synchronize(self, row: int) -> None:
         """Follow what one record orders."""
-        records, clock = self._trace.records, self._clocks[stream]
-        event, work = int(records.event[row]), int(records.work[row])
+        records, stream = self._trace.records, int(self._stream_of_record[row])
+        kind, event, work = int(records.kind[row]), int(records.event[row]), int(records.work[row])
         if kind == RecordKind.RECORD_EVENT:
             self._events[event] = self._now(stream, row)
         elif kind == RecordKind.WAIT_EVENT:
-            self._clocks[stream] = _joined(clock, self._events.get(event, clock))
+            self._order(stream, self._events.get(event))
         elif kind == RecordKind.HOST_SYNC:
-            self._host = _joined(
-                self._host, self._now(stream, row) if event == NONE else self._events.get(event, clock)
-            )
+            finished = self._now(stream, row) if event == NONE else self._events.get(event)
+            for other in range(len(self._streams)):
+                self._order(other, finished)
         elif kind == RecordKind.WAIT:
             self._waits_for_earlier |= work != NONE and work not in self._works
             self._is_waited.add(work)
-            self._clocks[stream] = _joined(clock, self._works.get(work, clock))
+            self._order(stream, self._works.get(work))
         else:
             thread = int(self._thread[row])
-            issued = self._now(stream, row)
-            self._clocks[thread] = _joined(self._clocks[thread], issued)
-            self._clocks[thread][thread] = row
-            self._works[work] = list(self._clocks[thread])
+            self._order(thread, self._now(stream, row))
+            clock = self._clocks[thread]
+            clock[thread] = row
+            self._works[work] = _Finished(thread, row, list(clock))
 
-    def _now(self, stream: int, row: int) -> _Clock:
-        """Return what has finished when a stream reaches a record, itself included."""
-        clock = _joined(self._clocks[stream], self._host)
+    def _now(self, stream: int, row: int) -> _Finished:
+        clock = list(self._clocks[stream])
         clock[stream] = row
-        return clock
+        return _Finished(stream, row, clock)
 
-    def _use(self, storage: int, row: int, *, writes: bool) -> None:
-        thread = int(self._thread[row])
+    def _order(self, thread: int, finished: _Finished | None) -> None:
+        """Let what `thread` does next follow what has finished; None for what is not of this step."""
+        # Who knows a record of a thread knows all that was known there.
+        if finished is not None and self._clocks[thread][finished.thread] < finished.row:
+            self._clocks[thread] = [
+                one if one > other else other for one, other in zip(self._clocks[thread], finished.clock, strict=True)
+            ]
+
+    def _use(self, storage: int, row: int, thread: int, *, writes: bool) -> None:
         clock, used = self._clocks[thread], self._accesses[storage]
         for other, (last_use, last_write) in used.items():
             conflict = last_use if writes else last_write
-            if other == thread or max(clock[other], self._host[other]) >= conflict:
+            if other == thread or clock[other] >= conflict:
                 continue
             if not (self._is_communication[conflict] and self._is_communication[row]):
                 self._found.setdefault(conflict, Race(self._kind(conflict, row), conflict, row))
@@ -159,11 +175,11 @@ class _Detector:
 
     def _free(self, storage: int, row: int) -> None:
         """Notice that other streams use memory which its own stream may hand out again at a record."""
-        stream = self._stream.get(int(self._trace.storages.stream[storage]))
-        for other, (last_use, _) in self._accesses.get(storage, {}).items():
-            if stream is None or other == stream or self._is_communication[last_use]:
+        stream = int(self._stream_of_storage[storage])
+        for other, (last_use, _) in self._accesses.pop(storage, {}).items():
+            if stream == _NEVER or other == stream or self._is_communication[last_use]:
                 continue
-            if max(self._clocks[stream][other], self._host[other]) < last_use:
+            if self._clocks[stream][other] < last_use:
                 self._found.setdefault(last_use, Race("freed across streams", last_use, row))
 
     def _kind(self, first: int, second: int) -> RaceKind:
@@ -184,9 +200,7 @@ class _Detector:
         """
         if self._waits_for_earlier:
             return
-        done = self._host
-        for stream in self._stream.values():
-            done = _joined(done, self._clocks[stream])
+        done = [max(rows) for rows in zip(*self._clocks[: len(self._streams)], strict=True)]
         for row in np.flatnonzero(self._is_communication).tolist():
             if done[int(self._thread[row])] < row and row not in self._found:
                 yield Race("never waited for", row, NONE)
@@ -205,7 +219,3 @@ def _threads(trace: Trace, is_communication: NDArray[np.bool_]) -> tuple[Ints, i
     thread = thread.ravel().astype(np.int64)
     thread[rows] = len(streams) + of_row.ravel()
     return thread, len(streams) + kinds.shape[1]
-
-
-def _joined(one: _Clock, other: _Clock) -> _Clock:
-    return [a if a > b else b for a, b in zip(one, other, strict=True)]
