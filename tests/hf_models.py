@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 
 from meshwright.checkpoint.save import save
 from meshwright.models.build import build_architecture
+from meshwright.models.gpt2 import GPT2
 from meshwright.models.initial import initialize
 from meshwright.models.llama import Llama
 from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
+from meshwright.spec.gpt2_architecture import GPT2Architecture
+from meshwright.spec.hf_config import architecture_to_hf
 from meshwright.spec.job import Job
 from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.run import Manifest, Run
@@ -63,7 +67,9 @@ def moe_architecture(**changes: Any) -> MoEArchitecture:
     return MoEArchitecture.from_dict({**architecture().to_dict(), **experts, **changes})
 
 
-def write_run(folder: Path, model: LlamaArchitecture, seed: int = 0, data: dict[str, Any] | None = None) -> Llama:
+def write_run(
+    folder: Path, model: LlamaArchitecture, seed: int = 0, data: dict[str, Any] | None = None
+) -> Llama | GPT2:
     """Write a run with the checkpoint step-3 of a model with random weights, and return the model."""
     llama = build_architecture(model)
     initialize(llama, seed)
@@ -77,7 +83,11 @@ def write_run(folder: Path, model: LlamaArchitecture, seed: int = 0, data: dict[
     run = Run(folder)
     buffers = {f"buffer.{name}": buffer for name, buffer in llama.named_buffers() if name in llama.state_dict()}
     save(run.checkpoint(3), {"model": {**dict(llama.named_parameters()), **buffers}, "optimizer": {}}, {"step": 3})
-    section = {"source": _preset_like(model), "options": _plain(model.to_dict())}
+    section: dict[str, Any] = {"source": _preset_like(model), "options": _plain(model.to_dict())}
+    if isinstance(model, GPT2Architecture):
+        # There is no preset of its kind.
+        (folder / "config.json").write_text(json.dumps(architecture_to_hf(model)))
+        section = {"source": str(folder / "config.json")}
     job = Job.from_dict({"model": section, "data": data or {}})
     run.manifest.write_text(Manifest(job=job, seed=0, num_parameters=1).to_json())
     return llama.requires_grad_(False).eval()

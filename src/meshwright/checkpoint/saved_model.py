@@ -23,7 +23,7 @@ IMPORTED_FROM = "imported_from"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A checkpoint of a Llama or Qwen3, and the run that it belongs to."""
+    """A checkpoint of a model of ours, and the run that it belongs to."""
 
     checkpoint: Path
     run: Run
@@ -62,7 +62,7 @@ def find_saved_model(source: Path, step: int | None = None) -> SavedModel:
     architecture = resolve_architecture(section)
     if architecture is None:
         raise UnsupportedError(
-            f"{run.folder} trained {job.model.source}, a class of your own, and only Llama and Qwen3 models are known "
+            f"{run.folder} trained {job.model.source}, a class of your own, and only models of ours are known "
             f"here: read its tensors with meshwright.checkpoint.load.load_parameters({str(checkpoint)!r})"
         )
     return SavedModel(checkpoint, run, job, architecture, IMPORTED_FROM in read_metadata(checkpoint))

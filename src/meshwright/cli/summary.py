@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
+from meshwright.spec.gpt2_architecture import dropout_note
 from meshwright.spec.layout import AXES
 from meshwright.spec.layout_text import checkpoint_words
 from meshwright.spec.model_source import resolve_architecture
@@ -160,6 +161,8 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     job = resolved.job
     if job.optimizer.warmup_steps > job.train.steps:
         yield "note", f"the warmup of {job.optimizer.warmup_steps} steps is longer than the run's {job.train.steps}"
+    if (note := dropout_note(resolve_architecture(job.model))) is not None:
+        yield "note", note
     # A new checkpoint is complete before the oldest is removed.
     needed_bytes = (_checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
     free_bytes = free_disk_bytes(nearest_existing(resolved.run_dir))

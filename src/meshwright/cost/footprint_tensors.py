@@ -2,7 +2,8 @@
 
 Read off the op list of a block, op by op (what each kind keeps is what torch's own kernels keep):
 
-    norm          its input, and one number for each vector (float32); what it makes, where a matmul reads that
+    norm          its input, and one number for each vector (float32), two with a mean; what it makes, where a matmul
+                  reads that
     matmul        its input, once for all that read the same: counted with what makes it
     attention     queries, keys, values, output and a sum for each query (float32); unfused: the probabilities instead
     elementwise   its inputs where it is a product (Elementwise.keeps_inputs); its output where a matmul reads that
@@ -142,7 +143,7 @@ def _next_norm(ops: Sequence[Op]) -> int:
 
 def _kept_by_norm(op: Norm, before: Op | None, is_read: bool, formats: Formats) -> _Parts:
     size = op.width * op.vectors_per_token
-    statistics = op.vectors_per_token * _FLOAT32_BYTES
+    statistics = op.vectors_per_token * _FLOAT32_BYTES * (1 + op.has_bias)
     if op.vectors_per_token > 1 or isinstance(before, Norm):
         # Of queries or keys, which RoPE then turns into new tensors.
         yield "heads", size * formats.element_bytes + statistics

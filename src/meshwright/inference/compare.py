@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 
 from meshwright.extras import import_extra
+from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
 
 _NUM_SEQUENCES, _SEQ_LEN = 2, 64
 
 
-def max_logits_difference(model: Llama, hf_folder: Path, dtype: torch.dtype) -> float:
+def max_logits_difference(model: Llama | GPT2, hf_folder: Path, dtype: torch.dtype) -> float:
     """Return the largest absolute difference of logits between `model` and transformers' reading of `hf_folder`.
 
     Both compute in float32 on the CPU, on random tokens. The weights of `model` are rounded to `dtype` in place, as the

@@ -9,11 +9,12 @@ import torch
 from meshwright.errors import ConfigError
 from meshwright.inference.sampling import Sampling
 from meshwright.models.attention import KVCache
+from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
 
 
 def generate(
-    model: Llama,
+    model: Llama | GPT2,
     prompt: Sequence[int],
     sampling: Sampling,
     *,
@@ -24,7 +25,7 @@ def generate(
 
     The prompt goes through the model once, each new token alone after it. Only the first `num_tokens` ids can be
     drawn: a model may have more rows than its tokenizer has tokens. Raises ConfigError for an empty or foreign prompt,
-    and for more positions than the window of the model.
+    and for more positions than the window of the model, or than its position embedding has rows.
     """
     vocab_size = model.architecture.vocab_size
     if not prompt:
@@ -39,12 +40,18 @@ def generate(
             f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones are more than the model's "
             f"sliding_window = {window}, and attention within a window is not computed yet: lower --max-new-tokens"
         )
+    if isinstance(model, GPT2) and num_positions > model.architecture.max_seq_len:
+        raise ConfigError(
+            f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones are more than the model's "
+            f"max_seq_len = {model.architecture.max_seq_len}, the rows of its position embedding: "
+            "lower --max-new-tokens"
+        )
     return _tokens(model, prompt, sampling, frozenset(stop), num_tokens or vocab_size)
 
 
 @torch.inference_mode()
 def _tokens(
-    model: Llama, prompt: Sequence[int], sampling: Sampling, stop: frozenset[int], num_tokens: int
+    model: Llama | GPT2, prompt: Sequence[int], sampling: Sampling, stop: frozenset[int], num_tokens: int
 ) -> Iterator[int]:
     device = model.embedding.weight.device
     cache = KVCache(model.architecture.num_layers, len(prompt) + sampling.max_new_tokens)

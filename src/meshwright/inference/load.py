@@ -21,6 +21,7 @@ from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from meshwright.errors import ConfigError
 from meshwright.extras import import_extra
 from meshwright.models.build import build_architecture
+from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.hf_config import architecture_from_hf
@@ -31,7 +32,7 @@ from meshwright.spec.run import Run
 class LoadedModel:
     """A model in float32 with what turns text into its tokens and back."""
 
-    model: Llama
+    model: Llama | GPT2
     tokenizer: Tokenizer | None
     """None where the folder has none."""
     origin: Path
@@ -68,7 +69,7 @@ def load_model(source: Path, step: int | None = None, device: torch.device | Non
     return _with_tokens(model, tokenizer, source, source)
 
 
-def build_with(architecture: LlamaArchitecture, parameters: Mapping[str, Tensor], device: torch.device) -> Llama:
+def build_with(architecture: LlamaArchitecture, parameters: Mapping[str, Tensor], device: torch.device) -> Llama | GPT2:
     """Return the model with these parameters in float32, for inference."""
     with torch.device("meta"):
         model = build_architecture(architecture)
@@ -88,7 +89,7 @@ def _hf_side(saved: SavedModel) -> Path | None:
     return saved.run.folder if saved.is_imported else None
 
 
-def _with_tokens(model: Llama, tokenizer: Tokenizer | None, origin: Path, hf_side: Path | None) -> LoadedModel:
+def _with_tokens(model: Llama | GPT2, tokenizer: Tokenizer | None, origin: Path, hf_side: Path | None) -> LoadedModel:
     stop = frozenset(() if tokenizer is None else (tokenizer.end_of_text,))
     if hf_side is None or tokenizer is None:
         # In training a prompt may stand anywhere in a document, so nothing has to come before it.

@@ -3,11 +3,13 @@
 from torch import nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.gpt2 import GPT2
 from meshwright.models.latent_attention import LatentAttention
 from meshwright.models.llama import Block, FeedForward, Llama
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.models.yarn import latent_attention_scale, yarn_tables
 from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.sections import ModelSection
@@ -31,8 +33,13 @@ def build_model(section: ModelSection) -> nn.Module:
     return model
 
 
-def build_architecture(architecture: LlamaArchitecture) -> Llama:
-    """Return the model of `architecture`, its weights not set: a Llama, whose blocks may hold other parts."""
+def build_architecture(architecture: LlamaArchitecture) -> Llama | GPT2:
+    """Return the model of `architecture`, its weights not set: a GPT2, or a Llama, whose blocks may hold other parts.
+
+    Both take the same arguments, hold `architecture` and `embedding`, and generate with a KVCache.
+    """
+    if isinstance(architecture, GPT2Architecture):
+        return GPT2(architecture)
     if not isinstance(architecture, MoEArchitecture):
         return Llama(architecture)
     blocks = [

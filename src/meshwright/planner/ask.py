@@ -23,7 +23,7 @@ from meshwright.spec.layout import AXES, Layout
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.sections import ModelSection
-from meshwright.spec.size_rules import window_problems
+from meshwright.spec.size_rules import length_problems
 from meshwright.spec.workload import Precision, Workload
 from meshwright.units import format_count
 
@@ -109,7 +109,7 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
     architecture = resolve_architecture(job.model)
     if architecture is None:
         raise _unsupported(job.model.source)
-    if problems := window_problems(architecture, job.train.seq_len):
+    if problems := length_problems(architecture, job.train.seq_len):
         raise ConfigError(problems[0])
     fixed = set_layout_keys(resolved)
     cluster = cluster_of(job, options, fixed)

@@ -12,11 +12,15 @@ from pydantic import ValidationError
 
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.gpt2_architecture import GPT2Architecture
 from meshwright.spec.hf_families import ALIASES, FAMILIES, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
 from meshwright.spec.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
 from meshwright.spec.moe_architecture import MoEArchitecture
 
 _ELSEWHERE = "choose another model.source, or bring the model as my_module:MyModel"
+
+_GPT2_DROPOUT = 0.1
+"""That of transformers' GPT2Config where a rate is absent."""
 
 
 def architecture_from_hf(config: dict[str, Any], source: str = "config.json") -> LlamaArchitecture:
@@ -41,9 +45,10 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
             "take the whole config.json of the model"
         )
     fields = {ours: config[theirs] for theirs, ours in family.sizes.items()}
-    fields |= _defaults(config, family, source)
+    fields |= _defaults(config, family, fields, source)
     fields |= {ours: config[theirs] for theirs, ours in family.optional.items() if config.get(theirs) is not None}
-    fields |= {**family.implied, **_derived(config, model_type, source), **rope_from_hf(config, family, source)}
+    fields |= {**family.implied, **_derived(config, model_type, source)}
+    fields |= rope_from_hf(config, family, source) if family.rope_types else {}
     try:
         return family.architecture.from_dict(_nested(fields))
     except ValidationError as error:
@@ -69,11 +74,11 @@ def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
         assert isinstance(architecture, MoEArchitecture)
         special["mlp_only_layers"] = list(range(architecture.num_dense_layers))
     return {
-        "architectures": [f"{family.title}ForCausalLM"],
+        "architectures": [f"{family.title}{family.model_class}"],
         "model_type": model_type,
         **{theirs: _get(architecture, ours) for theirs, ours in keys.items()},
-        **rope_to_hf(architecture),
-        "hidden_act": "silu",
+        **({**rope_to_hf(architecture), "hidden_act": "silu"} if family.rope_types else {}),
+        **dict.fromkeys(family.dropouts, getattr(architecture, "dropout", 0.0)),
         **family.written,
         **special,
     }
@@ -81,6 +86,8 @@ def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
 
 def hf_model_type(architecture: LlamaArchitecture) -> str:
     """Return the family of transformers that computes `architecture`, or comes nearest to it."""
+    if isinstance(architecture, GPT2Architecture):
+        return "gpt2"
     if not isinstance(architecture, MoEArchitecture):
         if architecture.qk_norm:
             return "qwen3"
@@ -98,6 +105,8 @@ def hf_obstacles(architecture: LlamaArchitecture) -> list[str]:
     # Which layers of a Qwen have the window, its config says and ours does not.
     unlike = ["sliding_window"] if architecture.sliding_window and family.title != "Mistral" else []
     unlike += ["qkv_bias"] if architecture.qkv_bias and family.title != "Qwen2" else []
+    if isinstance(architecture, GPT2Architecture) and architecture.attention_dim != architecture.dim:
+        unlike.append("head_dim")
     if not isinstance(architecture, MoEArchitecture):
         return [f"{name} = {_get(architecture, name)}" for name in unlike]
     router = architecture.router
@@ -133,7 +142,8 @@ def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> 
             f"{source} has layers of type {', '.join(unlike)} in layer_types, but Meshwright computes full_attention "
             f"only: {_ELSEWHERE}"
         )
-    known = {*family.sizes, *family.optional, *ONLY, *family.only, *ROPE_KEYS, *HARMLESS, *family.harmless}
+    of_family = {*family.sizes, *family.optional, *family.dropouts, *family.only, *family.harmless}
+    known = {*of_family, *ONLY, *ROPE_KEYS, *HARMLESS}
     unknown = sorted(key for key in config if key not in known and not key.startswith("_"))
     if unknown:
         raise UnsupportedError(
@@ -152,8 +162,9 @@ def _window(config: dict[str, Any], family: Family) -> int | None:
     return window
 
 
-def _defaults(config: dict[str, Any], family: Family, source: str) -> dict[str, Any]:
-    heads, width = config["num_attention_heads"], config["hidden_size"]
+def _defaults(config: dict[str, Any], family: Family, sizes: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the fields that an absent key leaves; `sizes` are those that every config has."""
+    heads, width = sizes["num_heads"], sizes["dim"]
     defaults = {"num_kv_heads": heads, **family.defaults}
     # For these transformers tells null from absent.
     if "num_key_value_heads" in config:
@@ -164,9 +175,10 @@ def _defaults(config: dict[str, Any], family: Family, source: str) -> dict[str, 
         defaults.pop("latent.query_rank", None)
     if defaults.get("head_dim") == WIDTH_OF_HEADS:
         if config.get("head_dim") is None and width % heads:
+            theirs = {ours: key for key, ours in family.sizes.items()}
             raise ConfigError(
-                f"{source} has no head_dim, and hidden_size = {width} does not divide by num_attention_heads = "
-                f"{heads}: set head_dim, or make them divide"
+                f"{source} has no head_dim, and {theirs['dim']} = {width} does not divide by {theirs['num_heads']} = "
+                f"{heads}: {'set head_dim, or ' if 'head_dim' in family.optional else ''}make them divide"
             )
         defaults["head_dim"] = width // heads
     return defaults
@@ -178,6 +190,9 @@ def _derived(config: dict[str, Any], model_type: str, source: str) -> dict[str, 
         return {"sliding_window": window}
     if model_type == "deepseek_v3":
         return {"head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"]}
+    if model_type == "gpt2":
+        rates = {"dropout": max(config.get(key, _GPT2_DROPOUT) for key in FAMILIES[model_type].dropouts)}
+        return rates if config.get("n_inner") is not None else {**rates, "ffn_dim": 4 * config["n_embd"]}
     if model_type == "mixtral":
         return {"ffn_dim": config["intermediate_size"]}
     if model_type == "qwen3_moe":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.gpt2_architecture import GPT2Architecture
 from meshwright.spec.moe_architecture import MoEArchitecture
 
 WIDTH_OF_HEADS = "hidden_size / num_attention_heads"
@@ -24,6 +25,8 @@ class Family:
 
     title: str
     """Beginning of its class names in transformers."""
+    model_class: str = field(default="ForCausalLM", kw_only=True)
+    """End of the name of its class with a head for the next token."""
     architecture: type[LlamaArchitecture]
     """Our class."""
     sizes: Mapping[str, str]
@@ -43,7 +46,9 @@ class Family:
     has_window_switch: bool = False
     """Whether sliding_window counts where use_sliding_window is true."""
     rope_types: tuple[str, ...] = ("default", "llama3")
-    """The stretches of RoPE that are computed."""
+    """The stretches of RoPE that are computed; none where the model has no RoPE."""
+    dropouts: tuple[str, ...] = ()
+    """Keys of dropout rates, which are read but not applied; other families have attention_dropout, which must be 0."""
 
 
 ONLY: dict[str, Any] = {
@@ -88,6 +93,40 @@ _OPTIONAL = {
 _NO_BIAS = {"attention_bias": False, "attention_dropout": 0.0}
 
 FAMILIES: dict[str, Family] = {
+    "gpt2": Family(
+        title="GPT2",
+        model_class="LMHeadModel",
+        architecture=GPT2Architecture,
+        sizes={"vocab_size": "vocab_size", "n_embd": "dim", "n_layer": "num_layers", "n_head": "num_heads"},
+        optional={
+            "n_inner": "ffn_dim",
+            "layer_norm_epsilon": "norm_eps",
+            "n_positions": "max_seq_len",
+            "tie_word_embeddings": "tie_embeddings",
+        },
+        defaults={
+            "head_dim": WIDTH_OF_HEADS,
+            "norm_eps": 1e-5,
+            "max_seq_len": 1024,
+            "tie_embeddings": True,
+        },
+        only={
+            "activation_function": "gelu_new",
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        written={"activation_function": "gelu_new"},
+        # n_ctx repeats n_positions; reorder_and_upcast_attn computes the same in another order and width.
+        harmless=frozenset(
+            {
+                *("n_ctx", "reorder_and_upcast_attn", "task_specific_params", "summary_type", "summary_use_proj"),
+                *("summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+            }
+        ),
+        rope_types=(),
+        dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    ),
     "llama": Family(
         title="Llama",
         architecture=LlamaArchitecture,

@@ -15,6 +15,8 @@ from pydantic import Field, PositiveInt
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.gpt2_architecture import GPT2Architecture
+from meshwright.spec.gpt2_ops import gpt2_ops
 from meshwright.spec.moe_architecture import LatentAttention, MoEArchitecture
 from meshwright.spec.noun import Noun
 from meshwright.spec.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
@@ -76,6 +78,10 @@ class ModelSpec(Noun):
 
 def model_spec(architecture: LlamaArchitecture) -> ModelSpec:
     """Return what the model of `architecture` computes (models/build.py), op by op."""
+    if isinstance(architecture, GPT2Architecture):
+        ops = gpt2_ops(architecture)
+        counts = (("", 1, ops.first), ("blocks", architecture.num_layers, ops.block), ("", 1, ops.last))
+        return ModelSpec(groups=tuple(BlockGroup(name=name, count=count, ops=part) for name, count, part in counts))
     first = Embedding(name="embedding", vocab_size=architecture.vocab_size, dim=architecture.dim)
     last = (
         Norm(name="norm", width=architecture.dim),

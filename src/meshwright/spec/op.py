@@ -139,18 +139,20 @@ class Attention(_Op):
 
 
 class Norm(_Op):
-    """RMSNorm over vectors of `width`, with one weight for each element."""
+    """RMSNorm or LayerNorm over vectors of `width`, with one weight for each element."""
 
     kind: Literal["norm"] = "norm"
     width: PositiveInt
     """Elements of one vector."""
     vectors_per_token: PositiveInt = 1
     """Vectors for each token: the heads, for the norms of queries and keys, which share the weights."""
+    has_bias: bool = False
+    """Whether a bias is added for each element, and the mean subtracted: LayerNorm."""
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of weights."""
-        return self.width
+        """Return the number of weights, and of biases."""
+        return (1 + self.has_bias) * self.width
 
 
 class Embedding(_Op):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.gpt2_architecture import GPT2Architecture
 from meshwright.spec.layout import Layout
 from meshwright.spec.moe_architecture import MoEArchitecture
 
@@ -100,6 +101,8 @@ def sizes_over_tp(architecture: LlamaArchitecture) -> dict[str, int]:
         sizes["ffn_dim"] = architecture.ffn_dim
     if isinstance(architecture, MoEArchitecture) and architecture.num_shared_experts:
         sizes["num_shared_experts x expert_ffn_dim"] = architecture.shared_ffn_dim
+    if isinstance(architecture, GPT2Architecture):
+        sizes["max_seq_len"] = architecture.max_seq_len
     return sizes
 
 
@@ -117,8 +120,13 @@ def _ranks_of_experts(layout: Layout) -> tuple[int, str]:
     return layout.fsdp * layout.tp, "layout.dp_shard x cp x tp"
 
 
-def window_problems(architecture: LlamaArchitecture, seq_len: int) -> list[str]:
-    """Return why sequences of `seq_len` tokens are too long for a model whose attention has a window."""
+def length_problems(architecture: LlamaArchitecture, seq_len: int) -> list[str]:
+    """Return why sequences of `seq_len` tokens are too long for a model with learned positions, or with a window."""
+    if isinstance(architecture, GPT2Architecture) and seq_len > architecture.max_seq_len:
+        return [
+            f"train.seq_len = {seq_len} is longer than the model's max_seq_len = {architecture.max_seq_len}, the rows "
+            f"of its position embedding: set train.seq_len to {architecture.max_seq_len} or less"
+        ]
     window = architecture.sliding_window
     if window is None or seq_len <= window:
         return []

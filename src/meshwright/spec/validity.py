@@ -22,9 +22,9 @@ from meshwright.spec.size_rules import (
     either,
     expert_problems,
     head_exchange_problems,
+    length_problems,
     nearest_of,
     tensor_problems,
-    window_problems,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     num_layers = None if architecture is None else architecture.num_layers
     problems += [*expert_problems(layout, architecture), *_stage_problems(layout, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)
-    problems += [] if architecture is None else window_problems(architecture, seq_len)
+    problems += [] if architecture is None else length_problems(architecture, seq_len)
     return [*problems, *_reshard_problems(layout), *_option_problems(layout)]
 
 

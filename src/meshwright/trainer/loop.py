@@ -15,9 +15,11 @@ from meshwright.log import logger
 from meshwright.parallelism.parameter_hash import parameter_hash
 from meshwright.profiler.window import ProfilerWindow
 from meshwright.spec.estimate import Estimate
+from meshwright.spec.gpt2_architecture import dropout_note
 from meshwright.spec.job import Job
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.marks import DATA_MARK, STEP_MARK
+from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.run import Run
 from meshwright.trainer.metrics import StepMetrics
 from meshwright.trainer.open_run import open_recorder
@@ -88,6 +90,8 @@ def restore(training: Training, run: Run) -> int:
 
 def announce(training: Training, step: int) -> None:
     """Log what is about to run."""
+    if (note := dropout_note(resolve_architecture(training.job.model))) is not None:
+        logger.warning("%s", note)
     ranks, layout = training.ranks, training.layout
     num_microbatches = training.job.num_microbatches(layout)
     tokens = f" of {training.job.train.seq_len} tokens" if training.dataset.vocab_size else ""

@@ -59,8 +59,8 @@ def test_experts_are_stacked(number: int, num_experts: int) -> None:
     theirs = MIXTRAL.theirs(ours, (num_experts, 3, 4))
     assert theirs[-1] == f"model.layers.{number}.block_sparse_moe.experts.{num_experts - 1}.w2.weight"
     assert {MIXTRAL.ours(part) for part in theirs} == {ours}
-    assert MIXTRAL.is_stacked(ours)
-    assert not MIXTRAL.is_stacked(f"blocks.{number}.ffn.router.weight")
+    assert MIXTRAL.rename_of(ours).is_stacked
+    assert not MIXTRAL.rename_of(f"blocks.{number}.ffn.router.weight").is_stacked
 
 
 def test_exactly_the_expected_keys_are_accounted_for() -> None:

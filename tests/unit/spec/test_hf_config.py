@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
+from meshwright.spec.gpt2_architecture import GPT2Architecture, dropout_note
 from meshwright.spec.hf_config import architecture_from_hf, architecture_to_hf
 from meshwright.spec.layout import Layout
 from meshwright.spec.model_spec import model_spec
@@ -109,6 +110,56 @@ def test_qwen2_adds_a_bias_to_queries_keys_and_values() -> None:
     assert model_spec(architecture).num_parameters - plain == architecture.num_layers * biases
 
 
+PUBLISHED_GPT2: dict[str, Any] = {
+    **{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_ctx": 1024},
+    **{"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "layer_norm_epsilon": 1e-05, "n_positions": 1024},
+    **{"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "bos_token_id": 50256, "eos_token_id": 50256},
+    **{"summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True},
+    **{"summary_type": "cls_index", "summary_use_proj": True, "initializer_range": 0.02},
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+}
+"""config.json of openai-community/gpt2, 2026-11."""
+
+
+def test_the_published_gpt2_is_read() -> None:
+    architecture = architecture_from_hf(PUBLISHED_GPT2)
+    assert isinstance(architecture, GPT2Architecture)
+    assert (architecture.ffn_dim, architecture.head_dim, architecture.tie_embeddings) == (3072, 64, True)
+    # The number that transformers counts.
+    assert model_spec(architecture).num_parameters == 124_439_808
+    assert architecture_from_hf(architecture_to_hf(architecture)) == architecture
+
+
+def test_gpt2_needs_a_position_for_every_token() -> None:
+    architecture = architecture_from_hf(PUBLISHED_GPT2)
+    assert split_problems(Layout(), architecture, 1024) == []
+    [problem] = split_problems(Layout(), architecture, 1025)
+    assert "max_seq_len = 1024" in problem
+    [problem] = split_problems(Layout(tp=3), architecture.replace(vocab_size=50304), 768)
+    assert "max_seq_len = 1024" in problem
+
+
+def test_dropout_that_is_not_applied_is_said() -> None:
+    note = dropout_note(architecture_from_hf(PUBLISHED_GPT2))
+    assert note is not None
+    assert "dropout 0.1" in note
+    assert dropout_note(architecture_from_hf(PUBLISHED_GPT2).replace(dropout=0.0)) is None
+    assert dropout_note(PRESETS["llama-1m"]) is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"activation_function": "relu"}, {"scale_attn_by_inverse_layer_idx": True}, {"n_shared": 2}]
+)
+def test_a_gpt2_of_another_kind_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=next(iter(changes))):
+        architecture_from_hf({**PUBLISHED_GPT2, **changes})
+
+
+def test_errors_name_the_keys_of_gpt2() -> None:
+    with pytest.raises(ConfigError, match="n_embd = 770 does not divide by n_head = 12"):
+        architecture_from_hf({**PUBLISHED_GPT2, "n_embd": 770})
+
+
 @pytest.mark.parametrize("kind", ["LlamaConfig", "MistralConfig", "Qwen3Config"])
 def test_reads_what_transformers_writes_by_default(kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="needs meshwright[hf]")
@@ -118,6 +169,13 @@ def test_reads_what_transformers_writes_by_default(kind: str) -> None:
     assert architecture.head_dim == config.head_dim
     assert architecture.num_kv_heads == config.num_key_value_heads
     assert architecture.rope_theta == config.rope_parameters["rope_theta"]
+
+
+def test_transformers_default_gpt2_is_the_published_one() -> None:
+    transformers = pytest.importorskip("transformers", reason="needs meshwright[hf]")
+    published = architecture_from_hf(PUBLISHED_GPT2)
+    assert architecture_from_hf(transformers.GPT2Config().to_dict()) == published
+    assert architecture_from_hf(transformers.GPT2Config(**architecture_to_hf(published)).to_dict()) == published
 
 
 @pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-8b"])

@@ -86,6 +86,6 @@ def test_broken_file(tmp_path: Path, text: str, told: str) -> None:
 
 def test_foreign_model_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text('{"model_type": "gpt2"}')
-    with pytest.raises(UnsupportedError, match=r"config\.json has model_type = 'gpt2'"):
+    file.write_text('{"model_type": "mamba"}')
+    with pytest.raises(UnsupportedError, match=r"config\.json has model_type = 'mamba'"):
         resolve(str(file))

@@ -15,12 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from meshwright.checkpoint.durable import commit, temporary_beside, write_durably
+from meshwright.checkpoint.hf.convert import to_theirs, written_together
 from meshwright.checkpoint.hf.families import BUFFER, name_map, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.folder import INDEX, SINGLE
 from meshwright.checkpoint.hf.side_files import write_side_files
 from meshwright.checkpoint.load import load_parameters
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.errors import CheckpointError, ConfigError
+from meshwright.spec.architecture import LlamaArchitecture
 
 ExportDType = Literal["float32", "bfloat16"]
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -53,12 +55,11 @@ def export(
     if out.exists():
         raise ConfigError(f"{out} exists and an export never overwrites: name a new folder, or move it away")
     model = find_saved_model(source, step)
-    shapes = stored_shapes(model.architecture)
-    shards = _shards(shapes, _DTYPES[dtype].itemsize, max_shard_bytes)
     temporary = temporary_beside(out)
     try:
         temporary.mkdir(parents=True)
         write_side_files(model, temporary, dtype)
+        shards = _shards(model.architecture, _DTYPES[dtype].itemsize, max_shard_bytes)
         num_bytes = _write_weights(model, shards, _DTYPES[dtype], temporary)
         commit(temporary, out)
     except (OSError, SafetensorError) as error:
@@ -72,16 +73,17 @@ def export(
     return Exported(model, num_parameters(model.architecture), len(shards), num_bytes)
 
 
-def _shards(shapes: dict[str, tuple[int, ...]], itemsize: int, max_bytes: int) -> list[list[str]]:
-    """Return the names of each file's tensors, in the model's order."""
+def _shards(architecture: LlamaArchitecture, itemsize: int, max_bytes: int) -> list[list[str]]:
+    """Return our names of each file's tensors, in the model's order; the parts of one of theirs are in one file."""
+    shapes = stored_shapes(architecture)
     shards: list[list[str]] = [[]]
     room = max_bytes
-    for name, shape in shapes.items():
-        size = math.prod(shape) * itemsize
+    for names in written_together(name_map(architecture), shapes):
+        size = sum(math.prod(shapes[name]) for name in names) * itemsize
         if shards[-1] and size > room:
             shards.append([])
             room = max_bytes
-        shards[-1].append(name)
+        shards[-1] += names
         room -= size
     return shards
 
@@ -93,12 +95,12 @@ def _write_weights(model: SavedModel, shards: list[list[str]], dtype: torch.dtyp
     num_bytes = 0
     for number, shard in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in load_parameters(model.checkpoint, shard).items():
-            # A router's bias is compared and not multiplied: transformers too keeps it wide.
-            whole = tensor.to(torch.float32 if name.startswith(BUFFER) else dtype).contiguous()
-            parts = names.theirs(name, tensor.shape)
-            tensors |= dict(zip(parts, whole.unbind() if names.is_stacked(name) else [whole], strict=True))
+        # A router's bias is compared and not multiplied: transformers too keeps it wide.
+        rounded = {
+            name: tensor.to(torch.float32 if name.startswith(BUFFER) else dtype)
+            for name, tensor in load_parameters(model.checkpoint, shard).items()
+        }
+        tensors = to_theirs(names, rounded)
         # Without this entry transformers refuses the file.
         save_file(tensors, folder / file, metadata={"format": "pt"})
         _make_readable(folder / file)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from meshwright.checkpoint.hf.gpt2 import GPT2
 from meshwright.checkpoint.hf.llama import HEAD, LLAMA
 from meshwright.checkpoint.hf.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
 from meshwright.checkpoint.hf.name_map import Drop, NameMap
@@ -15,6 +18,7 @@ BUFFER = "buffer."
 """What a buffer's name begins with in a checkpoint, where parameters have theirs as they are."""
 
 _MAPS = {
+    "gpt2": GPT2,
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
@@ -30,7 +34,8 @@ def name_map(architecture: LlamaArchitecture) -> NameMap:
     names = _MAPS[hf_model_type(architecture)]
     if not architecture.tie_embeddings:
         return names
-    return NameMap(
+    return replace(
+        names,
         renames=tuple(rename for rename in names.renames if rename.theirs != HEAD),
         drops=(*names.drops, Drop(HEAD, "a copy of the embedding, which is compared with it before it is dropped")),
     )

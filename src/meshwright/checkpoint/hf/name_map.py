@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.errors import CheckpointError
 
@@ -21,6 +21,10 @@ class Rename:
 
     ours: str
     theirs: str
+    is_transposed: bool = False
+    """Whether theirs is a matrix with its two dims the other way round."""
+    part: tuple[int, int] | None = None
+    """(index, number): ours is this one of so many equal parts of theirs, along its last dim."""
 
     @property
     def is_stacked(self) -> bool:
@@ -38,21 +42,37 @@ class Drop:
 
 @dataclass(frozen=True)
 class NameMap:
-    """How the tensors of one model family are called here and there."""
+    """How the tensors of one model family are called, and lie, here and there."""
 
     renames: tuple[Rename, ...]
     drops: tuple[Drop, ...] = ()
+    prefix: str = ""
+    """What their names begin with where the folder holds the whole model, and lack where it holds it without a head."""
 
-    def theirs(self, ours: str, shape: Collection[int] = ()) -> list[str]:
-        """Return their names of one of our tensors: one, or one for each expert, of which shape[0] is the number."""
+    def spelled_as(self, present: Collection[str]) -> NameMap:
+        """Return the table for a folder with these names: without the prefix where none of them has it."""
+        if not self.prefix or any(name.startswith(self.prefix) for name in present):
+            return self
+        return NameMap(
+            tuple(replace(rename, theirs=rename.theirs.removeprefix(self.prefix)) for rename in self.renames),
+            tuple(replace(drop, theirs=drop.theirs.removeprefix(self.prefix)) for drop in self.drops),
+        )
+
+    def rename_of(self, ours: str) -> Rename:
+        """Return the row of one of our tensors; raises CheckpointError where there is none."""
         for rename in self.renames:
-            if (number := _number_in(ours, rename.ours)) is not None:
-                name = rename.theirs.replace("{i}", number)
-                num_experts = next(iter(shape), 0)
-                return [name.replace("{e}", str(e)) for e in range(num_experts)] if rename.is_stacked else [name]
+            if _number_in(ours, rename.ours) is not None:
+                return rename
         raise CheckpointError(
             f"the parameter {ours} has no Hugging Face name: the model is not of the family of this name map"
         )
+
+    def theirs(self, ours: str, shape: Collection[int] = ()) -> list[str]:
+        """Return their names of one of our tensors: one, or one for each expert, of which shape[0] is the number."""
+        rename = self.rename_of(ours)
+        name = rename.theirs.replace("{i}", _number_in(ours, rename.ours) or "")
+        num_experts = next(iter(shape), 0)
+        return [name.replace("{e}", str(e)) for e in range(num_experts)] if rename.is_stacked else [name]
 
     def ours(self, theirs: str) -> str | None:
         """Return our name of one of their tensors, None for one that the table does not know."""
@@ -60,10 +80,6 @@ class NameMap:
             if (number := _number_in(theirs, rename.theirs)) is not None:
                 return rename.ours.replace("{i}", number)
         return None
-
-    def is_stacked(self, ours: str) -> bool:
-        """Return whether our tensor is made of several of theirs, even where it is of one."""
-        return any(rename.is_stacked and _number_in(ours, rename.ours) is not None for rename in self.renames)
 
     def is_dropped(self, theirs: str) -> bool:
         """Return whether the table leaves this tensor out by name."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.checkpoint.hf.convert import their_shape, to_ours
 from meshwright.checkpoint.hf.families import name_map, stored_shapes
 from meshwright.checkpoint.hf.folder import HfFolder, read_json
 from meshwright.checkpoint.hf.llama import HEAD
@@ -33,7 +34,7 @@ class HfWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         parts = [self._folder.read(part) for part in self._theirs[name]]
-        tensor = torch.stack(parts) if self._names.is_stacked(name) else parts[0]
+        tensor = to_ours(self._names.rename_of(name), parts)
         return tensor if self._dtype is None else tensor.to(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
@@ -57,10 +58,10 @@ def load_hf_parameters(
     """
     path = Path(hf_folder).expanduser()
     folder = HfFolder(path)
-    shapes, table = stored_shapes(architecture), name_map(architecture)
+    shapes, table = stored_shapes(architecture), name_map(architecture).spelled_as(folder.names)
     theirs = table.account(folder.names, shapes, str(path))
     folder.require_floats()
-    _require_shapes(folder, theirs, {name: shapes[name][table.is_stacked(name) :] for name in shapes})
+    _require_shapes(folder, theirs, {name: their_shape(table.rename_of(name), shapes[name]) for name in shapes})
     if architecture.tie_embeddings and HEAD in folder.names:
         _require_copy(folder, theirs["embedding.weight"][0])
     _remark_differences(path, architecture)

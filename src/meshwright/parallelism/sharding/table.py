@@ -6,7 +6,9 @@ from typing import cast, get_args
 from torch import nn
 
 from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
+from meshwright.parallelism.sharding.gpt2 import GPT2_TABLE
 from meshwright.parallelism.sharding.llama import LLAMA
 from meshwright.parallelism.sharding.moe import moe_table
 from meshwright.parallelism.sharding.role import Role, Table
@@ -20,6 +22,8 @@ def table_of(model: nn.Module, layout: Layout) -> Table:
     Raises UnsupportedError where a model has none, and ConfigError where it is no table, or, if the model is whole and
     no stage of a pipeline, where it names what is not there.
     """
+    if isinstance(model, GPT2):
+        return GPT2_TABLE
     if isinstance(model, Llama):
         architecture = model.architecture
         return moe_table(architecture, layout.etp) if isinstance(architecture, MoEArchitecture) else LLAMA
