@@ -1,5 +1,6 @@
 """prove: layouts that train the same model pass, each planted fault is found, and what cannot be proven is told."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -82,6 +83,15 @@ def test_layouts_of_a_dense_model_hold(tmp_path: Path, capsys: pytest.CaptureFix
     assert any(difference.relative > 0 for one in proof.layouts for difference in one.differences)
     assert {change.key: change.proven for change in proof.changes}["num_layers"] == "4"
     assert told.splitlines()[-1].startswith("[3/3] pp=2,microbatch_size=2,schedule=ZBVZeroBubble: holds (")
+
+
+def test_learned_positions_hold_in_every_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"vocab_size": 288, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 256}
+    (tmp_path / "gpt2.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    job = job_file(tmp_path, f'[model]\nsource = "{tmp_path / "gpt2.json"}"\n[data]\nmask_documents = true\n')
+    code, proof, _ = prove(capsys, job, "tp=2,cp=2", "pp=2,dp_shard=2", "--exact", "--steps", "2")
+    assert code == 0
+    assert [one.holds for one in proof.layouts] == [True, True]
 
 
 def test_layouts_of_a_mixture_hold_in_float64_and_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
