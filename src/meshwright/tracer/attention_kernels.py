@@ -161,10 +161,14 @@ def as_on_cuda(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(attend)
     def attended(*args: Any, **kwargs: Any) -> Tensor:
+        asked = Asked(*args, **kwargs)
+        # A trace on the host leaves attention as it is: torch knows no device of that name there.
+        if asked.query.device.type != NAME:
+            return attend(*args, **kwargs)
         if torch.is_autocast_enabled(NAME):
             args, kwargs = lowered((args, kwargs), NAME)
-        asked = Asked(*args, **kwargs)
-        kernel = SDPBackend.MATH if asked.query.device.type != NAME else cuda_kernel(asked)
+            asked = Asked(*args, **kwargs)
+        kernel = cuda_kernel(asked)
         if kernel == SDPBackend.FLASH_ATTENTION:
             return _flash(asked)
         if kernel == SDPBackend.CUDNN_ATTENTION:
