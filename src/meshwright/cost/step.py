@@ -34,7 +34,7 @@ from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.recompute import Recomputed, recomputed_of
 from meshwright.cost.slots import Slot, slots_of
 from meshwright.cost.slowness import Slowness, Stacks, stacks_of
-from meshwright.cost.stage import Stages, bubble_share, split_share, stages_of
+from meshwright.cost.stage import Stages, bubble_share, recompute_passes, repeated_share, stages_of
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.estimate import StepTime
 
@@ -140,8 +140,8 @@ class StepPricer:
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
         self.slots = slots_of(self.work)
         self.recomputed: Recomputed = recomputed_of(cases)
-        repeats = cases.each(lambda s: float(s.stack.repeats_compiled_backward))
-        self.repeated = repeats * self.layouts.compile * split_share(self.layouts, self.microbatches)
+        self.recompute_passes = recompute_passes(self.layouts, self.microbatches)
+        self.repeated = repeated_share(cases)
         """Share of blocks' backwards that run twice: experts and rings that stay eager are taken for compiled, too."""
         self.is_host = cases.each(lambda s: float(s.cluster.device.is_host)) > 0
         self.update_s = measured_update_s(cases, self.parallel.updated)
@@ -183,11 +183,13 @@ class StepPricer:
         owners = self.work.owners
         last_share = owners.last_matmul_share[owner]
         mm_again = again.of_matmuls(last_share, owners.second_matmuls_share[owner], owners.early_terms_share[owner])
-        tp_r = again.of_collectives(owners.num_tp_collectives[owner], last_share) * tp_f
+        passes = self.recompute_passes
+        mm_again = mm_again * passes
+        tp_r = again.of_collectives(owners.num_tp_collectives[owner], last_share) * tp_f * passes
         cp_f, cp_b = self.communication.context(owner, fabric, c, att_f, att_b)
         ep_f, ep_b = self.communication.expert(owner, fabric, c)
-        ep_r, cp_r = again.collectives * ep_f, again.collectives * cp_f
-        rec = mm_again * mm_f + again.attention * att_f + again.memory * mem_f
+        ep_r, cp_r = again.collectives * passes * ep_f, again.collectives * passes * cp_f
+        rec = mm_again * mm_f + passes * (again.attention * att_f + again.memory * mem_f)
         device_f = mm_f + att_f + mem_f + tp_f + cp_f + ep_f
         twice = self.repeated * (slot.kind == BLOCK)
         repeat = twice * (mm_b + att_b + mem_b)
@@ -224,7 +226,7 @@ class StepPricer:
         pp, n = self.layouts.pp, self.microbatches
         mean = (blocks + first + last) * (1.0 / pp)
         slowest = self.stage.slowest_s(blocks.total, first.total, last.total)
-        bubble = bubble_share(self.layouts, n) * mean.total
+        bubble = bubble_share(self.layouts, n, self.repeated) * mean.total
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
         sends = self.communication.sends(fabric, c, n)
         update = exposed_update_s(self.parallel, fabric, c, slowest + bubble)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.stage import split_share
+from meshwright.cost.stage import recompute_passes, split_share
 from meshwright.planner.bubble import num_actions, num_microbatches_of, played_step
 from meshwright.planner.price import Priced, price
 from meshwright.planner.question import Question
@@ -95,7 +95,8 @@ def recomputed_share(layout: Layout, question: Question) -> float:
         flops = sum(again[one] for one in given) / len(given)
     else:
         flops = again[layout.activation_checkpoint] / layout.activation_checkpoint_every
+    table, number = layout_table([layout]), np.array([num_microbatches_of(layout, question)], np.float64)
+    flops *= float(recompute_passes(table, number)[0])
     if stack.repeats_compiled_backward and layout.compile:
-        number = np.array([num_microbatches_of(layout, question)], np.float64)
-        flops += 2 * (matmuls + attention) * float(split_share(layout_table([layout]), number)[0])
+        flops += 2 * (matmuls + attention) * float(split_share(table, number)[0])
     return flops / model.flops_per_token(seq_len)

@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.replay import StageTimes, replay_s
-from meshwright.cost.stage import bubble_share
+from meshwright.cost.stage import bubble_share, repeated_share
 from meshwright.cost.step import StepTerms
 from meshwright.planner.question import Question
 from meshwright.spec.action import Action
@@ -122,18 +122,16 @@ def _orders(pipeline: Pipeline) -> list[tuple[Action, ...]]:
 def _waiting_share(cases: Cases) -> Floats:
     """Return what a rank waits because of the schedule, as a multiple of its computation for one microbatch.
 
-    Fewer microbatches than ranks leave gaps in each round of a looped schedule; and no schedule is done before one
-    microbatch has been through all stages and back, but for the backward to the weights where that may come later.
+    Fewer microbatches than ranks leave gaps in each round of a looped schedule; and no schedule of whole backwards is
+    done before one microbatch has been through all stages and back.
     """
     layouts, number = cases.layouts, cases.num_microbatches
     missing = np.maximum(layouts.pp - number, 0)
     splits_backward = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES])
-    # A half that is a whole backward spares nothing of the way back.
-    repeats = layouts.compile & (cases.each(lambda setting: float(setting.stack.repeats_compiled_backward)) > 0)
-    there_and_back = np.where(splits_backward & ~repeats, 2 / 3, 1.0) * layouts.pp - number
+    there_and_back = np.where(splits_backward, 0.0, layouts.pp - number)
     in_rounds = (layouts.pp - 1 + (layouts.stages_per_rank - 1) * missing) / layouts.stages_per_rank
     is_looped = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in ("Interleaved1F1B", "LoopedBFS")])
-    known = np.maximum(bubble_share(layouts, number), np.where(is_looped, in_rounds, 0.0))
+    known = np.maximum(bubble_share(layouts, number, repeated_share(cases)), np.where(is_looped, in_rounds, 0.0))
     return np.asarray(np.maximum(known, there_and_back))
 
 

@@ -39,6 +39,21 @@ def played_s(layout: Layout, number: int, backward: float = 2.0, weight_share: f
     return replay_s([order_of_rank(rank, layout, number) for rank in range(layout.pp)], times, 0.0)
 
 
+@pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("pp", [3, 6, 12])
+def test_split_backwards_wait_as_replayed_with_few_and_many_microbatches(schedule: str, repeats: bool, pp: int) -> None:
+    layout = Layout(pp=pp, schedule=schedule, virtual_stages=2)
+    table = layout_table([layout])
+    for number in (1, pp // 3, pp, 2 * pp, 5 * pp):
+        one = [1.0] * layout.num_stages
+        orders = [order_of_rank(rank, layout, number) for rank in range(pp)]
+        replayed = replay_s(orders, StageTimes(one, [2.0] * layout.num_stages, one, repeats=repeats), 0.0)
+        closed = number + float(bubble_share(table, np.array([number]), float(repeats))[0])
+        # In units of a rank's forward and backward of one microbatch: the whole backward runs in each part.
+        assert closed == pytest.approx(replayed / (2 * (5 if repeats else 3)), rel=0.005)
+
+
 @settings(max_examples=60)
 @given(
     st.sampled_from(SCHEDULES),
