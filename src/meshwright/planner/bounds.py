@@ -32,7 +32,7 @@ _LEAN = ("ZBVZeroBubble", "Interleaved1F1B")
 
 @dataclass(frozen=True)
 class Bounds:
-    """One element for each split of the model over the ranks and each way to spend memory that may fit."""
+    """One element for each split of the model over the ranks and each way to spend memory."""
 
     layouts: LayoutTable
     """The split and the way; other choices are any."""
@@ -41,7 +41,7 @@ class Bounds:
 
 
 def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
-    """Return the bounds of each split and each way that may fit; none at all for a split that cannot."""
+    """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""
     candidates = candidates.take(_may_fit(leanest(candidates, menu), question, menu))
     # An exchange of keys takes as long whatever is kept, but for what is done again.
     gains_s = _gain_of_cp_method_s(_fastest(candidates, menu), question, menu)
@@ -49,15 +49,20 @@ def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds
     gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))
     useful = ~reduces_needlessly(layouts, question, menu)
     layouts, gains_s = layouts.take(useful), gains_s[useful]
-    lean = leanest(layouts, menu, **{name: getattr(layouts, name) for name in WAYS})
     every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
-    fits = _may_fit(lean, question, menu)
-    # What is computed again is held beside what is kept: fewer such blocks can be leaner than more.
-    rows = np.flatnonzero(~fits & (layouts.activation_checkpoint > 0))
-    fits[rows] = _may_fit(_with_columns(lean, {"activation_checkpoint_every": every}).take(rows), question, menu)
-    layouts, every = layouts.take(fits), every[fits]
     fastest = _with_columns(_fastest(layouts, menu), {"activation_checkpoint_every": every})
-    return Bounds(layouts, _without_waiting_s(fastest, question) - gains_s[fits])
+    return Bounds(layouts, _without_waiting_s(fastest, question) - gains_s)
+
+
+def may_fit(layouts: LayoutTable, question: Question, menu: Menu) -> Bools:
+    """Return of each split, with its way to spend memory, whether any layout of it may fit."""
+    lean = leanest(layouts, menu, **{name: getattr(layouts, name) for name in WAYS})
+    fits = _may_fit(lean, question, menu)
+    # What is recomputed is held next to what is kept: fewer such blocks can be leaner than more.
+    rows = np.flatnonzero(~fits & (layouts.activation_checkpoint > 0))
+    every = {"activation_checkpoint_every": max(menu.activation_checkpoint_every)}
+    fits[rows] = _may_fit(_with_columns(lean.take(rows), every), question, menu)
+    return fits
 
 
 def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:

@@ -3,7 +3,8 @@
 Left out, because no other choice makes them the best: tensor parallelism beyond the domain whose devices reach each
 other directly; context parallelism that leaves a rank fewer than 256 tokens of a sequence; looped schedules of one
 stage a rank, which are 1F1B or GPipe; `compile = false` on an accelerator, where compiled blocks never take longer,
-but for schedules that split backwards: a compiled block runs its whole backward in each part.
+but for schedules that split backwards, which are tried with eager blocks: a compiled block runs its whole backward in
+each part.
 GPipe and LoopedBFS are tried only where 1F1B and Interleaved1F1B cannot run: they wait as long and hold more. Left out
 unless nothing else fits: cpu_offload, which only adds copies. Left out to keep the search short: all but a few
 numbers of virtual stages, microbatches of more than 64 sequences, recomputation of every n-th block beyond n = 4, and

@@ -4,7 +4,8 @@
 2. What cannot fit is dropped, and the rest gets bounds that no layout with other choices is faster than (bounds.py).
 3. In the order of the bounds, all pipelines and methods of context parallelism are priced, until the bounds pass the
    fastest layout that fits by a margin; and on to a certain number, so that the list of alternatives is not short.
-4. The best of these are varied by the choices that change time a little.
+   What no pipeline makes fit is dropped there: most ways to spend memory are never reached.
+4. The best of these are varied by the choices that change time a little. A few are at once, to end the search sooner.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import Ints, concatenate
-from meshwright.planner.bounds import Bounds, bounds_of
+from meshwright.planner.bounds import Bounds, bounds_of, may_fit
 from meshwright.planner.menu import Menu
 from meshwright.planner.price import Priced, join, price
 from meshwright.planner.question import Question
@@ -27,7 +29,11 @@ _FIRST_PIECE, _LARGEST_PIECE = 4_000, 24_000
 """Layouts that are priced at once: few at first, since a fast one that fits spares the rest."""
 _MARGIN = 1 + RANKING_ERROR
 """A layout as fast as the fastest to within the error of ranking may be picked for being simpler."""
+_NUM_WEIGHED = 4_000
+"""Ways to spend memory that are weighed at once."""
 _NUM_REFINED = 2_000
+_NUM_REFINED_AT_ONCE = 32
+"""Layouts of a piece that are varied at once, so that the time that ends the search is the fastest's."""
 _FREED_BYTES = 16 * 2**20
 
 
@@ -52,7 +58,7 @@ def search(question: Question, menu: Menu, min_scored: int | None = None) -> Fou
     bounds = bounds_of(splits(question, menu), question, menu)
     parts, waiting = [price(bounds.layouts.take(np.arange(0)), question)], []
     num_scored, best_s = 0, np.inf
-    for rows in _pieces(bounds, menu):
+    for rows in _pieces(bounds, question, menu):
         if num_scored >= min_scored and bounds.least_s[rows[0]] > best_s * _MARGIN:
             break
         waiting.append(with_choices(bounds.layouts.take(rows), question, menu))
@@ -60,9 +66,9 @@ def search(question: Question, menu: Menu, min_scored: int | None = None) -> Fou
         # Before enough are scored no time ends the search, so that several pieces can be priced at once.
         if num_scored >= min_scored or sum(map(len, waiting)) >= _LARGEST_PIECE:
             parts.append(price(concatenate(waiting), question))
-            best_s, waiting = min(best_s, parts[-1].total_s.min(initial=np.inf)), []
+            best_s, waiting = min(best_s, _fastest_s(parts[-1], best_s, question, menu)), []
     priced = join(parts + [price(table, question) for table in waiting])
-    order = _by_promise(priced, menu)
+    order = np.argsort(_promised_s(priced, menu), kind="stable")
     refined = with_fine_choices(priced.layouts.take(order[:_NUM_REFINED]), question, menu)
     num_scored += len(refined) - len(order[:_NUM_REFINED])
     return Found(menu, join([price(refined, question), priced.take(order[_NUM_REFINED:])]), num_scored)
@@ -81,20 +87,35 @@ def _keep_freed_memory() -> None:
     np.empty(_FREED_BYTES, np.uint8)
 
 
-def _by_promise(priced: Priced, menu: Menu) -> Ints:
-    """Return the positions of the layouts, first those that the fine choices may make the fastest."""
+def _fastest_s(priced: Priced, best_s: float, question: Question, menu: Menu) -> float:
+    """Return the seconds of the fastest layout, with other fine choices where these may be faster than `best_s`."""
+    fastest_s = float(priced.total_s.min(initial=np.inf))
+    promised_s = _promised_s(priced, menu)
+    rows = np.argsort(promised_s, kind="stable")[:_NUM_REFINED_AT_ONCE]
+    rows = rows[promised_s[rows] < min(best_s, fastest_s)]
+    if not len(rows):
+        return fastest_s
+    refined = price(with_fine_choices(priced.layouts.take(rows), question, menu), question)
+    return min(fastest_s, float(refined.total_s.min(initial=np.inf)))
+
+
+def _promised_s(priced: Priced, menu: Menu) -> Floats:
+    """Return the seconds that no fine choice makes a layout faster than."""
     step, layouts = priced.step, priced.layouts
     again = step.recompute_s * (1 - 1 / max(menu.activation_checkpoint_every))
     hidden = step.tp_s * ((layouts.tp > 1) & layouts.compile & any(menu.async_tp) & ~layouts.async_tp)
-    return np.argsort(priced.total_s - again - hidden, kind="stable")
+    return np.asarray(priced.total_s - again - hidden)
 
 
-def _pieces(bounds: Bounds, menu: Menu) -> Iterator[Ints]:
-    """Yield positions in the order of the bounds, in growing pieces."""
+def _pieces(bounds: Bounds, question: Question, menu: Menu) -> Iterator[Ints]:
+    """Yield positions of what may fit in the order of the bounds, in growing pieces."""
     order = np.argsort(bounds.least_s, kind="stable")
     choices = len(menu.pipelines) * len(menu.cp_method)
-    start, size = 0, _FIRST_PIECE
-    while start < len(order):
-        stop = start + max(1, size // choices)
-        yield order[start:stop]
-        start, size = stop, min(2 * size, _LARGEST_PIECE)
+    size = _FIRST_PIECE
+    for first in range(0, len(order), _NUM_WEIGHED):
+        rows = order[first : first + _NUM_WEIGHED]
+        rows = rows[may_fit(bounds.layouts.take(rows), question, menu)]
+        while len(rows):
+            count = max(1, size // choices)
+            yield rows[:count]
+            rows, size = rows[count:], min(2 * size, _LARGEST_PIECE)

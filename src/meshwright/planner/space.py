@@ -85,7 +85,7 @@ def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTa
     schedules, numbers = zip(*menu.pipelines, strict=True)
     table = concatenate([flat, vary(piped, {"schedule": schedules, "stages_per_rank": numbers})])
     table = _with_cp_methods(table, menu)
-    table = vary(_with_compile(table, menu), {"cpu_offload": menu.cpu_offload})
+    table = vary(_with_compile(table, question, menu), {"cpu_offload": menu.cpu_offload})
     # The first of the fine choices that a layout may have.
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every[:1]})
     table = vary(table, {"async_tp": menu.async_tp[:1]})
@@ -145,13 +145,17 @@ def _with_cp_methods(table: LayoutTable, menu: Menu) -> LayoutTable:
     return concatenate([alone, vary(table.take(table.cp > 1), {"cp_method": menu.cp_method})])
 
 
-def _with_compile(table: LayoutTable, menu: Menu) -> LayoutTable:
-    """Return each layout compiled, if the menu has that; where backwards are split, with all that the menu has."""
+def _with_compile(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
+    """Return each layout compiled, if the menu has that, but for split backwards where compiled blocks run them twice.
+
+    Their order with whole backwards is then faster, and is there unless the menu has split backwards alone.
+    """
     splits = (table.pp > 1) & np.isin(table.schedule, _SPLIT_CODES)
-    if len(menu.compile) == 1 or not splits.any():
+    if len(menu.compile) == 1 or not splits.any() or not question.setting.stack.repeats_compiled_backward:
         return vary(table, {"compile": menu.compile[:1]})
+    has_others = any(schedule not in SPLIT_BACKWARD_SCHEDULES for schedule, _ in menu.pipelines)
     whole = vary(table.take(~splits), {"compile": menu.compile[:1]})
-    return concatenate([whole, vary(table.take(splits), {"compile": menu.compile})])
+    return concatenate([whole, vary(table.take(splits), {"compile": (False,) if has_others else menu.compile})])
 
 
 def _flat_stages(question: Question) -> int:
