@@ -18,6 +18,7 @@ from meshwright.config.positions import KeyPath, key_lines
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.spec.job import Job
 from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.presets import PRESETS
 from meshwright.units import parse_count
 
 DEFAULT = "default"
@@ -134,6 +135,11 @@ def _read(path: Path) -> str:
 
 
 def _nearest_file(path: Path) -> str:
+    if str(path) in PRESETS:
+        return (
+            f"{path} is a model: plan for it with `meshwright plan --model {path}`, or write a job with "
+            f"`meshwright init {path} --out job.toml`"
+        )
     siblings = [sibling.name for sibling in path.parent.glob("*.toml")] if path.parent.is_dir() else []
     close = get_close_matches(path.name, siblings, n=1, cutoff=0.5)
     if close:

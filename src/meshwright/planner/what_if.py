@@ -72,5 +72,5 @@ def what_ifs(finalists: LayoutTable, question: Question) -> Iterator[WhatIf]:
         priced = price(finalists, lower)
         if len(priced):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
-            note = "changes the numbers that training computes: only a job that asks for it gets it"
+            note = "changes numerics, and the trainer does not compute it yet: a figure for other software"
             yield WhatIf(change=f"precision {precision}", best=best, note=note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import json
 import os
 import resource
@@ -229,7 +230,7 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
         reductions_watched(mode),
         recorder.scopes.followed(),
     ):
-        step = _builder(build)(torch.device(mode.device_type), rank, world_size, *arguments)
+        step = _built(build, torch.device(mode.device_type), rank, world_size, *arguments)
         for _ in range(_NUM_STEPS_BEFORE):
             step()
         recorder.begin()
@@ -247,6 +248,19 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
 
 def _leave_as_it_is(*_: Any, **__: Any) -> None:
     """Stand in for drawing initial weights: fake tensors hold no numbers, and drawing them takes the longest."""
+
+
+def _built(build: str, *arguments: Any) -> Callable[[], object]:
+    """Return the step that a builder makes; raises UnsupportedError for one that does not take (device, rank, ...)."""
+    builder = _builder(build)
+    try:
+        inspect.signature(builder).bind(*arguments)
+    except TypeError as error:
+        raise UnsupportedError(
+            f"{build} does not take (device, rank, world_size{', ...' if len(arguments) > 3 else ''}): {error}: "
+            "make it a function of these that returns a step, which takes nothing"
+        ) from None
+    return builder(*arguments)
 
 
 def _builder(build: str) -> Callable[..., Callable[[], object]]:

@@ -275,3 +275,9 @@ def test_a_file_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         with pytest.raises(ConfigError) as caught:
             load_job(name)
         assert str(caught.value) == message
+
+
+def test_a_model_in_place_of_a_job_file_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="llama3-8b is a model: plan for it with `meshwright plan --model llama3-8b`"):
+        load_job("llama3-8b")
