@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from meshwright.models.build import build_architecture
 from meshwright.models.contract import blocks_of, loss_of
 from meshwright.parallelism.async_tensor import apply_async_tensor_parallel
-from meshwright.parallelism.loss import make_loss
+from meshwright.parallelism.loss import NextTokenLoss, counted_share, make_loss
 from meshwright.parallelism.materialize import materialize
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.tensor import apply_tensor_parallel
@@ -81,6 +81,8 @@ def of_this_rank(
     # One graph serves all blocks.
     with torch._dynamo.config.patch(error_on_recompile=True):
         loss = loss_fn(model(inputs), targets)
+        if isinstance(loss_fn, NextTokenLoss):
+            loss = loss / counted_share([targets], torch.device("cpu")).to(loss.dtype)
         loss.backward()
     gradients = {}
     for name, parameter in model.named_parameters():

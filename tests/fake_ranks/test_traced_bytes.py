@@ -52,7 +52,6 @@ def left_out(cp: int, tp: int, etp: int, ep: int) -> Mapping[tuple[str, str], in
     counts = 2 * of_blocks * NUM_EXPERTS * 4
     sent = {
         ("tp", "loss"): 2 * 16 * tokens * NUM_MICROBATCHES * (tp - 1) // tp,
-        ("cp", "loss"): 2 * 4 * NUM_MICROBATCHES * (cp - 1) // cp,
         ("tp", "router"): 2 * counts * (tp - 1) // tp if etp == 1 else 0,
         ("cp", "router"): 2 * counts * (cp - 1) // cp,
         ("ep", "sizes"): of_blocks * NUM_EXPERTS * 8 * (ep - 1) // ep,

@@ -144,8 +144,11 @@ def collectives_of_a_step(job: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("layout", "kinds"),
     [
-        ("dp_shard=2,reshard_after_forward=never", {"allgather", "reduce_scatter"}),
-        ("dp_replicate=2,dp_shard=2,reshard_after_forward=never", {"allgather", "reduce_scatter", "allreduce"}),
+        ("dp_shard=2,reshard_after_forward=never,gradient_sync=step", {"allgather", "reduce_scatter"}),
+        (
+            "dp_replicate=2,dp_shard=2,reshard_after_forward=never,gradient_sync=step",
+            {"allgather", "reduce_scatter", "allreduce"},
+        ),
         ("pp=2,dp_shard=2,schedule=ZBVZeroBubble", {"allgather", "reduce_scatter"}),
     ],
 )

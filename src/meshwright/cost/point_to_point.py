@@ -59,7 +59,7 @@ def hop_s(num_bytes: ArrayLike, group: Group, crossing: ArrayLike, fabric: Fabri
 
 
 def _num_pods(group: Group, fabric: Fabric) -> Floats:
-    return np.asarray(np.ceil(group.width / fabric.nonblocking_devices))
+    return np.maximum(np.ceil(group.width / fabric.nonblocking_devices), 1.0)
 
 
 def _crossing(group: Group, fabric: Fabric) -> Floats:

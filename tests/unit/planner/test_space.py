@@ -74,7 +74,7 @@ def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, questio
         async_tp=degrees["tp"] > 1 and data.draw(st.sampled_from(menu.async_tp)),
         activation_checkpoint=policy,
         activation_checkpoint_every=1 if policy == "none" else data.draw(st.sampled_from((1, 2, 3, 4))),
-        compile=menu.compile[0],
+        compile=menu.compile[0] and may_free,
     )
     # Without context parallelism its methods are one.
     layout = layout.replace(cp_method="all-gather") if layout.cp == 1 else layout
