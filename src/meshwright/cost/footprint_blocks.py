@@ -14,6 +14,7 @@ from meshwright.cost.footprint_stages import Ints, StageCuts
 from meshwright.cost.footprint_states import Elements, elements_of
 from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, transient_bytes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.recompute import drops_attention
 from meshwright.spec.layout import ActivationCheckpoint
 from meshwright.spec.model_spec import BlockGroup
 from meshwright.spec.op import Head, Norm, Op
@@ -58,7 +59,10 @@ class Memory:
         self.element_bytes = float(setting.workload.activation_element_bytes)
         # A layout may compile an eager stack's blocks.
         self._by_kernels = {
-            kernels: (Formats.of(setting.workload, setting.stack, kernels), chosen)
+            kernels: (
+                Formats.of(setting.workload, setting.stack, kernels, drops_attention=drops_attention(setting)),
+                chosen,
+            )
             for kernels, chosen in self._kernels().items()
             if chosen.any()
         }

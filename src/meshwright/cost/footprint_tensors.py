@@ -12,7 +12,8 @@ Read off the op list of a block, op by op (what each kind keeps is what torch's 
 
 By recompute policy: all of these (none); the block's input (full); that and the outputs of attention and of matmuls, of
 row-parallel ones once they are reduced (selective, "matmul-outputs"), of every second matmul only
-("half-of-matmul-outputs"), or all but the probabilities of attention ("core-attention").
+("half-of-matmul-outputs"), or all but the probabilities of attention ("core-attention"). A compiled dense block does
+not keep the output of its last matmul, which no backward op reads; torch's eager checkpoints do.
 
 Ignored: what Ulysses repeats where there are fewer key heads than cp ranks, token ids, rotary angles, routing indices,
 masks of dropout between blocks, scales of low-precision formats.
@@ -61,15 +62,23 @@ class Formats(NamedTuple):
     matmul_bytes: float
     """Of a matmul's input as it is kept."""
     seq_len: int
+    drops_attention: bool
+    """Whether selective recomputation runs attention again (recompute.py)."""
 
     @classmethod
-    def of(cls, workload: Workload, stack: Stack, kernels: str) -> Formats:
+    def of(cls, workload: Workload, stack: Stack, kernels: str, *, drops_attention: bool = False) -> Formats:
         """Return those of `stack` with the `kernels` that a layout makes of its own."""
         wide = float(workload.activation_element_bytes)
         # Only kernels written for it keep the low-precision copy instead of what it was made from.
         low = {"float8": 1.0, "float4": 0.5}.get(workload.matmul_dtype, wide)
         return cls(
-            kernels, stack.attention, stack.selective, wide, low if kernels == "fused" else wide, workload.seq_len
+            kernels,
+            stack.attention,
+            stack.selective,
+            wide,
+            low if kernels == "fused" else wide,
+            workload.seq_len,
+            drops_attention,
         )
 
 
@@ -212,14 +221,24 @@ def _selected(ops: tuple[Op, ...], formats: Formats) -> _Parts:
         return
     yield from _input_only(ops, formats)
     keeps_all, num_matmuls = formats.selective == "matmul-outputs", 0
+    unread = _unread_matmul(ops, formats)
     for op in ops:
         if isinstance(op, Attention):
-            yield "heads", op.num_heads * (op.value_head_dim * formats.element_bytes + _FLOAT32_BYTES)
+            if not formats.drops_attention:
+                yield "heads", op.num_heads * (op.value_head_dim * formats.element_bytes + _FLOAT32_BYTES)
             yield from _other_keys(op, formats)
         if isinstance(op, Matmul | GroupedMatmul):
             num_matmuls += 1
-            if keeps_all or num_matmuls % 2:
+            if (keeps_all or num_matmuls % 2) and op is not unread:
                 yield from _matmul_output(op, ops, formats)
+
+
+def _unread_matmul(ops: Sequence[Op], formats: Formats) -> Op | None:
+    """Return the matmul of a compiled block whose output no backward op reads: the last one."""
+    # Mixtures are compiled in parts, around what the compiler cannot take.
+    if formats.kernels != "compiled" or any(isinstance(op, GroupedMatmul) for op in ops):
+        return None
+    return next(op for op in reversed(ops) if isinstance(op, Matmul))
 
 
 def _matmul_output(op: Matmul | GroupedMatmul, ops: Sequence[Op], formats: Formats) -> _Parts:

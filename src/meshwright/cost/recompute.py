@@ -3,6 +3,7 @@
     none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of it; said block by block: the
     mean over all blocks
     half of matmul outputs kept: every second matmul, but not the last one
+    outputs of cuDNN's attention not kept (torchtitan of 2025, on Blackwell): attention
     sums of row-parallel matmuls kept, not their terms (ours under tp): in eager code those matmuls, but for the last
     full, where it stops early: without the last matmul of the block, and the collective that follows it
 
@@ -18,8 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS
+from meshwright.cost.rates import architecture_of
 
 _SELECTIVE = {
     "matmul-outputs": (0.0, 0.0, 1.0),
@@ -61,12 +63,19 @@ def recomputed_of(cases: Cases) -> Recomputed:
     """Return what each case computes again."""
     full, selective = share_of_blocks(cases, "full"), share_of_blocks(cases, "selective")
     by_setting = np.array([_SELECTIVE[setting.stack.selective] for setting in cases.settings])[cases.setting]
+    by_setting[:, 1] = np.maximum(by_setting[:, 1], cases.each(lambda setting: float(drops_attention(setting))))
     matmul, attention, memory = (full + selective * share for share in by_setting.T)
     stops = (full > 0) & (cases.each(lambda setting: float(setting.stack.recompute_stops_early)) > 0)
     halves = selective * (cases.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
     keeps_sums = cases.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
     terms = selective * keeps_sums * ~cases.layouts.compile
     return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves, terms)
+
+
+def drops_attention(setting: Setting) -> bool:
+    """Return whether selective recomputation does not save attention's output, and so runs attention again."""
+    runs_cudnn = architecture_of(setting.cluster.device).startswith("blackwell")
+    return runs_cudnn and not setting.stack.saves_cudnn_attention
 
 
 def share_of_blocks(cases: Cases, policy: str) -> Floats:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layout_table import LayoutTable, layout_table
+from meshwright.cost.recompute import drops_attention
 from meshwright.cost.stage import recompute_passes, split_share
 from meshwright.planner.bubble import num_actions, num_microbatches_of, played_step
 from meshwright.planner.price import Priced, price
@@ -90,6 +91,8 @@ def recomputed_share(layout: Layout, question: Question) -> float:
         again["selective"] = matmuls / 2
     elif stack.selective == "core-attention":
         again["selective"] = float(attention)
+    if drops_attention(question.setting):
+        again["selective"] += float(attention)
     given = layout.activation_checkpoint_blocks
     if given is not None:
         flops = sum(again[one] for one in given) / len(given)

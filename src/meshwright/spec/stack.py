@@ -64,6 +64,9 @@ class Stack(Noun):
     selective: Literal["matmul-outputs", "half-of-matmul-outputs", "core-attention"] = "matmul-outputs"
     """What activation_checkpoint = selective means: keep all matmul outputs, keep every second one, or compute
     only scores and probabilities of attention again."""
+    saves_cudnn_attention: bool = True
+    """Whether selective recomputation saves what cuDNN's attention returns, which stacks on PyTorch's scaled dot
+    product attention run on Blackwell; torchtitan's list of saved ops lacked it until December 2025 (its #2095)."""
     recompute_stops_early: bool = True
     """Whether computing a block again ends once backward has what it needs, before the last matmul (PyTorch's
     non-reentrant checkpoints since 2.1), or does all of it (Megatron-LM's)."""

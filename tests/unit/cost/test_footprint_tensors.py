@@ -165,6 +165,20 @@ def test_every_second_matmul_keeps_less_than_all() -> None:
     assert _kept("llama", "selective", _formats(half)) < _kept("llama", "selective", _formats(EAGER))
 
 
+def test_a_compiled_block_does_not_keep_what_backward_does_not_read() -> None:
+    eager, compiled = _formats(EAGER), _formats(EAGER.replace(kernels="compiled"))
+    # The output of the last matmul, in 16 bits.
+    assert _kept("llama", "selective", eager) - _kept("llama", "selective", compiled) == 2 * SIZES["dim"]
+    assert _kept("mixture", "selective", eager) == _kept("mixture", "selective", compiled)
+
+
+def test_attention_that_is_recomputed_keeps_no_output() -> None:
+    formats = _formats(EAGER)
+    kept, dropped = (_kept("llama", "selective", formats._replace(drops_attention=drops)) for drops in (False, True))
+    # The output in 16 bits, and a float32 sum for each query.
+    assert kept - dropped == SIZES["num_heads"] * (2 * SIZES["head_dim"] + 4)
+
+
 def test_low_precision_is_kept_by_kernels_written_for_it() -> None:
     plain, low = (_kept("llama", "none", _formats(FUSED, precision)) for precision in ("bfloat16", "mxfp8"))
     assert low < plain

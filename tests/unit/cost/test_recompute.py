@@ -60,6 +60,14 @@ def test_a_stack_that_does_not_stop_early_does_all_of_a_block_again() -> None:
     assert early.of_collectives(np.array([4.0]), 0 * share) == 1
 
 
+@pytest.mark.parametrize(
+    ("cluster", "saves", "share"), [("h100-ib400", False, 0), ("b200-ib400", False, 1), ("b200-ib400", True, 0)]
+)
+def test_attention_is_recomputed_where_its_kernel_is_not_listed(cluster: str, saves: bool, share: float) -> None:
+    of = changed(setting("llama3-8b", cluster=cluster), saves_cudnn_attention=saves)
+    assert recomputed_of(cases(of, Layout(activation_checkpoint="selective"))).attention == share
+
+
 def test_half_of_the_matmul_outputs_are_the_second_fourth_and_sixth() -> None:
     of = changed(setting("llama3-8b"), selective="half-of-matmul-outputs")
     again = recomputed_of(cases(of, Layout(activation_checkpoint="selective")))
