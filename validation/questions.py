@@ -1,4 +1,4 @@
-"""python -m validation.questions: what plans promise beside what their own programs do when they are simulated.
+"""python -m validation.questions: figures of plans compared with the simulated steps of their picks.
 
 Each question of questions.csv is planned. Its pick must pass `check` and fit on every pipeline rank; with --simulate it
 and the two runners-up are traced and simulated as `meshwright simulate` does, each in a process of its own.

@@ -1,4 +1,4 @@
-"""A step by component: the planner's formulas beside the traced and simulated step of the same job."""
+"""A step by component: the planner's formulas compared with the simulated step of the same job."""
 
 from __future__ import annotations
 

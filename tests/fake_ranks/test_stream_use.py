@@ -1,4 +1,4 @@
-"""Memory that a second stream uses is freed too early, unless the program told the allocator of that stream."""
+"""Memory that a second stream uses is freed too early, unless the program calls record_stream."""
 
 from __future__ import annotations
 

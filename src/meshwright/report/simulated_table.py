@@ -1,4 +1,4 @@
-"""The finalists of a plan that were simulated: what the formulas say of each beside what its own program does."""
+"""The finalists of a plan that were simulated: the figures of the formulas next to those of the simulation."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class _Detector:
     def _frees(self) -> dict[int, list[int]]:
         """Return by record the storages whose memory it may get: the first allocation on their stream since the free.
 
-        Not those that the program told the allocator of other streams of.
+        Not those whose other streams the program has named by record_stream.
         """
         storages, records = self._trace.storages, self._trace.records
         is_told = np.array([*(one.op.startswith(_RECORD_STREAM) for one in self._trace.signatures), False])

@@ -1,4 +1,4 @@
-"""Whoever does otherwise than most ranks is to blame, whatever it does otherwise."""
+"""The minority of ranks is to blame, whatever it does differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL_TO_ALL = "c10d.alltoall_base_.default"
 BARRIER = "c10d.barrier.default"
 BROADCAST = "c10d.broadcast_.default"
 Step = Callable[[Script, bool], object]
-"""Adds what a rank runs to its script, where told so with a mistake."""
+"""Adds what a rank runs to its script, on some ranks with a mistake."""
 
 
 def _missing_barrier(script: Script, is_wrong: bool) -> None:
