@@ -86,6 +86,16 @@ class LayoutTable:
         codes = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
         return np.asarray((self.pp > 1) & np.isin(self.schedule, codes))
 
+    @property
+    def reshards_by_default(self) -> Bools:
+        """Return where `reshard_after_forward = "auto"` frees gathered parameters after forward."""
+        return np.asarray(self.pp == 1)
+
+    @property
+    def reduces_each_by_default(self) -> Bools:
+        """Return where `gradient_sync = "auto"` reduces gradients after each microbatch."""
+        return np.asarray((self.fsdp > 1) & (self.pp == 1))
+
     def take(self, rows: NDArray[Any]) -> LayoutTable:
         """Return the layouts at `rows` (positions or a mask)."""
         return replace(self, **{name: column[rows] for name, column in self.columns().items()})

@@ -17,13 +17,11 @@ from meshwright.planner.price import Priced, memory_of_ranks
 from meshwright.planner.question import Question
 from meshwright.planner.refused import invalid_neighbours
 from meshwright.planner.search import Found, search
-from meshwright.planner.simplicity import simplest
+from meshwright.planner.simplicity import MEMORY_STEP, simplest
 from meshwright.planner.what_if import sensitivities, what_ifs
 from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Candidate, Contrast, Plan
 
-_PARETO_STEP = 0.04
-"""Layouts of the Pareto list differ at least by this share of the usable memory."""
 _PARETO_LENGTH = 12
 
 
@@ -119,7 +117,7 @@ def _split(layout: Layout) -> tuple[int, ...]:
 
 def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candidate]:
     """Return the pick, and layouts that each leave more memory than all faster ones, fastest first."""
-    least = pick.headroom_bytes + _PARETO_STEP * question.cluster.device.usable_memory_bytes
+    least = pick.headroom_bytes + MEMORY_STEP * question.cluster.device.usable_memory_bytes
     found = [pick]
     order = priced.by_time
     best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
@@ -128,7 +126,7 @@ def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candida
         if position == len(order):
             break
         candidate = played_if_fast(priced, int(order[position]), pick, question)
-        least = candidate.headroom_bytes + _PARETO_STEP * question.cluster.device.usable_memory_bytes
+        least = candidate.headroom_bytes + MEMORY_STEP * question.cluster.device.usable_memory_bytes
         # Where the closed form is too kind to a pipeline, the pick is as fast.
         found += [candidate] if _total_s(candidate) > _total_s(pick) else []
     return sorted(found, key=_total_s)

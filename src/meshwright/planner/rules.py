@@ -110,7 +110,7 @@ def _divides_experts(layouts: LayoutTable, architecture: LlamaArchitecture) -> B
 def _keeps_parameters(layouts: LayoutTable, group: Any) -> Bools | bool:
     """Return whether parameters are kept as the question asks: on groups of a size, or as "auto" has it."""
     if group == "auto":
-        return np.asarray(layouts.is_resharded == (layouts.pp == 1))
+        return np.asarray(layouts.is_resharded == layouts.reshards_by_default)
     if not isinstance(group, int):
         return True
     is_group = (layouts.fsdp % group == 0) & (group > 1) & (group < layouts.fsdp)
@@ -121,7 +121,7 @@ def _keeps_default_sync(layouts: LayoutTable, sync: Any) -> Bools | bool:
     """Return whether gradients are reduced as the question's "auto" has it; other values are the menu's only ones."""
     if sync != "auto":
         return True
-    return np.asarray(layouts.reduces_each_microbatch == ((layouts.fsdp > 1) & (layouts.pp == 1)))
+    return np.asarray(layouts.reduces_each_microbatch == layouts.reduces_each_by_default)
 
 
 def _keeps_boundaries(layouts: LayoutTable, question: Question) -> Bools | bool:

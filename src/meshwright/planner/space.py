@@ -114,7 +114,7 @@ def reduces_needlessly(table: LayoutTable, question: Question, menu: Menu) -> Bo
     That is with one microbatch, and where nothing is sharded: whole gradients then add up either way.
     """
     num_microbatches = question.workload.global_batch_size // (table.dp * table.microbatch_size)
-    is_default = table.reduces_each_microbatch == ((table.fsdp > 1) & (table.pp == 1))
+    is_default = table.reduces_each_microbatch == table.reduces_each_by_default
     has_choice = len(menu.reduces_each_microbatch) > 1
     return np.asarray(((num_microbatches <= 1) | (table.fsdp == 1)) & ~is_default & has_choice)
 

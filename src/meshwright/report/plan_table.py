@@ -76,14 +76,20 @@ def _pick_notes(plan: Plan) -> Iterator[str]:
     if plan.fastest != plan.pick:
         gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
         yield (
-            f"fastest: {_spaced(plan.fastest.layout)}: {percent(gain)} faster, within the error of ranking, "
-            f"{headroom_words(plan.fastest.headroom_bytes)}"
+            f"fastest: {_spaced(plan.fastest.layout)}: {percent(gain)} faster (within the error of ranking), "
+            f"{_memory_needed(plan)}"
         )
     if plan.pick.unmeasured:
         yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
     if plan.given is not None and 0 <= plan.given.headroom_bytes < plan.memory_margin * plan.usable_memory_bytes:
         share = percent(plan.given.headroom_bytes / plan.usable_memory_bytes)
         yield f"yours leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
+
+
+def _memory_needed(plan: Plan) -> str:
+    """Return how much more or less memory the fastest layout needs than the pick."""
+    more_bytes = plan.pick.headroom_bytes - plan.fastest.headroom_bytes
+    return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes >= 0 else 'less'}"
 
 
 def _pareto(plan: Plan) -> Table:

@@ -8,14 +8,17 @@ import pytest
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.answer import judge
 from meshwright.planner.measured.read import MeasuredRun
-from meshwright.planner.plan import make_plan
-from meshwright.planner.simplicity import RANKING_ERROR, complexity
+from meshwright.planner.plan import find, make_plan
+from meshwright.planner.simplicity import MEMORY_STEP, RANKING_ERROR, complexity, complexity_of
 from meshwright.planner.unmeasured import LEFT_OUT_ERROR, unmeasured_features
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from meshwright.spec.plan import Candidate
 from questions import ask
 
 SIMPLE_FIRST = [
     Layout(dp_shard=16, compile=True),
+    Layout(dp_shard=16, gradient_sync="step"),
+    Layout(dp_shard=16, gradient_sync="step", reshard_after_forward="never"),
     Layout(dp_replicate=2, dp_shard=8, compile=True),
     Layout(dp_shard=16, ep=2),
     Layout(dp_shard=8, tp=2),
@@ -45,6 +48,33 @@ def test_no_pipeline_is_picked_for_less_than_the_error_of_ranking() -> None:
     assert pick.layout.pp == 1 < fastest.layout.pp
     assert pick.estimate.step.total_s <= fastest.estimate.step.total_s * (1 + RANKING_ERROR)
     assert pick.headroom_bytes >= question.margin_bytes
+
+
+def test_defaults_win_within_the_error_of_ranking() -> None:
+    question = ask("llama3-8b", 8, seq_len=8192, batch=128)
+    answer = make_plan(question)
+    assert answer.pick.layout == Layout(dp_shard=8, compile=True)
+    quicker = judge(answer.pick.layout.replace(reshard_after_forward="never"), question)
+    selective = judge(quicker.layout.replace(activation_checkpoint="selective"), question)
+    assert _total_s(selective) < _total_s(answer.pick), "there is something to leave out"
+    assert selective.headroom_bytes >= question.margin_bytes
+    assert selective.headroom_bytes < answer.pick.headroom_bytes
+
+
+def test_memory_decides_between_equally_simple_layouts_that_are_as_fast() -> None:
+    question = ask("llama3-8b", 8, seq_len=32768, batch=32, cluster="dgx-a100")
+    pick, priced = make_plan(question).pick, find(question).priced
+    assert pick.layout.pp == 1, "no pipeline is replayed, so that the table says all"
+    is_alike = np.all(np.equal(np.stack(complexity(priced.layouts)).T, complexity_of(pick)), axis=1)
+    usable_bytes = question.cluster.device.usable_memory_bytes
+    fastest_s = priced.total_s[is_alike].min()
+    assert fastest_s < _total_s(pick) < 1.01 * fastest_s
+    roomier = is_alike & (priced.headroom_bytes > pick.headroom_bytes + MEMORY_STEP * usable_bytes)
+    assert priced.total_s[roomier].min() > 1.01 * fastest_s
+
+
+def _total_s(candidate: Candidate) -> float:
+    return candidate.estimate.step.total_s
 
 
 @pytest.mark.parametrize(
