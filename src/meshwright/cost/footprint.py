@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_constants import SMI_BYTES
-from meshwright.cost.footprint_rank import largest, rank_parts
+from meshwright.cost.footprint_rank import Parts, largest, rank_parts, total
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.estimate import MemoryUse
 
@@ -65,9 +66,9 @@ class Footprint:
         return Footprint(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
-def footprint(cases: Cases) -> Footprint:
-    """Return the memory of each case's fullest pipeline rank."""
-    return _footprint(cases, None)
+def footprint(cases: Cases, most_bytes: float = math.inf) -> Footprint:
+    """Return the memory of each case's fullest pipeline rank, or of the first that reserves more than `most_bytes`."""
+    return _footprint(cases, None, most_bytes)
 
 
 def footprint_of_rank(cases: Cases, pp_rank: int) -> Footprint:
@@ -92,16 +93,32 @@ def outside_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value - cluster.device.usable_memory_bytes
 
 
-def _footprint(cases: Cases, pp_rank: int | None) -> Footprint:
-    """Return the memory of each case's rank `pp_rank`; None for the fullest."""
+def _footprint(cases: Cases, pp_rank: int | None, most_bytes: float = math.inf) -> Footprint:
+    """Return the memory of each case's rank `pp_rank`; None for the fullest, or the first beyond `most_bytes`."""
     columns = {field.name: np.zeros(len(cases)) for field in fields(Footprint)}
     columns["context_bytes"] = cases.each(lambda setting: outside_bytes(setting.cluster))
     num_microbatches = cases.num_microbatches
     for position in np.unique(cases.setting):
         rows = np.flatnonzero(cases.setting == position)
-        memory = Memory(cases.settings[position], cases.layouts.take(rows))
-        pp_ranks = memory.ranks_to_weigh if pp_rank is None else np.full((1, len(rows)), pp_rank)
-        ranks = [rank_parts(memory, num_microbatches[rows], each) for each in pp_ranks]
-        for name, values in largest(ranks).items():
+        memory, numbers = Memory(cases.settings[position], cases.layouts.take(rows)), num_microbatches[rows]
+        if pp_rank is None:
+            parts = _fullest(memory, numbers, most_bytes)
+        else:
+            parts = rank_parts(memory, numbers, np.full(len(rows), pp_rank))
+        for name, values in parts.items():
             columns[name][rows] = values
     return Footprint(**columns)
+
+
+def _fullest(memory: Memory, num_microbatches: Floats, most_bytes: float) -> Parts:
+    """Return the bytes of each layout's fullest rank; a rank beyond `most_bytes` settles what does not fit."""
+    pp_ranks = memory.ranks_to_weigh
+    parts = rank_parts(memory, num_microbatches, pp_ranks[0])
+    for before, pp_rank in pairwise(pp_ranks):
+        rows = np.flatnonzero((pp_rank != before) & (total(parts) <= most_bytes))
+        if len(rows):
+            others = rank_parts(memory.take(rows), num_microbatches[rows], pp_rank[rows])
+            fuller = largest([{name: values[rows] for name, values in parts.items()}, others])
+            for name, values in fuller.items():
+                parts[name][rows] = values
+    return parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import get_args
 
@@ -36,6 +37,16 @@ class Block:
     transient_bytes: Floats
     """Gradients of the op at work."""
 
+    def take(self, rows: Ints) -> Block:
+        """Return the block under the layouts at `rows`."""
+        return Block(
+            self.count,
+            self.elements.take(rows),
+            self.kept_bytes[:, rows],
+            self.all_kept_bytes[rows],
+            self.transient_bytes[rows],
+        )
+
 
 @dataclass(frozen=True)
 class Ends:
@@ -48,6 +59,16 @@ class Ends:
     """Of logits and what the loss makes of them, at its peak."""
     freed_logits_bytes: Floats
     """Of the logits alone, where they are freed before that peak."""
+
+    def take(self, rows: Ints) -> Ends:
+        """Return the ends under the layouts at `rows`."""
+        return Ends(
+            self.first.take(rows),
+            self.last.take(rows),
+            self.last_kept_bytes[rows],
+            self.logits_bytes[rows],
+            self.freed_logits_bytes[rows],
+        )
 
 
 class Memory:
@@ -74,6 +95,15 @@ class Memory:
         self.stream_bytes = self.tokens * width * self.element_bytes
         """Of the residual stream of one microbatch, whole."""
         self.shared_stream_bytes = self.stream_bytes * self._shares()["stream"]
+
+    def take(self, rows: Ints) -> Memory:
+        """Return what the parts take under the layouts at `rows`."""
+        taken = copy(self)
+        taken.layouts, taken.cuts = self.layouts.take(rows), self.cuts.take(rows)
+        taken.blocks, taken.ends = [block.take(rows) for block in self.blocks], self.ends.take(rows)
+        for name in ("tokens", "stream_bytes", "shared_stream_bytes"):
+            setattr(taken, name, getattr(self, name)[rows])
+        return taken
 
     @property
     def ranks_to_weigh(self) -> Ints:

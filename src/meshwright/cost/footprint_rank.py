@@ -25,7 +25,7 @@ from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.footprint_stages import Ints, chunks_in_flight, stages_of_rank
 from meshwright.cost.footprint_states import Elements, state_bytes
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
-from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
+from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES
 from meshwright.spec.stack import Stack
 from meshwright.spec.workload import BYTES_PER_ELEMENT
 
@@ -41,18 +41,19 @@ def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts
     held = _Held(memory, num_microbatches, pp_rank)
     states, moments = held.states(), [held.loss(), held.backward(), held.end(), held.last_reduction()]
     parts = largest(moments)
-    fragmentation = held.reserved(moments) - _total(parts)
+    fragmentation = held.reserved(moments) - total(parts)
     parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
     return states | parts | {"fragmentation_bytes": fragmentation}
 
 
-def _total(parts: Parts) -> Floats:
+def total(parts: Parts) -> Floats:
+    """Return the bytes of all classes together."""
     return np.asarray(sum(parts.values(), start=np.zeros(1)))
 
 
 def largest(options: list[Parts]) -> Parts:
     """Return of each layout those of the `options` that are most bytes in all, the first of equals."""
-    worst = np.stack([_total(parts) for parts in options]).argmax(axis=0)
+    worst = np.stack([total(parts) for parts in options]).argmax(axis=0)
     found = options[0]
     for number, parts in enumerate(options[1:], start=1):
         is_worst = worst == number
@@ -173,7 +174,7 @@ class _Held:
         FSDP2 gathers on one stream and reduces on another, so that the most of each adds up, whenever that is.
         """
         if self.memory.setting.cluster.device.is_host:
-            return _total(largest(moments))
+            return total(largest(moments))
         layouts = self.memory.layouts
         gathers = self.is_sharded & (layouts.fsdp > 1)
         one_block = self.block_elements * self.gather_bytes
@@ -191,7 +192,7 @@ class _Held:
             at_work + self._new_shards(self.elements.shared - self.outside.shared),
             shards + divided,
         ]
-        computing: list[Floats] = [_total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
+        computing: list[Floats] = [total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
         # Logits that were freed leave a gap that is too narrow for what the loss makes of them.
         computing[0] = computing[0] + self.is_last * self.memory.ends.freed_logits_bytes
         most: Floats = np.max(np.stack(computing), axis=0)
@@ -252,7 +253,7 @@ def _frees_sent(stack: Stack, layouts: LayoutTable) -> NDArray[np.bool_]:
     """
     if stack.kernels == "fused" and stack.attention == "flash":
         return np.ones(len(layouts), np.bool_)
-    splits = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES])
+    splits = layouts.has_schedule(SPLIT_BACKWARD_SCHEDULES)
     return ~splits & stack.frees_sent
 
 

@@ -20,6 +20,7 @@ ZBVZeroBubble, and never in the others.
 
 from __future__ import annotations
 
+from copy import copy
 from functools import lru_cache
 
 import numpy as np
@@ -32,7 +33,6 @@ from meshwright.spec.stage_split import best_boundaries
 
 Ints = NDArray[np.int64]
 
-_V_CODES = [SCHEDULES.index(name) for name in V_SCHEDULES]
 _ZBV_CODE = SCHEDULES.index("ZBVZeroBubble")
 
 
@@ -51,6 +51,12 @@ class StageCuts:
         width = max(len(row) for row in cuts)
         self._cuts = np.array([(*row, *row[-1:] * (width - len(row))) for row in cuts], np.int64)
 
+    def take(self, rows: Ints) -> StageCuts:
+        """Return the cuts of the layouts at `rows`."""
+        taken = copy(self)
+        taken._row = self._row[rows]
+        return taken
+
     def first_block(self, stage: Ints) -> Ints:
         """Return the first block of `stage`, 0 for none (-1); for num_stages the number of blocks."""
         return np.asarray(self._cuts[self._row, np.maximum(stage, 0)])
@@ -60,7 +66,7 @@ class StageCuts:
 
         `group_ends` holds the number of the block after the last one of each group.
         """
-        is_v = np.isin(layouts.schedule, _V_CODES)
+        is_v = layouts.has_schedule(V_SCHEDULES)
         grows = layouts.schedule == _ZBV_CODE
         keys = (((self._row << 16) + layouts.stages_per_rank) << 2) + (is_v << 1) + grows
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
@@ -92,18 +98,20 @@ def _ranks_to_weigh(
     """Return the ranks of one pipeline that may be the fullest, whatever its microbatches are."""
     num_stages = len(cuts) - 1
     pp = num_stages // stages_per_rank
-    edges = np.array((0, *group_ends))
-    held = np.zeros((pp, len(group_ends) + 2), np.int64)
-    for stage in range(num_stages):
-        turn, rank = divmod(stage, pp)
-        rank = pp - 1 - rank if is_v and turn else rank
-        inside = np.clip(edges, cuts[stage], cuts[stage + 1])
-        held[rank, :-2] += np.diff(inside)
-        held[rank, -2:] += (stage == 0, stage == num_stages - 1)
-    order = range(pp - 1, -1, -1) if grows else range(pp)
+    stages = np.array(cuts)
+    of_stage = np.zeros((num_stages, len(group_ends) + 2), np.int64)
+    inside = np.clip(np.array((0, *group_ends)), stages[:-1, None], stages[1:, None])
+    of_stage[:, :-2] = np.diff(inside, axis=1)
+    of_stage[0, -2] = of_stage[-1, -1] = 1
+    of_turn = of_stage.reshape(stages_per_rank, pp, -1)
+    if is_v:
+        of_turn[1:] = of_turn[1:, ::-1].copy()
+    held = of_turn.sum(axis=0)
+    # Each rank before another in this order has as many chunks in flight, or more: of equal ones the first will do.
+    order = np.arange(pp)[:: -1 if grows else 1]
+    _, first = np.unique(held[order], axis=0, return_index=True)
     found: list[int] = []
-    for rank in order:
-        # Each rank before this one in the order has as many chunks in flight, or more.
+    for rank in order[np.sort(first)].tolist():
         if not found or not (held[found] >= held[rank]).all(axis=1).any():
             found.append(rank)
     return tuple(found)
@@ -124,7 +132,7 @@ def _cuts(setting: Setting, num_stages: int) -> tuple[int, ...]:
 def stages_of_rank(layouts: LayoutTable, pp_rank: Ints) -> Ints:
     """Return the stages of each layout's rank `pp_rank`, (most stages of a rank, layouts); -1 where it has fewer."""
     turn = np.arange(int(layouts.stages_per_rank.max()))[:, None]
-    is_v = np.isin(layouts.schedule, _V_CODES) & (layouts.pp > 1)
+    is_v = layouts.has_schedule(V_SCHEDULES) & (layouts.pp > 1)
     back = 2 * layouts.pp - 1 - pp_rank
     looped = pp_rank + turn * layouts.pp
     return np.where(turn < layouts.stages_per_rank, np.where(is_v & (turn == 1), back, looped), -1)

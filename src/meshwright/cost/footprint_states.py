@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import LayoutTable
@@ -60,6 +61,10 @@ class Elements:
     """After tp, ep and etp have divided them."""
     shared: Floats
     """After data-parallel ranks have, too."""
+
+    def take(self, rows: NDArray[np.int64]) -> Elements:
+        """Return those of the layouts at `rows`."""
+        return Elements(self.whole[rows], self.shared[rows])
 
     def __add__(self, other: Elements) -> Elements:
         return Elements(self.whole + other.whole, self.shared + other.shared)

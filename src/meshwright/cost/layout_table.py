@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -83,8 +83,11 @@ class LayoutTable:
     @property
     def splits_backward(self) -> Bools:
         """Return whether a stage's backward runs in two parts."""
-        codes = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
-        return np.asarray((self.pp > 1) & np.isin(self.schedule, codes))
+        return np.asarray((self.pp > 1) & self.has_schedule(SPLIT_BACKWARD_SCHEDULES))
+
+    def has_schedule(self, names: Collection[str]) -> Bools:
+        """Return whether the schedule is one of `names`."""
+        return np.array([name in names for name in SCHEDULES])[self.schedule]
 
     @property
     def reshards_by_default(self) -> Bools:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.work import BLOCK, Work
-from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
+from meshwright.spec.layout import SCHEDULES
 
-_SPLIT_CODES = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
 _WEIGHT_GROUPS = 8.0
 """Runs of autograd for the weights of one eager block: traced on 2026-11-22 with 8 blocks of Llama-3 8B, whose
 selective recomputation takes 0.09 s of a step with 1F1B and 0.85 s with ZBVZeroBubble."""
@@ -75,9 +74,8 @@ def split_share(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
 
     There rank r splits 2 pp - 1 - r of its 2 n, as spec/schedule_orders.py has it; this is the mean over ranks.
     """
-    is_split = np.isin(layouts.schedule, _SPLIT_CODES) & (layouts.pp > 1)
     at_ends = np.minimum(1.0, (3 * layouts.pp - 1) / (4 * np.maximum(num_microbatches, 1)))
-    return np.where(is_split, np.where(layouts.schedule == _DUAL_CODE, at_ends, 1.0), 0.0)
+    return np.where(layouts.splits_backward, np.where(layouts.schedule == _DUAL_CODE, at_ends, 1.0), 0.0)
 
 
 def recompute_passes(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
@@ -110,4 +108,4 @@ def bubble_share(layouts: LayoutTable, num_microbatches: Floats, repeated: Float
     few_of_loop = pp * (forward + half) + (2 * n - 1) * half / v - n
     few = np.where(layouts.schedule == _ZBV_CODE, few_of_v, np.where(layouts.schedule == _LOOP_CODE, few_of_loop, 0.0))
     splits = np.maximum((pp - 1) * half / v, few)
-    return np.asarray(np.where(np.isin(layouts.schedule, _SPLIT_CODES) & (pp > 1), splits, (pp - 1) / v), np.float64)
+    return np.asarray(np.where(layouts.splits_backward, splits, (pp - 1) / v), np.float64)

@@ -137,8 +137,9 @@ def _may_fit(candidates: LayoutTable, question: Question, menu: Menu) -> Bools:
 
 
 def _has_room(candidates: LayoutTable, question: Question) -> Bools:
-    _, headroom = weigh(candidates, question)
-    return np.asarray(headroom >= question.margin_bytes - _SLACK * question.cluster.device.usable_memory_bytes)
+    least_bytes = question.margin_bytes - _SLACK * question.cluster.device.usable_memory_bytes
+    _, headroom = weigh(candidates, question, least_bytes)
+    return np.asarray(headroom >= least_bytes)
 
 
 def _with_columns(candidates: LayoutTable, columns: dict[str, Any]) -> LayoutTable:

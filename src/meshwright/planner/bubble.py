@@ -24,7 +24,7 @@ from meshwright.cost.step import StepTerms
 from meshwright.planner.question import Question
 from meshwright.spec.action import Action
 from meshwright.spec.estimate import StepTime
-from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
+from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.model_spec import ModelSpec
 from meshwright.spec.schedule_orders import order_of_rank
 from meshwright.spec.stage_split import best_boundaries, block_costs
@@ -127,17 +127,17 @@ def _waiting_share(cases: Cases) -> Floats:
     """
     layouts, number = cases.layouts, cases.num_microbatches
     missing = np.maximum(layouts.pp - number, 0)
-    splits_backward = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES])
+    splits_backward = layouts.has_schedule(SPLIT_BACKWARD_SCHEDULES)
     there_and_back = np.where(splits_backward, 0.0, layouts.pp - number)
     in_rounds = (layouts.pp - 1 + (layouts.stages_per_rank - 1) * missing) / layouts.stages_per_rank
-    is_looped = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in ("Interleaved1F1B", "LoopedBFS")])
+    is_looped = layouts.has_schedule(("Interleaved1F1B", "LoopedBFS"))
     known = np.maximum(bubble_share(layouts, number, repeated_share(cases)), np.where(is_looped, in_rounds, 0.0))
     return np.asarray(np.maximum(known, there_and_back))
 
 
 def _imbalance(layouts: LayoutTable, question: Question) -> Floats:
     """Return by how much the largest rank's share of the model exceeds the mean, as a multiple of it."""
-    is_v = np.isin(layouts.schedule, [SCHEDULES.index(name) for name in V_SCHEDULES])
+    is_v = layouts.has_schedule(V_SCHEDULES)
     keys, which = np.unique((layouts.pp << 32) + (layouts.stages_per_rank << 1) + is_v, return_inverse=True)
     boundaries = question.fixed.get("stage_boundaries")
     model, seq_len = question.setting.model, question.workload.seq_len

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -61,7 +62,7 @@ class Priced:
 
 def price(layouts: LayoutTable, question: Question, *, only_fitting: bool = True) -> Priced:
     """Return the layouts priced; those that leave less than the margin are left out unless `only_fitting` is false."""
-    memory, headroom = weigh(layouts, question)
+    memory, headroom = weigh(layouts, question, question.margin_bytes if only_fitting else None)
     if only_fitting:
         fits = headroom >= question.margin_bytes
         layouts, memory, headroom = layouts.take(fits), memory.take(fits), headroom[fits]
@@ -98,11 +99,17 @@ def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
     return replace(step, optimizer_s=step.optimizer_s + offload_s(cases)) if is_offloaded else step
 
 
-def weigh(layouts: LayoutTable, question: Question) -> tuple[Footprint, Floats]:
-    """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes."""
-    cases = cases_of(_with_cuts(layouts, question), question)
-    memory = footprint(cases)
-    headroom = question.cluster.device.usable_memory_bytes - memory.reserved_bytes
+def weigh(
+    layouts: LayoutTable, question: Question, least_headroom_bytes: float | None = None
+) -> tuple[Footprint, Floats]:
+    """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes.
+
+    With `least_headroom_bytes`, the rank of a layout that leaves less may be another one that leaves less.
+    """
+    cases, usable_bytes = cases_of(_with_cuts(layouts, question), question), question.cluster.device.usable_memory_bytes
+    most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
+    memory = footprint(cases, most_bytes)
+    headroom = usable_bytes - memory.reserved_bytes
     return memory, np.minimum(headroom, host_headroom_bytes(cases)) if layouts.cpu_offload.any() else headroom
 
 

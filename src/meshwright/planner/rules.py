@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Ints, LayoutTable
+from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, LayoutTable
 from meshwright.planner.question import Question
 from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
+from meshwright.spec.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.size_rules import sizes_over_tp
@@ -68,11 +68,11 @@ def runs_schedule(layouts: LayoutTable, question: Question) -> Bools:
     """Return whether the schedule takes the stages of a rank and the microbatches of a step."""
     num_microbatches = np.maximum(1, question.workload.global_batch_size // (layouts.dp * layouts.microbatch_size))
     stages, rounds = layouts.stages_per_rank, np.maximum(1, num_microbatches // layouts.pp)
-    takes_stages = (~_has_schedule(layouts, SINGLE_STAGE_SCHEDULES) | (stages == 1)) & (
-        ~_has_schedule(layouts, V_SCHEDULES) | (stages == 2)
+    takes_stages = (~layouts.has_schedule(SINGLE_STAGE_SCHEDULES) | (stages == 1)) & (
+        ~layouts.has_schedule(V_SCHEDULES) | (stages == 2)
     )
-    takes_microbatches = (~_has_schedule(layouts, IN_ROUNDS) | (num_microbatches % rounds == 0)) & (
-        ~_has_schedule(layouts, AS_MANY_AS_STAGES) | (num_microbatches >= layouts.num_stages)
+    takes_microbatches = (~layouts.has_schedule(IN_ROUNDS) | (num_microbatches % rounds == 0)) & (
+        ~layouts.has_schedule(AS_MANY_AS_STAGES) | (num_microbatches >= layouts.num_stages)
     )
     return np.asarray(np.where(layouts.pp == 1, stages == 1, takes_stages & takes_microbatches))
 
@@ -135,8 +135,3 @@ def _keeps_boundaries(layouts: LayoutTable, question: Question) -> Bools | bool:
 
 def _is_ulysses(layouts: LayoutTable) -> Bools:
     return np.asarray(layouts.cp_method == CONTEXT_METHODS.index("ulysses"))
-
-
-def _has_schedule(layouts: LayoutTable, names: tuple[str, ...]) -> Bools:
-    codes: Ints = np.array([SCHEDULES.index(name) for name in names])
-    return np.isin(layouts.schedule, codes)

@@ -23,7 +23,6 @@ from meshwright.planner.answer import candidate_at
 from meshwright.planner.finalists import Finalist
 from meshwright.planner.price import Priced
 from meshwright.planner.question import Question
-from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 from meshwright.spec.plan import Candidate
 
 RANKING_ERROR = 0.037
@@ -31,7 +30,6 @@ RANKING_ERROR = 0.037
 predicted steps, over the 160 pairs of published runs of one model, cluster, batch and software whose predictions are
 within 15 % of their group's fastest (7 groups, validation/published_runs.csv)."""
 
-_SPLIT_CODES = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
 _ALL_GATHER = CONTEXT_METHODS.index("all-gather")
 _MAX_PLAYED = 12
 """Pipelines that are replayed to see whether they are fast enough."""
@@ -89,7 +87,7 @@ def complexity(layouts: LayoutTable) -> list[Ints]:
         layouts.cp > 1,
         is_piped,
         stages > 1,
-        is_piped & np.isin(layouts.schedule, _SPLIT_CODES),
+        layouts.splits_backward,
     )
     level = np.max([(number + 1) * has for number, has in enumerate(levels)], axis=0)
     axes = (layouts.dp_replicate, layouts.ep, layouts.tp, layouts.cp, layouts.pp)

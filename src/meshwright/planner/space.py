@@ -31,7 +31,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "cp_method": CONTEXT_METHODS,
 }
 
-_SPLIT_CODES = [SCHEDULES.index(name) for name in SPLIT_BACKWARD_SCHEDULES]
 WAYS = ("activation_checkpoint", "is_resharded", "reduces_each_microbatch")
 """Choices that spend memory for time: what is recomputed, what is kept gathered, whether whole gradients add up."""
 
@@ -150,7 +149,7 @@ def _with_compile(table: LayoutTable, question: Question, menu: Menu) -> LayoutT
 
     Their order with whole backwards is then faster, and is there unless the menu has split backwards alone.
     """
-    splits = (table.pp > 1) & np.isin(table.schedule, _SPLIT_CODES)
+    splits = table.splits_backward
     if len(menu.compile) == 1 or not splits.any() or not question.setting.stack.repeats_compiled_backward:
         return vary(table, {"compile": menu.compile[:1]})
     has_others = any(schedule not in SPLIT_BACKWARD_SCHEDULES for schedule, _ in menu.pipelines)
