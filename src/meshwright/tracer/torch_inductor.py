@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 from torch._functorch import partitioners
 from torch._guards import detect_fake_mode
@@ -29,6 +30,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.utils import GPU_TYPES
 from torch._inductor.virtualized import V
+from torch.utils._python_dispatch import _disable_current_modes
 
 from meshwright.tracer.simulated_device import H100
 from meshwright.tracer.torch_names import replace
@@ -66,6 +68,17 @@ def register_device(device_type: str) -> None:
         return created
 
     replace(Scheduler, "create_backend", without_triton)
+
+    def without_modes(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
+        """Dynamo leaves all modes while it compiles, except for a graph that it cuts at the buckets of DDP."""
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            with _disable_current_modes():
+                return compile_frame(*args, **kwargs)
+
+        return compiled
+
+    replace(CatchErrorsWrapper, "__call__", without_modes)
 
 
 def kernels_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Kernel]:

@@ -74,7 +74,11 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
     replace(FakeTensor, "item", lambda _: _number_read(mode))
     # As torch's own, which does so for its own type of tensors only.
-    replace(FakeTensor, "__format__", lambda _: lambda one, spec: format(one if one.dim() else one.item(), spec))
+    replace(
+        FakeTensor,
+        "__format__",
+        lambda shown: lambda one, spec: shown(one, spec) if one.dim() else format(one.item(), spec),
+    )
 
 
 def _is_not_there(_: FakeTensorMode) -> bool:

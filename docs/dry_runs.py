@@ -1,0 +1,118 @@
+"""Writes docs/planted_faults.md and docs/user_programs.md: what `meshwright simulate` says of example programs.
+
+    python docs/dry_runs.py
+
+Needs the extras train and hf, and accelerate.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FAULTS, PROGRAMS = "examples/planted_faults.py", "examples/user_programs.py"
+FAULT_TITLES = {
+    "sound": "Nothing",
+    "ring_deadlock": "A deadlock",
+    "reversed_order": "Another order",
+    "skipped_collective": "A collective too few",
+    "missing_barrier": "A missing barrier",
+    "other_root": "Another root",
+    "other_reduction": "Another reduction",
+    "unequal_splits": "Splits that do not match",
+    "cpu_tensors": "A collective on CPU tensors",
+    "other_group": "Another group",
+    "bad_sample": "An exception on one rank",
+    "never_waited": "Work that nothing waits for",
+    "unordered_streams": "Two streams and nothing that orders them",
+}
+PROGRAM_TITLES = {
+    "hf_llama": "transformers with FSDP2",
+    "ddp_loader": "DDP, autocast and a DataLoader",
+    "accelerate_ddp": "accelerate",
+    "tensor_parallel": "DTensor",
+    "adapters": "Frozen blocks with adapters",
+    "torch_pipeline": "torch.distributed.pipelining",
+    "compiled_blocks": "torch.compile",
+    "fsdp1": "What is refused",
+}
+FAULTS_INTRODUCTION = """# What a dry run finds before a job starts
+
+Mistakes planted on purpose, each with the command and the tool's own answer: exit code 2, or 0 where it is a warning.
+The programs are in `examples/planted_faults.py`: plain torch, no job and no model of ours. This page is written by
+`python docs/dry_runs.py`.
+
+The culprit is the minority: the rank that does otherwise than most ranks of its group, or than most groups of that
+kind. Lines are those of the user's own files: the innermost call outside of installed packages.
+"""
+PROGRAMS_INTRODUCTION = """# Programs of your own in a dry run
+
+`meshwright simulate --build FILE.py:FUNCTION --ranks N` takes a training step in plain torch. The programs below are in
+`examples/user_programs.py`; each function gets a device, a rank and the number of ranks, and returns a step. Nothing of
+them is written for Meshwright. This page is written by `python docs/dry_runs.py`, and shows the head of each answer;
+[the rest](simulate.md#what-the-page-says-in-order) is memory by tensor, exposed communication and collectives.
+"""
+OUT_OF_MEMORY = """## Out of memory
+
+Llama 3 8B on 64 H100 with four sequences of 8,192 tokens in each microbatch, and nothing recomputed. The changes of one
+key that would make it fit follow, with the step that each would take.
+"""
+PADDING = """## Padding
+
+8B sharded over 16,384 ranks: FSDP2 cuts dim 0 of every parameter into equal parts, and most of what is gathered is
+padding. Exit code 0: it runs, and wastes.
+"""
+TOO_LARGE = """examples/llama3-8b.toml layout.activation_checkpoint=none layout.microbatch_size=4
+train.global_batch_tokens=2097152"""
+TOO_MANY_SHARDS = """examples/llama3-8b.toml --cluster h100-ib400:16384 layout.dp_shard=16384
+layout.reshard_after_forward=auto train.global_batch_tokens=134217728"""
+
+
+def main() -> None:
+    """Write both pages."""
+    faults = [program(FAULTS, name, title, ("--ranks", "4")) for name, title in FAULT_TITLES.items()]
+    jobs = [
+        OUT_OF_MEMORY + answer(TOO_LARGE.split(), ("out of memory", "what would make it fit")),
+        PADDING + answer(TOO_MANY_SHARDS.split(), ("padded by FSDP2",)),
+    ]
+    write("planted_faults.md", [FAULTS_INTRODUCTION, *faults, *jobs])
+    on_a_node = ("--ranks", "8", "--cluster", "h100-ib400:8")
+    programs = [program(PROGRAMS, name, title, on_a_node) for name, title in PROGRAM_TITLES.items()]
+    write("user_programs.md", [PROGRAMS_INTRODUCTION, *programs])
+
+
+def write(page: str, sections: list[str]) -> None:
+    """Write one page of docs/."""
+    Path(__file__).with_name(page).write_text("\n".join(sections), encoding="utf-8")
+
+
+def program(file: str, name: str, title: str, options: tuple[str, ...]) -> str:
+    """Return the section of one program."""
+    words = docstring(file, name).removeprefix("Return ")
+    head = ("the step would", "warnings", *(("where the step goes", "memory ") if file == PROGRAMS else ()))
+    return f"## {title}\n\n{words[0].upper()}{words[1:]}\n" + answer(["--build", f"{file}:{name}", *options], head)
+
+
+def answer(arguments: list[str], parts: tuple[str, ...]) -> str:
+    """Return a command and those parts of its answer that begin so, as a block of Markdown."""
+    command = ["meshwright", "simulate", *arguments]
+    run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = [part.strip("\n") for part in run.stdout.split("\n\n") if part.lstrip("\n").startswith(parts)]
+    lines = [line.rstrip() for line in "\n\n".join(found).splitlines()]
+    said = "\n".join(lines) or run.stderr.strip().replace(f"{ROOT}/", "") or "no problems, no warnings"
+    return f"\n```\n$ {' '.join(command)}\n{said}\n(exit code {run.returncode})\n```\n"
+
+
+def docstring(file: str, name: str) -> str:
+    """Return the first line of a program's docstring."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    found = re.search(rf'^def {name}\(.*?"""(.*?)"""', text, re.DOTALL | re.MULTILINE)
+    assert found is not None, name
+    return found[1]
+
+
+if __name__ == "__main__":
+    main()
