@@ -320,6 +320,22 @@ def flat(device: torch.device, rank: int, world_size: int) -> Step:
     return _training(FullyShardedDataParallel(_mlp().to(device)), torch.randn(4, WIDTH, device=device))
 
 
+def optimizer_shards(device: torch.device, rank: int, world_size: int) -> Step:
+    """Share the optimizer's states out over the ranks, by a module that torch compiles as it is imported."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415  programs import it once they are traced
+
+    model = DistributedDataParallel(_mlp().to(device))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    x = torch.randn(4, WIDTH, device=device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def decided_by_a_number(device: torch.device, rank: int, world_size: int) -> Step:
     """Cut a tensor where another's largest element is."""
     x = torch.randn(8, 8, device=device)

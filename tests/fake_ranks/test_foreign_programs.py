@@ -37,6 +37,7 @@ PROGRAMS = (
     "bucketed/",
     "bucketed/2",
     "flat",
+    "optimizer_shards",
     "decided_by_a_number",
 )
 
@@ -138,6 +139,12 @@ def test_parameters_that_are_not_found(folder: Path) -> None:
         3 * FLOAT_BYTES,
         3 * parameter,
     ]
+
+
+def test_parameters_are_sent_by_the_rank_whose_optimizer_has_them(folder: Path) -> None:
+    found = trace_of(folder, "optimizer_shards")
+    sent = sum(collectives(found, "c10d.broadcast_.default"))
+    assert sent == 2 * (foreign_programs.WIDTH + 1) * foreign_programs.WIDTH * FLOAT_BYTES
 
 
 @pytest.mark.parametrize("cap_mb", ["", "2"])

@@ -98,6 +98,8 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
         mode.know(moved, np.asarray(data).ravel().tolist())
         return moved
 
+    # TorchScript, which parts of torch are compiled by as they are imported, knows functions by their identity.
+    torch.jit._builtins._register_builtin(made, "aten::tensor")
     return made
 
 

@@ -94,7 +94,7 @@ def _refused(name: str, original: Callable[..., Any], scopes: Scopes) -> Callabl
     def called(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
             f"torch.distributed.{name}{_in(scopes)}{line_of_error(None)}: it sends pickled objects, whose bytes no "
-            "fake tensor holds: send tensors, or send the objects before the step is built"
+            "fake tensor holds: send tensors, or leave it out of the traced program"
         )
 
     return called
