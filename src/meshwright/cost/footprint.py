@@ -19,6 +19,7 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_constants import SMI_BYTES
 from meshwright.cost.footprint_rank import Parts, largest, rank_parts, total
+from meshwright.cost.footprint_stages import Ints
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.estimate import MemoryUse
 
@@ -71,10 +72,10 @@ def footprint(cases: Cases, most_bytes: float = math.inf) -> Footprint:
     return _footprint(cases, None, most_bytes)
 
 
-def footprint_of_rank(cases: Cases, pp_rank: int) -> Footprint:
-    """Return the memory of pipeline rank `pp_rank`, which every case must have."""
+def footprint_of_rank(cases: Cases, pp_rank: int | Ints) -> Footprint:
+    """Return the memory of pipeline rank `pp_rank`, one for all cases or one each, which every case must have."""
     assert (cases.layouts.pp > pp_rank).all(), f"pipeline rank {pp_rank} of {cases.layouts.pp.min()}"
-    return _footprint(cases, pp_rank)
+    return _footprint(cases, np.broadcast_to(pp_rank, len(cases)))
 
 
 def memory_use(memory: Footprint, row: int) -> MemoryUse:
@@ -93,7 +94,7 @@ def outside_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value - cluster.device.usable_memory_bytes
 
 
-def _footprint(cases: Cases, pp_rank: int | None, most_bytes: float = math.inf) -> Footprint:
+def _footprint(cases: Cases, pp_rank: Ints | None, most_bytes: float = math.inf) -> Footprint:
     """Return the memory of each case's rank `pp_rank`; None for the fullest, or the first beyond `most_bytes`."""
     columns = {field.name: np.zeros(len(cases)) for field in fields(Footprint)}
     columns["context_bytes"] = cases.each(lambda setting: outside_bytes(setting.cluster))
@@ -101,10 +102,8 @@ def _footprint(cases: Cases, pp_rank: int | None, most_bytes: float = math.inf) 
     for position in np.unique(cases.setting):
         rows = np.flatnonzero(cases.setting == position)
         memory, numbers = Memory(cases.settings[position], cases.layouts.take(rows)), num_microbatches[rows]
-        if pp_rank is None:
-            parts = _fullest(memory, numbers, most_bytes)
-        else:
-            parts = rank_parts(memory, numbers, np.full(len(rows), pp_rank))
+        is_given = pp_rank is not None
+        parts = rank_parts(memory, numbers, pp_rank[rows]) if is_given else _fullest(memory, numbers, most_bytes)
         for name, values in parts.items():
             columns[name][rows] = values
     return Footprint(**columns)

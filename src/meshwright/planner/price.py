@@ -115,8 +115,9 @@ def weigh(
 
 def memory_of_ranks(layout: Layout, question: Question) -> tuple[MemoryUse, ...]:
     """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
-    cases = cases_of(_with_cuts(layout_table([layout]), question), question)
-    return tuple(memory_use(footprint_of_rank(cases, rank), 0) for rank in range(layout.pp))
+    cases = cases_of(_with_cuts(layout_table([layout] * layout.pp), question), question)
+    memory = footprint_of_rank(cases, np.arange(layout.pp))
+    return tuple(memory_use(memory, rank) for rank in range(layout.pp))
 
 
 def _with_cuts(layouts: LayoutTable, question: Question) -> LayoutTable:
