@@ -61,6 +61,14 @@ def test_what_is_used_in_no_defined_order_is_a_warning(program: str, told: str, 
     assert line_of(code) in found.stdout
 
 
+def test_a_sound_program_is_advised_by_calls_and_has_no_stragglers() -> None:
+    found = simulated("sound")
+    assert found.returncode == 0
+    assert "could hide behind computation: with async_op=True, start it" in " ".join(found.stdout.split())
+    assert "layout." not in found.stdout
+    assert "stragglers" not in found.stdout
+
+
 @pytest.mark.long
 def test_an_exception_names_its_rank_and_its_line() -> None:
     found = simulated("bad_sample")

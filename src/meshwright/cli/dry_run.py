@@ -11,8 +11,9 @@ from meshwright.cost.padding import padding_of
 from meshwright.planner.answer import judge
 from meshwright.planner.memory_fixes import memory_fixes
 from meshwright.planner.question import Question
+from meshwright.simulator.advice import suggestions
 from meshwright.simulator.check import check
-from meshwright.simulator.conditions import USUAL, Conditions
+from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
 from meshwright.simulator.hazards import hazards
 from meshwright.simulator.liveness import liveness_of
@@ -26,16 +27,10 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
 from meshwright.spec.expected_parts import expected_parts
 from meshwright.spec.layout import Layout
-from meshwright.spec.overlap import Overlap
 from meshwright.spec.step_parts import step_parts
 from meshwright.spec.timeline import Timeline
 from meshwright.spec.traces import Traces
 from meshwright.spec.workload import Workload
-from meshwright.units import format_duration
-
-_NUM_SUGGESTIONS = 3
-_LEAST_GAIN = 0.002
-"""Of the step: what saves less is not worth a line."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +90,7 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
     ranks = rank_times(timeline, subject.layout)
     fullest, device = traces.of_rank(max(memory, key=lambda rank: rank.reserved_bytes).rank), subject.cluster.device
     most_exposed = max(ranks, key=lambda one: one.parts.exposed_s).rank
+    overlap = overlap_of(traces.of_rank(most_exposed), timeline)
     return Outcome(
         step_s=timeline.step_s,
         parts=step_parts(timeline),
@@ -105,25 +101,15 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
         stragglers=_stragglers(subject, traces, timeline, conditions),
         collectives=collective_uses(timeline, traces),
         exposed=exposed_places(timeline),
-        suggestions=_suggestions(overlap_of(traces.of_rank(most_exposed), timeline), timeline.step_s),
+        suggestions=suggestions(overlap, timeline.step_s, is_job=subject.layout is not None),
         **_formulas(subject, timeline, memory),
     )
 
 
 def _stragglers(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Stragglers | None:
-    if conditions == USUAL:
+    if not conditions.has_stragglers:
         return None
     return stragglers_of(timeline, simulate(traces, subject.cluster, subject.name), traces)
-
-
-def _suggestions(overlap: Overlap, step_s: float) -> tuple[str, ...]:
-    """Return what would hide most of a rank's communication, where that is worth it."""
-    worth = [one for one in overlap.exposed if one.keys and one.gain_s >= _LEAST_GAIN * step_s]
-    return tuple(
-        f"rank {overlap.rank}: up to {format_duration(one.gain_s)} of {one.op} ({one.axis}, {one.phase}, "
-        f"{one.scope or 'outside of modules'}) could hide behind computation: {', '.join(one.keys)}"
-        for one in worth[:_NUM_SUGGESTIONS]
-    )
 
 
 def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]) -> dict[str, Any]:

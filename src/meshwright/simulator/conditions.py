@@ -40,6 +40,11 @@ class Conditions:
         """Return whether ranks of one class take different times."""
         return self.jitter > 0 or self.rank_spread > 0
 
+    @property
+    def has_stragglers(self) -> bool:
+        """Return whether any rank takes longer than usual."""
+        return self.is_noisy or bool(self.faults)
+
 
 USUAL = Conditions()
 """Every cost as the cost library has it."""

@@ -21,7 +21,8 @@ from meshwright.spec.overlap import Exposed, Overlap
 from meshwright.spec.timeline import Floats, SpanKind, Timeline
 from meshwright.spec.trace import NONE, RecordKind, Trace
 
-_GATHER, _REDUCE = "FSDP::all_gather", "FSDP::post_backward"
+FSDP_GATHER, FSDP_REDUCE = "FSDP::all_gather", "FSDP::post_backward"
+"""What the scopes of FSDP2's collectives begin with."""
 _KEYS_OF_AXIS = {
     "tp": ("layout.async_tp", "layout.tp"),
     "cp": ("layout.cp_method", "layout.cp"),
@@ -74,7 +75,7 @@ class _Moments:
         order = np.argsort(uses.storage, kind="stable")
         self._by_storage, self._record, self._writes = order, uses.record[order], uses.writes[order]
         self._of_storage = np.searchsorted(uses.storage[order], np.arange(len(trace.storages) + 1))
-        stages = [scope.startswith(_GATHER) for scope in trace.scopes]
+        stages = [scope.startswith(FSDP_GATHER) for scope in trace.scopes]
         self._is_staging = np.array([*stages, False])[trace.records.scope] & (trace.records.kind == RecordKind.OP)
 
     def computed_s(self, start_s: float, end_s: float) -> float:
@@ -137,9 +138,9 @@ def _place(trace: Trace, record: int) -> tuple[str, str, str, str, tuple[str, ..
 
 
 def _keys(axis: str, scope: str, phase: str) -> tuple[str, ...]:
-    if scope.startswith(_GATHER):
+    if scope.startswith(FSDP_GATHER):
         return ("layout.prefetch", "layout.reshard_after_forward") if phase == "backward" else ("layout.prefetch",)
-    if scope.startswith(_REDUCE):
+    if scope.startswith(FSDP_REDUCE):
         return ("layout.microbatch_size", "layout.dp_shard")
     return _KEYS_OF_AXIS.get(axis, ())
 

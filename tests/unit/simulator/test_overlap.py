@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meshwright.simulator.advice import suggestions
 from meshwright.simulator.overlap import overlap_of
 from meshwright.spec.overlap import Overlap
 from meshwright.spec.timeline import SpanKind, Spans, Timeline, TimelineSource
@@ -92,6 +93,29 @@ def test_a_gather_of_fsdp_is_ready_when_the_parameters_are() -> None:
     (one,) = found(trace, (0, 0, 5), (1, 5, 5.5), (2, 5.5, 7.5)).exposed
     assert (one.exposed_s, one.earlier_s) == (2, 2)
     assert one.keys == ("layout.prefetch", "layout.reshard_after_forward")
+
+
+def test_a_job_is_advised_by_its_keys_and_a_program_by_calls() -> None:
+    step = step_with_a_collective("FSDP::all_gather (blocks.1)")
+    overlap = found(step, (0, 0, 1), (1, 1, 3), (3, 3, 9), (4, 9, 10), (5, 10, 11))
+    (job,) = suggestions(overlap, 11.0, is_job=True)
+    assert job == (
+        "rank 0: up to 3 s of all_gather (fsdp, forward, FSDP::all_gather (blocks.*)) could hide behind computation: "
+        "layout.prefetch"
+    )
+    (program,) = suggestions(overlap, 11.0, is_job=False)
+    assert program.endswith("could hide behind computation: set_modules_to_forward_prefetch()")
+    assert suggestions(overlap, 11_000.0, is_job=False) == ()
+
+
+def test_a_programs_own_collective_could_start_earlier_or_be_waited_for_later() -> None:
+    spans = [(0, 0.0, 1.0), (1, 1.0, 3.0), (3, 3.0, 9.0), (4, 9.0, 10.0), (5, 10.0, 11.0)]
+    overlap = found(step_with_a_collective(), *spans)
+    assert suggestions(overlap, 11.0, is_job=True) == ()
+    (program,) = suggestions(overlap, 11.0, is_job=False)
+    assert program.endswith(
+        "with async_op=True, start it as soon as its input is written and call wait() where its result is first used"
+    )
 
 
 def test_a_step_that_communicates_nothing_exposes_nothing() -> None:
