@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.spec.budget import Budget, Reliability
     from meshwright.spec.plan import Plan
 
-_LEAST_WIDTH = 120
+_LEAST_WIDTH = 80
 _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 
 
@@ -220,11 +220,11 @@ def _record(plan: Plan, budgets: list[Budget]) -> dict[str, Any]:
 def _show(plan: Plan, budgets: list[Budget], given: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from meshwright.report.budget_table import budget_page, frontier_table
+    from meshwright.report.budget_table import budget_page, frontier_page
     from meshwright.report.plan_table import plan_page
 
     console = Console(highlight=False)
-    # Numbers of many layouts side by side: on a narrow terminal, or in a file, the page is as wide as that takes.
+    # Figures side by side take as much, also on a narrower terminal.
     console.width = max(console.width, _LEAST_WIDTH)
     for part in plan_page(plan):
         console.print(part)
@@ -234,7 +234,8 @@ def _show(plan: Plan, budgets: list[Budget], given: dict[str, Any]) -> None:
             console.print(line)
     if len(budgets) > 1:
         console.print()
-        console.print(frontier_table(budgets[1:]))
+        for part in frontier_page(budgets[1:]):
+            console.print(part)
 
 
 def _write(resolved: ResolvedJob, plan: Plan) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from meshwright.spec.timeline import Timeline
     from meshwright.spec.traces import Traces
 
-_LEAST_WIDTH = 120
+_LEAST_WIDTH = 80
 _MOST_JITTER = 1.0
 """At which one operation in 40 takes 4 times its cost; no machine is as noisy as that."""
 _MOST_SLOWER = 1e6
@@ -271,7 +271,7 @@ def _show(run: DryRun) -> None:
     from meshwright.report.dry_run_table import dry_run_page
 
     console = Console(highlight=False)
-    # Numbers side by side: on a narrow terminal, or in a file, the page is as wide as they take.
+    # Figures side by side take as much, also on a narrower terminal.
     console.width = max(console.width, _LEAST_WIDTH)
     for part in dry_run_page(run):
         console.print(part)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.gpt2_architecture import dropout_note
-from meshwright.spec.layout import AXES
+from meshwright.spec.layout import AXES, Layout
 from meshwright.spec.layout_text import checkpoint_words
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
@@ -20,7 +20,6 @@ from meshwright.units import format_bytes, format_count
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
     from meshwright.spec.job import Job
-    from meshwright.spec.layout import Layout
 
 # A checkpoint holds the float32 weights and AdamW's two float32 moments.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -111,8 +110,11 @@ def _step_choices(layout: Layout) -> Iterator[str]:
     yield f"activation_checkpoint {saves}{every}"
     if layout.compile:
         yield "compile" if layout.compile_backend == "inductor" else f"compile by {layout.compile_backend}"
-    if layout.cpu_offload:
-        yield "cpu_offload"
+    said = {*AXES, "ep", "etp", "microbatch_size", "cp_method", "async_tp", "schedule", "compile", "compile_backend"}
+    for name, field in Layout.model_fields.items():
+        value = getattr(layout, name)
+        if name not in said and not name.startswith("activation_checkpoint") and value != field.default:
+            yield name if value is True else f"{name} {_listed(value) if isinstance(value, tuple) else value}"
 
 
 def _stages_line(job: Job, layout: Layout) -> str:
@@ -126,7 +128,7 @@ def _stages_line(job: Job, layout: Layout) -> str:
     return f"{layout.num_stages}, of {_listed(sizes)} blocks"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _listed(numbers: Sequence[object]) -> str:
     return ", ".join(map(str, numbers))
 
 

@@ -15,7 +15,7 @@ from meshwright.planner.price import Priced, price
 from meshwright.planner.question import Question
 from meshwright.planner.rules import is_valid
 from meshwright.planner.space import is_needless, vary
-from meshwright.spec.estimate import MemoryUse, StepTime
+from meshwright.spec.estimate import MEMORY_CLASSES, MemoryUse, StepTime
 from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Candidate, Contrast, Fix, Rejection
 from meshwright.units import format_bytes
@@ -223,11 +223,11 @@ def _excess(candidate: Candidate, usual: MemoryUse, question: Question) -> str:
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
-    taken = format_bytes(getattr(memory, worst))
+    taken = f"takes {format_bytes(getattr(memory, worst))} of {MEMORY_CLASSES[worst]}"
     if candidate.headroom_bytes >= 0:
         missing = format_bytes(question.margin_bytes - candidate.headroom_bytes)
-        return f"{worst.removesuffix('_bytes')} take {taken}: {missing} of planner.memory_margin are missing"
-    return f"{worst.removesuffix('_bytes')} take {taken}: {format_bytes(-candidate.headroom_bytes)} are missing"
+        return f"{taken}: {missing} of planner.memory_margin are missing"
+    return f"{taken}: {format_bytes(-candidate.headroom_bytes)} are missing"
 
 
 def _text(value: object) -> str:

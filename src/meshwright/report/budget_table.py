@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.report.waterfall import percent, plain_table
+from meshwright.report.waterfall import percent, table_of
 from meshwright.spec.budget import Budget
 from meshwright.spec.layout_text import layout_text
 from meshwright.units import format_duration
@@ -33,22 +33,20 @@ def budget_page(budget: Budget, tokens: str, days_given: str | None) -> Iterator
         yield f"{days_given} are enough" if budget.is_soon_enough else missed
 
 
-def frontier_table(points: Sequence[Budget]) -> Table:
-    """Return sizes of clusters with days and cost; what another point beats in both is dim."""
+def frontier_page(points: Sequence[Budget]) -> Iterator[RenderableType]:
+    """Yield sizes of clusters with days and cost, and then their layouts; what another point beats in both is dim."""
+    yield _frontier_table(points)
+    yield ""
+    layouts = table_of("cluster", "devices#", "best layout there")
+    for point in points:
+        layouts.add_row(point.cluster, f"{point.num_devices}", escape(layout_text(point.layout).replace(",", ", ")))
+    yield layouts
+
+
+def _frontier_table(points: Sequence[Budget]) -> Table:
     has_cost = any(point.cost is not None for point in points)
-    table = plain_table()
-    headers = [
-        "cluster",
-        "devices",
-        "days",
-        "device hours",
-        *(["cost"] if has_cost else []),
-        "goodput",
-        "step",
-        "layout",
-    ]
-    for header in headers:
-        table.add_column(header, justify="left" if header in ("cluster", "layout") else "right")
+    costs = ("cost#",) if has_cost else ()
+    table = table_of("cluster", "devices#", "days#", "device hours#", *costs, "goodput#", "step#")
     for point in points:
         table.add_row(
             point.cluster,
@@ -58,7 +56,6 @@ def frontier_table(points: Sequence[Budget]) -> Table:
             *([money(point.cost or 0.0)] if has_cost else []),
             percent(point.goodput),
             format_duration(point.step_s),
-            escape(layout_text(point.layout).replace(",", ", ")),
             style="dim" if is_beaten(point, points) else None,
         )
     return table

@@ -10,14 +10,13 @@ from typing import Any
 
 from meshwright.extras import import_extra
 from meshwright.report.dry_run_figures import exposed_figure, waterfall_figure
-from meshwright.report.dry_run_memory import saving_cells
+from meshwright.report.dry_run_memory import saving_cells, short_op
 from meshwright.report.dry_run_table import (
     job_words,
     misfit_words,
     most_exposed,
     rank_seconds,
     rank_words,
-    short_op,
     signed_change,
 )
 from meshwright.report.part_words import NO_AXIS

@@ -8,7 +8,7 @@ from typing import TypeVar
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.report.waterfall import plain_table
+from meshwright.report.waterfall import table_of
 from meshwright.spec.dry_run import DryRun, Outcome
 from meshwright.spec.liveness import SavedTensors
 from meshwright.units import format_bytes, format_duration
@@ -20,10 +20,7 @@ _MOST_RANKS = 16
 
 def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
     """Return the fullest moment of each rank."""
-    table = plain_table()
-    for header in ("memory", "ranks", "allocated", "reserved", "free", "peak in", "module", "mostly"):
-        is_number = header in ("ranks", "allocated", "reserved", "free")
-        table.add_column(header, justify="right" if is_number else "left", overflow="fold")
+    table = table_of("memory", "ranks#", "allocated#", "reserved#", "free#", "peak in", "mostly")
     for rank in shown_ranks(outcome.memory):
         left = run.usable_memory_bytes - rank.reserved_bytes
         free = format_bytes(left) if left >= 0 else f"[red]-{format_bytes(-left)}"
@@ -36,8 +33,7 @@ def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
             format_bytes(rank.allocated_bytes),
             format_bytes(rank.reserved_bytes),
             free,
-            rank.phase,
-            escape(rank.scope) or "-",
+            f"{rank.phase} {escape(rank.scope)}".rstrip(),
             ", ".join(f"{role.replace('_', ' ')} {format_bytes(rank.by_role[role])}" for role in most),
         )
     return table
@@ -45,23 +41,20 @@ def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
 
 def largest_table(outcome: Outcome) -> Table:
     """Return what the fullest rank holds at its peak."""
-    table, fullest = plain_table(), outcome.fullest
-    for header in (f"rank {fullest.rank} at its peak", "bytes", "tensors", "made by", "in"):
-        table.add_column(header, justify="right" if header in ("bytes", "tensors") else "left", overflow="fold")
+    fullest = outcome.fullest
+    table = table_of(f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by", "in")
     for live in fullest.largest:
-        cells = (format_bytes(live.num_bytes), f"{live.count:,}", live.op, escape(live.scope))
+        cells = (format_bytes(live.num_bytes), f"{live.count:,}", short_op(live.op), escape(live.scope))
         table.add_row(live.role.replace("_", " "), *cells)
     return table
 
 
 def savings_table(outcome: Outcome) -> Table:
-    """Return what of it is cheapest to do without."""
-    table = plain_table()
-    first = f"rank {outcome.fullest.rank} could do without"
-    for header in (first, "tensors", "computed again in", "or moved in", "made by", "in"):
-        table.add_column(header, justify="left" if header in ("made by", "in") else "right", overflow="fold")
+    """Return what of it the fullest rank could do without at least cost."""
+    table = table_of("could do without#", "tensors#", "recompute#", "or move#", "made by", "in")
     for saved in outcome.savings:
-        table.add_row(*map(escape, saving_cells(saved)))
+        *figures, op, scope = saving_cells(saved)
+        table.add_row(*figures, short_op(op), escape(scope))
     return table
 
 
@@ -69,6 +62,12 @@ def saving_cells(saved: SavedTensors) -> tuple[str, ...]:
     """Return bytes, number, seconds of computing again and of moving, and what made them where."""
     again, moved = ("-" if seconds is None else format_duration(seconds) for seconds in (saved.again_s, saved.moved_s))
     return format_bytes(saved.num_bytes), f"{saved.count:,}", again, moved, saved.op, saved.scope
+
+
+def short_op(op: str) -> str:
+    """Return an operator's name without the library and the overload: c10d._allgather_base_.default is long."""
+    name = op.split(".")[1] if op.count(".") > 1 else op.rpartition(".")[2]
+    return name.strip("_")
 
 
 def shown_ranks(rows: Sequence[Row]) -> list[Row]:

@@ -8,10 +8,10 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.report.dry_run_memory import largest_table, rank_memory_table, savings_table, shown_ranks
+from meshwright.report.dry_run_memory import largest_table, rank_memory_table, savings_table, short_op, shown_ranks
 from meshwright.report.part_words import NO_AXIS, PART_WORDS
 from meshwright.report.stragglers_table import stragglers_parts
-from meshwright.report.waterfall import MFU_MEANS, percent, plain_table
+from meshwright.report.waterfall import MFU_MEANS, percent, table_of
 from meshwright.spec.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.step_parts import StepParts
@@ -94,9 +94,7 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
     if not outcome.fixes:
         yield "no change of one key of \\[layout] would free as much: take more devices, or devices with more memory"
         return
-    table = plain_table()
-    for header in ("what would make it fit", "step, by formula", ""):
-        table.add_column(header, justify="left" if header.startswith("what") else "right")
+    table = table_of("what would make it fit", "step, by formula#", "#")
     for fix in outcome.fixes:
         table.add_row(f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
     yield table
@@ -123,10 +121,8 @@ def rank_words(rank: RankMemory) -> str:
 
 def _parts_table(outcome: Outcome) -> Table:
     """Return the step by component, beside the formulas' where they know the model."""
-    table = plain_table()
-    table.add_column("where the step goes")
-    for header in ("traced", "share", *(("formula", "traced vs formula") if outcome.expected_parts else ())):
-        table.add_column(header, justify="right")
+    formula = ("formula#", "vs formula#") if outcome.expected_parts else ()
+    table = table_of("where the step goes", "traced#", "share#", *formula)
     for name, label in PART_WORDS.items():
         seconds = getattr(outcome.parts, name)
         expected_s = None if outcome.expected_parts is None else getattr(outcome.expected_parts, name)
@@ -158,20 +154,15 @@ def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
 
 
 def _exposed_table(outcome: Outcome) -> Table:
-    table = plain_table()
-    for header in ("exposed", "of the step", "hidden", "axis", "collective", "times", "in", "module"):
-        is_number = header in ("exposed", "of the step", "hidden", "times")
-        table.add_column(header, justify="right" if is_number else "left", overflow="fold")
+    table = table_of("exposed#", "share#", "hidden#", "times#", "collective", "in")
     for one in most_exposed(outcome):
         table.add_row(
             format_duration(one.exposed_s),
             percent(one.exposed_s / outcome.step_s),
             percent(one.hidden_s / max(one.exposed_s + one.hidden_s, 1e-12), 0),
-            one.axis or NO_AXIS,
-            short_op(one.op),
             f"{one.count:,.0f}",
-            one.phase,
-            escape(one.scope) or "-",
+            f"{one.axis or NO_AXIS} {short_op(one.op)}",
+            f"{one.phase} {escape(one.scope)}".rstrip(),
         )
     return table
 
@@ -183,13 +174,10 @@ def most_exposed(outcome: Outcome) -> list[ExposedAt]:
 
 
 def _collective_table(outcome: Outcome) -> Table:
-    table = plain_table()
-    for header in ("collective", "axis", "ranks", "times", "bytes", "takes", "exposed"):
-        table.add_column(header, justify="left" if header in ("collective", "axis") else "right")
+    table = table_of("collective", "ranks#", "times#", "bytes#", "takes#", "exposed#")
     for one in outcome.collectives:
         table.add_row(
-            short_op(one.op),
-            one.axis or NO_AXIS,
+            f"{one.axis or NO_AXIS} {short_op(one.op)}",
             f"{one.num_ranks:,}",
             f"{one.count:,.0f}",
             format_bytes(one.num_bytes),
@@ -199,16 +187,8 @@ def _collective_table(outcome: Outcome) -> Table:
     return table
 
 
-def short_op(op: str) -> str:
-    """Return a collective's name without the library and the overload: c10d._allgather_base_.default is long."""
-    name = op.split(".")[1] if op.count(".") > 1 else op.rpartition(".")[2]
-    return name.strip("_")
-
-
 def _rank_table(outcome: Outcome) -> Table:
-    table = plain_table()
-    for header in ("rank", "ranks", "pp", "computes", "exposed", "bubble", "optimizer", "host"):
-        table.add_column(header, justify="right")
+    table = table_of("rank#", "ranks#", "pp#", "computes#", "exposed#", "bubble#", "optimizer#", "host#")
     for rank in shown_ranks(outcome.ranks):
         seconds = rank_seconds(rank.parts)
         alike = f"{rank.num_ranks:,}"
@@ -226,9 +206,7 @@ def rank_seconds(parts: StepParts) -> tuple[float, ...]:
 
 def _padding_table(padding: Padding | None) -> Table:
     """Return which parameters are padded, and what that costs in all; empty where nothing is to be said."""
-    table = plain_table()
-    for header in ("padded by FSDP2", "rows", "shards", "gathers", "for nothing"):
-        table.add_column(header, justify="left" if header.startswith("padded") else "right")
+    table = table_of("padded by FSDP2", "rows#", "shards#", "gathers#", "for nothing#")
     if padding is None or not padding.parameters:
         return table
     for one in padding.parameters[:_MOST_ROWS]:

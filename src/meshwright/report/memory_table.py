@@ -7,25 +7,10 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from meshwright.report.waterfall import percent, plain_table
-from meshwright.spec.estimate import MemoryUse
+from meshwright.spec.estimate import MEMORY_CLASSES, MemoryUse
 from meshwright.units import GiB, format_bytes
 
-CLASSES = {
-    "parameters_bytes": "parameters",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer state",
-    "gathered_bytes": "gathered parameters",
-    "activations_bytes": "activations",
-    "logits_bytes": "logits and loss",
-    "buffers_bytes": "communication buffers",
-    "workspace_bytes": "workspace",
-    "fragmentation_bytes": "fragmentation",
-    "context_bytes": "context, communicators",
-}
-"""What each class of memory is called in a table."""
-assert list(CLASSES) == list(MemoryUse.model_fields)
-
-_MAX_RANKS = 8
+_MAX_RANKS = 4
 
 
 def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
@@ -35,7 +20,7 @@ def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
     table.add_column("memory by class, GiB")
     for rank in shown:
         table.add_column("every rank" if len(ranks) == 1 else f"pp rank {rank}", justify="right")
-    for name, label in CLASSES.items():
+    for name, label in MEMORY_CLASSES.items():
         values = [getattr(ranks[rank], name) for rank in shown]
         if any(values):
             table.add_row(label, *(_gib(value) for value in values))

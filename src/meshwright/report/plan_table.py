@@ -10,10 +10,10 @@ from rich.table import Table
 
 from meshwright.report.memory_table import headroom_words, memory_table
 from meshwright.report.simulated_table import simulated_page
-from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, TERMS, percent, plain_table, waterfall
+from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, TERMS, percent, table_of, waterfall
 from meshwright.spec.estimate import Estimate
-from meshwright.spec.layout import AXES, Layout
-from meshwright.spec.layout_text import checkpoint_words, layout_text
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Candidate, Contrast, Plan
 from meshwright.units import format_bytes, format_count, format_duration
 
@@ -58,9 +58,7 @@ def _question(plan: Plan) -> Iterator[str]:
 
 
 def _pick(plan: Plan) -> Iterator[RenderableType]:
-    table = plain_table()
-    for header, justify in (("", "left"), *_NUMBERS):
-        table.add_column(header, justify=justify)  # type: ignore[arg-type]
+    table = table_of("", *_NUMBERS)
     table.add_row("[bold green]pick", *_numbers(plan.pick, plan))
     if plan.given is not None:
         table.add_row("yours", *_numbers(plan.given, plan))
@@ -94,16 +92,12 @@ def _memory_needed(plan: Plan) -> str:
 
 def _pareto(plan: Plan) -> Table:
     """Return step against free memory: the pick, slower layouts that leave more, and FSDP alone."""
-    table = plain_table()
-    for header in ("step against memory", "step", "vs pick", "free"):
-        table.add_column(header, justify="left" if header == "step against memory" else "right", overflow="fold")
+    table = table_of("step against memory", "step#", "vs pick#", "free#")
     rows = [("", row) for row in plan.pareto]
     if plan.plain is not None:
         rows.append(("FSDP alone: ", plan.plain))
     for words, row in rows:
-        free = headroom_words(row.headroom_bytes)
-        step = format_duration(row.estimate.step.total_s)
-        table.add_row(f"{words}{_spaced(row.layout)}", step, _versus(row, plan.pick), free)
+        table.add_row(f"{words}{_spaced(row.layout)}", *_step_and_free(row, plan))
     if plan.plain is None:
         table.add_row(f"FSDP alone: {escape(plan.plain_refusal)}", "-", "-", "-")
     return table
@@ -114,14 +108,13 @@ def _spaced(layout: Layout) -> str:
     return escape(layout_text(layout).replace(",", ", "))
 
 
-_NUMBERS = (
-    ("step", "right"),
-    ("80 % interval", "right"),
-    ("tokens/s/device", "right"),
-    ("MFU", "right"),
-    ("HFU", "right"),
-    ("memory", "right"),
-)
+def _step_and_free(row: Candidate, plan: Plan) -> tuple[str, str, str]:
+    """Return the step, its change from the pick's, and the free memory, negative where it is missing."""
+    free = f"{'-' if row.headroom_bytes < 0 else ''}{format_bytes(abs(row.headroom_bytes))}"
+    return format_duration(row.estimate.step.total_s), _versus(row, plan.pick), free
+
+
+_NUMBERS = ("step#", "80 % interval#", "tokens/s/device#", "MFU#", "HFU#", "memory#")
 
 
 def _numbers(candidate: Candidate, plan: Plan) -> list[str]:
@@ -145,52 +138,13 @@ def interval(estimate: Estimate) -> str:
     return f"{format_duration(max(low, 0.0))} to {format_duration(high)}"
 
 
-def _runners_up(plan: Plan) -> Table | None:
-    rows = [plan.pick, *plan.runners_up]
-    table = plain_table()
-    axes = [axis for axis in (*AXES, "ep", "etp") if any(getattr(row.layout, axis) > 1 for row in rows)]
-    names = [{"dp_replicate": "repl", "dp_shard": "shard"}.get(axis, axis) for axis in axes]
-    headers = ("splits", *names, "mbs", "schedule", "recompute", "other", "step", "vs pick", "free")
-    for header in headers:
-        is_word = header in ("schedule", "recompute", "other", "splits")
-        table.add_column(header, justify="left" if is_word else "right", no_wrap=True)
-    for place, row in enumerate(rows):
-        layout = row.layout
-        table.add_row(
-            "pick" if place == 0 else str(place + 1),
-            *(str(getattr(layout, axis)) for axis in axes),
-            str(layout.microbatch_size),
-            schedule_words(layout),
-            recompute_words(layout),
-            _option_words(layout),
-            format_duration(row.estimate.step.total_s),
-            _versus(row, plan.pick),
-            format_bytes(row.headroom_bytes),
-            style="green" if place == 0 else None,
-        )
+def _runners_up(plan: Plan) -> Table:
+    """Return the best layouts of other splits over the ranks, next to the pick."""
+    table = table_of("", "best of each split", "step#", "vs pick#", "free#")
+    for place, row in enumerate((plan.pick, *plan.runners_up)):
+        name, style = ("pick", "green") if place == 0 else (str(place + 1), None)
+        table.add_row(name, _spaced(row.layout), *_step_and_free(row, plan), style=style)
     return table
-
-
-def schedule_words(layout: Layout) -> str:
-    """Return the schedule and its stages a rank; a dash without a pipeline."""
-    if layout.pp == 1:
-        return "-"
-    return layout.schedule + (f" x{layout.stages_per_rank}" if layout.stages_per_rank > 1 else "")
-
-
-def recompute_words(layout: Layout) -> str:
-    """Return what is computed again, and of which blocks."""
-    if layout.activation_checkpoint_blocks is not None:
-        return checkpoint_words(layout.activation_checkpoint_blocks)
-    every = f" 1/{layout.activation_checkpoint_every}" if layout.activation_checkpoint_every > 1 else ""
-    return layout.activation_checkpoint + every
-
-
-def _option_words(layout: Layout) -> str:
-    words: list[str] = [layout.cp_method] if layout.cp > 1 else []
-    words += [name for name in ("async_tp", "cpu_offload") if getattr(layout, name)]
-    words += [] if layout.gradient_sync == "auto" else [f"gradient_sync={layout.gradient_sync}"]
-    return ", ".join(words) or "-"
 
 
 def _versus(row: Candidate, pick: Candidate) -> str:
@@ -205,10 +159,7 @@ def signed(change: float) -> str:
 def _contrasts(plan: Plan) -> Table | None:
     if not plan.contrasts:
         return None
-    table = plain_table()
-    table.add_column("why: the best with")
-    table.add_column("step", justify="right")
-    table.add_column("what it takes more (-: less), of the pick's step")
+    table = table_of("alternatives that fit: best with", "vs pick#", "change by component, of the pick's step")
     # One layout may be the best with other values of several keys.
     grouped: dict[str, list[Contrast]] = {}
     for contrast in plan.contrasts:
@@ -229,28 +180,24 @@ def _causes(contrast: Contrast, plan: Plan) -> str:
 def _rejections(plan: Plan) -> Table | None:
     if not plan.rejections:
         return None
-    table = plain_table()
-    table.add_column("cannot be")
-    table.add_column("step", justify="right")
-    table.add_column("because", overflow="fold")
-    table.add_column("cheapest fixes", overflow="fold")
+    table = table_of("rejected: pick with", "vs pick#", "reason, and cheapest changes that fit")
     pick_s = plan.pick.estimate.step.total_s
     for rejection in plan.rejections:
         fixes = "; ".join(f"{fix.change} ({signed(fix.step_s / pick_s - 1)})" for fix in rejection.fixes)
         would = "-" if rejection.step_s is None else signed(rejection.step_s / pick_s - 1)
-        table.add_row(rejection.change, would, escape(rejection.reason), fixes or "-")
+        table.add_row(rejection.change, would, escape(rejection.reason) + (f". Fits with {fixes}" if fixes else ""))
     return table
 
 
 def _sensitivities(plan: Plan) -> Table | None:
     if not plan.sensitivities:
         return None
-    table = plain_table()
-    for header in ("if the hardware were", "", "step", "another layout then"):
-        table.add_column(header, justify="right" if header in ("", "step") else "left")
+    table = table_of("if the hardware were", "#", "step#", "best layout then")
+    names = {layout_text(row.layout): f"layout {place}" for place, row in enumerate(plan.runners_up, start=2)}
     for one in plan.sensitivities:
         is_other = one.best_change < one.pick_change - 1e-4
-        other = f"{signed(one.best_change)} with {_spaced(one.best)}" if is_other else "no"
+        name = names.get(layout_text(one.best), _spaced(one.best))
+        other = f"{name}: {signed(one.best_change)}" if is_other else "pick"
         table.add_row(one.what, f"{100 * one.change:+.0f} %", signed(one.pick_change), other)
     return table
 
@@ -258,9 +205,7 @@ def _sensitivities(plan: Plan) -> Table | None:
 def _what_ifs(plan: Plan) -> Table | None:
     if not plan.what_ifs:
         return None
-    table = plain_table()
-    for header in ("what if", "step", ""):
-        table.add_column(header, justify="right" if header == "step" else "left")
+    table = table_of("what if", "step#", "")
     for what_if in plan.what_ifs:
         table.add_row(what_if.change, _versus(what_if.best, plan.pick), what_if.note)
     return table

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.markup import escape
 
-from meshwright.report.waterfall import plain_table
+from meshwright.report.waterfall import table_of
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Candidate, Plan
 from meshwright.units import format_bytes, format_duration
@@ -18,10 +18,7 @@ def simulated_page(plan: Plan) -> Iterator[RenderableType]:
     kept = [one for one in (plan.pick, *plan.runners_up) if one.simulated is not None]
     if not kept:
         return
-    table = plain_table()
-    table.add_column("simulated finalists", overflow="fold")
-    for header in ("step planned", "simulated", "", "memory planned", "simulated", ""):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = table_of("simulated finalists", "step#", "simulated#", "#", "memory#", "simulated#", "#")
     for one in (*kept, *plan.dropped):
         table.add_row(_spaced(one), *_figures(one), style="green" if one is plan.pick else None)
     yield ""

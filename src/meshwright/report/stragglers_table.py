@@ -8,11 +8,11 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from meshwright.report.part_words import NO_AXIS
-from meshwright.report.waterfall import plain_table
+from meshwright.report.waterfall import table_of
 from meshwright.spec.dry_run import Outcome, Stragglers, Straggling
 from meshwright.units import format_duration
 
-HEADERS = ("rank", "alike#", "computes#", "of which added#", "waits for others, added#", "most in", "of it#", "times#")
+HEADERS = ("rank", "alike#", "computes#", "added#", "waits, added#", "most in", "of it#", "times#")
 _MOST_ROWS = 12
 _SLOW = 0.05
 """Part of a rank's computing that is added from which on it is slow itself."""
@@ -24,9 +24,7 @@ def stragglers_parts(outcome: Outcome) -> Iterator[RenderableType]:
         return
     yield ""
     yield stragglers_words(outcome, outcome.stragglers)
-    table = plain_table()
-    for header in HEADERS:
-        table.add_column(header.rstrip("#"), justify="right" if header.endswith("#") else "left", overflow="fold")
+    table = table_of(*HEADERS)
     for one in shown_stragglers(outcome.stragglers):
         table.add_row(*straggling_cells(one))
     yield _captioned(table, outcome.stragglers)

@@ -37,18 +37,14 @@ _WITHOUT_PEAK = {
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 HFU_MEANS = "HFU: the same with what is computed again"
 NO_PEAK = "MFU and HFU are unknown: nobody states this device's peak, and the first line is at its best measured rate"
-_WIDTH = 32
+_WIDTH = 22
 _LEAST_SHARE = 0.0005
 
 
 def waterfall(estimate: Estimate) -> Table:
     """Return a table with a row for each cause: its seconds, its share, and a bar from where the last one ended."""
     total_s, end_s = estimate.step.total_s, 0.0
-    table = plain_table()
-    table.add_column("where the step goes")
-    for name in ("time", "share"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    table = table_of("where the step goes", "time#", "share#", "")
     labels = TERMS if estimate.mfu is not None else TERMS | _WITHOUT_PEAK
     for name, label in labels.items():
         seconds = getattr(estimate.step, name)
@@ -69,6 +65,17 @@ def plain_table() -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 
+def table_of(*headers: str) -> Table:
+    """Return a plain table: columns of a header that ends in # hold figures, which are never cut; words may wrap."""
+    table = plain_table()
+    for header in headers:
+        if header.endswith("#"):
+            table.add_column(header[:-1], justify="right", no_wrap=True)
+        else:
+            table.add_column(header, overflow="fold")
+    return table
+
+
 def _bar(start_s: float, end_s: float, total_s: float) -> str:
-    start, end = round(start_s / total_s * _WIDTH), round(end_s / total_s * _WIDTH)
-    return f"[dim]{' ' * start}[/]{'█' * max(end - start, 0) or '▏'}"
+    start, end = (min(round(at_s / total_s * _WIDTH), _WIDTH) for at_s in (start_s, end_s))
+    return f"[dim]{' ' * min(start, _WIDTH - 1)}[/]{'█' * (end - start) or '▏'}"

@@ -89,6 +89,22 @@ class MemoryUse(Noun):
         return sum(getattr(self, name) for name in type(self).model_fields)
 
 
+MEMORY_CLASSES = {
+    "parameters_bytes": "parameters",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "gathered_bytes": "gathered parameters",
+    "activations_bytes": "activations",
+    "logits_bytes": "logits and loss",
+    "buffers_bytes": "communication buffers",
+    "workspace_bytes": "workspace",
+    "fragmentation_bytes": "fragmentation",
+    "context_bytes": "context, communicators",
+}
+"""What each class of memory is called in tables and messages."""
+assert list(MEMORY_CLASSES) == list(MemoryUse.model_fields)
+
+
 class Estimate(Noun):
     """Step time and peak memory of one Layout, with an interval."""
 

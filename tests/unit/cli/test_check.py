@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli.check import check_job
 from meshwright.cli.main import run
+from meshwright.cli.summary import summary
 from meshwright.config.load import load_job
+from meshwright.spec.layout import Layout, LayoutRequest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -61,6 +65,33 @@ def test_the_summary_says_how_a_model_is_split(capsys: pytest.CaptureFixture[str
         "2, compile"
     )
     assert summary["stages"] == "4, of 1, 1, 1, 1 blocks"
+
+
+@pytest.mark.parametrize("name", sorted(Layout.model_fields))
+def test_the_summary_names_every_key_that_differs_from_its_default(name: str) -> None:
+    others = {
+        "schedule": "GPipe",
+        "stage_boundaries": (2, 3, 4),
+        "cp_method": "ring",
+        "activation_checkpoint": "full",
+        "activation_checkpoint_blocks": ("full",) * 4,
+        "reshard_after_forward": "never",
+        "gradient_sync": "step",
+        "compile_backend": "aot_eager",
+    }
+    own = getattr(BUSY, name)
+    value = others.get(name) or (not own if isinstance(own, bool) else 4)
+    assert what_is_said_of(BUSY.replace(**{name: value})) != what_is_said_of(BUSY)
+
+
+BUSY = LayoutRequest(pp=2, cp=2, tp=2, dp_shard=2, virtual_stages=2, activation_checkpoint="selective", compile=True)
+
+
+def what_is_said_of(layout: LayoutRequest) -> list[str]:
+    resolved = load_job(job_file())
+    lines = summary(replace(resolved, job=resolved.job.replace(layout=layout)), None)
+    # Whether the layout can run is not asked here.
+    return [text for label, text in islice(lines, 4) if label in ("batch", "layout")]
 
 
 def test_all_that_is_wrong_with_a_layout_is_told_with_its_lines(capsys: pytest.CaptureFixture[str]) -> None:

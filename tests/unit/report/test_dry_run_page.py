@@ -28,8 +28,8 @@ def timeline() -> Timeline:
     return simulated_step()
 
 
-def terminal(run: DryRun) -> str:
-    console = Console(file=io.StringIO(), width=120, highlight=False)
+def terminal(run: DryRun, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     for part in dry_run_page(run):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
@@ -50,7 +50,7 @@ def test_the_page_tells_time_memory_communication_ranks_and_padding(timeline: Ti
         "layers.3.attention",
         "rank 0 at its peak",
         "layers.*.attention.query",
-        "rank 0 could do without",
+        "could do without",
         "layers.*.ffn",
         "250 ms",
         "allgather_base",
@@ -61,6 +61,17 @@ def test_the_page_tells_time_memory_communication_ranks_and_padding(timeline: Ti
         assert part in text
     assert "out of memory" not in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_figure_is_cut_on_a_narrow_terminal(timeline: Timeline, width: int) -> None:
+    run = dry_run_of(timeline)
+    text, wide = terminal(run, width), terminal(run, 200)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    numbers = re.findall(r"\d[\d.,]*", wide)
+    assert len(numbers) > 80
+    assert sorted(re.findall(r"\d[\d.,]*", text)) == sorted(numbers)
 
 
 def test_ranks_that_do_not_fit_come_first_with_what_would_make_them(timeline: Timeline) -> None:
