@@ -102,9 +102,8 @@ def _footprint(cases: Cases, pp_rank: Ints | None, most_bytes: float = math.inf)
     for position in np.unique(cases.setting):
         rows = np.flatnonzero(cases.setting == position)
         memory, numbers = Memory(cases.settings[position], cases.layouts.take(rows)), num_microbatches[rows]
-        is_given = pp_rank is not None
-        parts = rank_parts(memory, numbers, pp_rank[rows]) if is_given else _fullest(memory, numbers, most_bytes)
-        for name, values in parts.items():
+        of_rank = None if pp_rank is None else rank_parts(memory, numbers, pp_rank[rows])
+        for name, values in (of_rank or _fullest(memory, numbers, most_bytes)).items():
             columns[name][rows] = values
     return Footprint(**columns)
 

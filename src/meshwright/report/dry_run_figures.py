@@ -6,7 +6,8 @@ from typing import Any
 
 from meshwright.extras import import_extra
 from meshwright.report.colours import COMPUTE, EXPECTED, EXPOSED, HIDDEN, HOST, PHASES, REST
-from meshwright.report.dry_run_table import most_exposed, short_op
+from meshwright.report.dry_run_memory import short_op
+from meshwright.report.dry_run_table import most_exposed
 from meshwright.report.part_words import PART_WORDS
 from meshwright.report.timeline_figures import PURPOSE, style, time_scale
 from meshwright.spec.dry_run import ExposedAt, Outcome
