@@ -15,6 +15,8 @@ from training_runs import tiny_job
 
 MODULE = """
 import os
+import signal
+import time
 import torch
 from torch import nn
 
@@ -35,6 +37,18 @@ class RaisesOnRank1(Works):
     def forward(self, tokens):
         if os.environ["RANK"] == "1":
             raise ValueError("only here")
+        return super().forward(tokens)
+
+class AsksToStop(Works):
+    def __init__(self, at_call):
+        super().__init__()
+        self.calls_left = at_call
+
+    def forward(self, tokens):
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(1)  # The launcher passes it on.
         return super().forward(tokens)
 
 class ReturnsTuple(Works):
@@ -122,3 +136,15 @@ def test_a_run_that_was_told_to_stop_says_how_to_go_on(tmp_path: Path) -> None:
     code, output = train(tmp_path, 1, train={"stop_after": 2})
     assert code == ExitCode.RETRY, output
     assert "stopped with 4 steps to go: --resume goes on" in output
+
+
+@pytest.mark.parametrize(("at_call", "code"), [(8, ExitCode.RETRY), (48, ExitCode.DONE)], ids=["first", "last"])
+def test_a_signal_in_the_last_step_leaves_a_complete_run(tmp_path: Path, at_call: int, code: ExitCode) -> None:
+    # Six steps of eight microbatches.
+    found, output = train(tmp_path, 1, model=model("AsksToStop", at_call=at_call))
+    assert found == code, output
+    is_complete = code is ExitCode.DONE
+    assert ("the run is complete" in output) is is_complete
+    assert ("step 6/6" in output) is is_complete
+    assert ("continue with --resume" in output) is not is_complete
+    assert ("stopping after step" in output) is not is_complete

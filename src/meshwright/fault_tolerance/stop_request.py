@@ -35,6 +35,12 @@ class StopRequest:
             self.signal = signal.Signals(number)
 
 
+def ignore_stops() -> None:
+    """Let no signal change the exit code of a process whose work has ended."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def ignores_hangup() -> bool:
     """Return whether this process was started to outlive its terminal, as by nohup."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -19,7 +19,7 @@ from meshwright.fault_tolerance.hang_notice import HangNotice
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.log import logger
 from meshwright.spec.job import Job
-from meshwright.spec.run import Run
+from meshwright.spec.run import Manifest, Run
 from meshwright.trainer.run_folder import ManifestKeeper, read_manifest
 
 # Time for ranks to finish a step and save after SIGTERM; torch's own default of 30 s is short for a large model.
@@ -45,12 +45,25 @@ def _train(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resu
 def _attempt(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
     """Launch once, and let the manifest say how it ended where rank 0 was killed or knew less than another."""
     before = read_manifest(run)
-    code = launch(arguments, num_ranks, run)
-    after = read_manifest(run)
-    # The ranks may have ended before they began an attempt of their own.
-    if after is not None and len(after.attempts) > (len(before.attempts) if before else 0) and after.exit != code:
-        ManifestKeeper(run, after).close(code)
+    try:
+        code = launch(arguments, num_ranks, run)
+    except (Preempted, KeyboardInterrupt):
+        ended = _began(before, run)
+        if ended is None or ended.exit != ExitCode.DONE:
+            raise
+        logger.warning("asked to stop after the last step: the run is complete")
+        return ExitCode.DONE
+    ended = _began(before, run)
+    if ended is not None and ended.exit != code:
+        ManifestKeeper(run, ended).close(code)
     return code
+
+
+def _began(before: Manifest | None, run: Run) -> Manifest | None:
+    """Return the manifest with the attempt that the ranks began since `before`; None where they ended before that."""
+    after = read_manifest(run)
+    has_begun = after is not None and len(after.attempts) > (len(before.attempts) if before else 0)
+    return after if has_begun else None
 
 
 def _is_stopped(job: Job, run: Run) -> bool:

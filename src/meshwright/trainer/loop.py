@@ -63,7 +63,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                     validate(training, step, recorder)
                 watch.mark("agree")
                 asked = ranks.agree_on(stop.signal)
-                if asked is not None:
+                if asked is not None and step < job.train.steps:
                     logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
                 if asked is not None or step == last_step or is_due(step, job.checkpoint.interval):
                     watch.mark("checkpoint")

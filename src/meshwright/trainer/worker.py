@@ -10,7 +10,7 @@ import torch
 from meshwright.errors import ExitCode, LostPeer, MeshwrightError
 from meshwright.fault_tolerance.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
-from meshwright.fault_tolerance.stop_request import die_with_parent
+from meshwright.fault_tolerance.stop_request import die_with_parent, ignore_stops
 from meshwright.parallelism.torch_compat import silence_known_warnings
 from meshwright.parallelism.torch_flight_recorder import keep_more_collectives
 from meshwright.spec.estimate import Estimate
@@ -44,7 +44,9 @@ def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate
                 _claim_together(ranks, job, run, resume=resume, overwrite=overwrite)
                 terminal.leave_to_rank_0()
                 show_stacks_on_signal(run.stack(ranks.rank))
-                return train(job, run, ranks, resume=resume, estimate=estimate)
+                code = train(job, run, ranks, resume=resume, estimate=estimate)
+                ignore_stops()
+                return code
         except MeshwrightError:
             raise
         except Exception as error:
