@@ -14,6 +14,9 @@ TEST_EXTRAS := train,hf,parquet,report,tensorboard,dev
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
+# Files in the order of their folders: those that start ranks first, the many short ones of tests/unit to fill the end.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+
 .PHONY: help demo test test-long test-torch mutants matrix validation lint venv venv-demo python constraints transcript clean
 
 help: ## list the targets
@@ -23,15 +26,15 @@ demo: venv-demo ## prove, train, kill, resume, export and generate: minutes, all
 	@$(BIN)/python examples/demo.py
 
 test: venv ## the quick tests
-	@$(BIN)/pytest -n auto --dist loadfile -m "not long"
+	@$(BIN)/pytest $(PARALLEL) -m "not long"
 
 test-long: venv ## all tests
-	@$(BIN)/pytest -n auto --dist loadfile
+	@$(BIN)/pytest $(PARALLEL)
 
 test-torch: python ## the quick tests on the oldest and the newest torch (any build of it)
 	@for release in $(TORCH_RELEASES); do \
 	  $(PYTHON) .ci/install.py .venv-torch-$$release $(TEST_EXTRAS) --torch $$release --any-build && \
-	  .venv-torch-$$release/bin/pytest -n auto --dist loadfile -m "not long" $(TORCH_TESTS) || exit 1; \
+	  .venv-torch-$$release/bin/pytest $(PARALLEL) -m "not long" $(TORCH_TESTS) || exit 1; \
 	done
 
 mutants: venv ## plant bugs, and print those that no test sees

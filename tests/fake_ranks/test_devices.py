@@ -77,7 +77,6 @@ QUICK = {
         "layout.activation_checkpoint=full",
     ),
     "pp, float32": (2, *DENSE, "layout.pp=2"),
-    "ep, bfloat16": (2, *EXPERTS, "layout.dp_shard=2", "layout.ep=2", HALF),
 }
 LONG = {
     "one device": (1, *DENSE),
@@ -98,6 +97,7 @@ LONG = {
     "cp, float32": (2, *DENSE, "layout.cp=2"),
     "cp ring": (2, *DENSE, "layout.cp=2", "layout.cp_method=ring", HALF),
     "cp ulysses": (2, *DENSE, "layout.cp=2", "layout.cp_method=ulysses", HALF),
+    "ep, bfloat16": (2, *EXPERTS, "layout.dp_shard=2", "layout.ep=2", HALF),
     "ep, float32": (2, *EXPERTS, "layout.dp_shard=2", "layout.ep=2"),
     "ep, recomputed": (2, *EXPERTS, "layout.dp_shard=2", "layout.ep=2", HALF, "layout.activation_checkpoint=full"),
     "ep over tp": (2, *EXPERTS, "layout.tp=2", "layout.ep=2", HALF),

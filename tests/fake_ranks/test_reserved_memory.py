@@ -29,6 +29,7 @@ layout = { activation_checkpoint = "none" }
 LARGER = "model.options.num_layers=8 train.seq_len=4096 train.global_batch_size=32"
 """With one block a stage the buffer that the embedding's gradient is reduced in finds no gap: 13 % more is reserved."""
 LONG = (
+    "dp_shard=8",
     "dp_shard=8 compile=true activation_checkpoint=selective",
     "dp_shard=8 reshard_after_forward=never",
     "dp_shard=4 dp_replicate=2",
@@ -42,7 +43,7 @@ LONG = (
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("layout", ["dp_shard=8", "dp_shard=4 pp=2"])
+@pytest.mark.parametrize("layout", ["dp_shard=4 pp=2"])
 def test_the_formulas_reserve_what_the_replay_does(tmp_path: Path, layout: str) -> None:
     _compare(tmp_path, layout)
 

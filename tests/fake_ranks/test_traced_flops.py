@@ -26,7 +26,10 @@ def flops_of(found: Trace, *names: str) -> int:
     return sum(found.signatures[at].flops for at in used if found.signatures[at].op.startswith(names))
 
 
-@pytest.mark.parametrize(("tp", "policy"), [(1, "none"), (1, "full"), (2, "none"), (2, "full"), (2, "selective")])
+LONG = [pytest.param(1, "full", marks=pytest.mark.long), pytest.param(2, "none", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize(("tp", "policy"), [(1, "none"), (2, "full"), (2, "selective"), *LONG])
 def test_flops_are_the_formulas(tp: int, policy: str) -> None:
     dp = NUM_RANKS // tp
     batch = dp * 2 * NUM_MICROBATCHES

@@ -86,7 +86,11 @@ def model(name: str, **options: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("Raises", "AttributeError: 'Tensor' object has"), ("RaisesOnRank1", "ValueError: only here")]
+    ("name", "error"),
+    [
+        pytest.param("Raises", "AttributeError: 'Tensor' object has", marks=pytest.mark.long),
+        ("RaisesOnRank1", "ValueError: only here"),
+    ],
 )
 def test_an_exception_is_shown_once_from_the_jobs_own_code_on(tmp_path: Path, name: str, error: str) -> None:
     code, output = train(tmp_path, 2, model=model(name))
@@ -112,9 +116,14 @@ def test_an_exception_in_data_of_ones_own_names_its_place(tmp_path: Path) -> Non
     ("given", "message"),
     [
         (model("ReturnsTuple"), "the model's forward returned tuple for targets of (1, 32)"),
-        (model("LossOfEachToken"), "returned a tensor of shape (32,), but a scalar tensor is needed"),
         (model("NothingToTrain"), "the model has no trainable parameters"),
-        (model("Works", num_logits=10), "the model's forward returned 10 logits"),
+        *(
+            pytest.param(given, message, marks=pytest.mark.long)
+            for given, message in (
+                (model("LossOfEachToken"), "returned a tensor of shape (32,), but a scalar tensor is needed"),
+                (model("Works", num_logits=10), "the model's forward returned 10 logits"),
+            )
+        ),
     ],
 )
 def test_what_breaks_the_contract_is_explained_without_a_traceback(
@@ -138,7 +147,11 @@ def test_a_run_that_was_told_to_stop_says_how_to_go_on(tmp_path: Path) -> None:
     assert "stopped with 4 steps to go: --resume goes on" in output
 
 
-@pytest.mark.parametrize(("at_call", "code"), [(8, ExitCode.RETRY), (48, ExitCode.DONE)], ids=["first", "last"])
+FIRST = pytest.param(8, ExitCode.RETRY, marks=pytest.mark.long, id="first")
+LAST = pytest.param(48, ExitCode.DONE, id="last")
+
+
+@pytest.mark.parametrize(("at_call", "code"), [FIRST, LAST])
 def test_a_signal_in_the_last_step_leaves_a_complete_run(tmp_path: Path, at_call: int, code: ExitCode) -> None:
     # Six steps of eight microbatches.
     found, output = train(tmp_path, 1, model=model("AsksToStop", at_call=at_call))

@@ -48,7 +48,7 @@ MIXTURE = {"source": "moe-4m", "options": {"dim": 32, "num_layers": 3, "num_expe
 @pytest.mark.parametrize(
     ("model", "saved", "others"),
     [
-        (DENSE, {"pp": 2, "tp": 2}, [{"dp_shard": 4}]),
+        pytest.param(DENSE, {"pp": 2, "tp": 2}, [{"dp_shard": 4}], marks=pytest.mark.long),
         (DENSE, {"pp": 2, "schedule": "ZBVZeroBubble"}, [{"dp_replicate": 2}]),
         (MIXTURE, {"dp_shard": 2, "tp": 2, "ep": 4}, [{}, {"pp": 2, "dp_shard": 2, "ep": 2}]),
     ],

@@ -110,6 +110,7 @@ def test_a_killed_rank_ends_the_run_with_retry_and_a_resume_is_bit_equal(tmp_pat
     assert killed.manifest.attempts[1].start_step >= 10
 
 
+@pytest.mark.long
 def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
     command = Command(tmp_path, train={"steps": 60}, checkpoint={"interval": 10}, run={"max_restarts": 1})
     process = command.start("--ranks", "2")
@@ -153,6 +154,7 @@ def test_a_run_that_is_still_written_is_left_alone(tmp_path: Path) -> None:
     assert len(command.manifest.attempts) == 1
 
 
+@pytest.mark.long
 def test_nohup_protects_from_a_closed_terminal(tmp_path: Path) -> None:
     command = Command(tmp_path, train={"steps": 60})
     process = command.start("--ranks", "2", prefix=("nohup", *MESHWRIGHT))
@@ -219,6 +221,7 @@ def test_a_rank_that_cannot_reach_the_others_may_be_tried_again(tmp_path: Path) 
     assert "rank 1 of 2 could not reach the others" in output
 
 
+@pytest.mark.long
 def test_a_run_that_is_past_the_step_to_stop_after_stays_stopped(tmp_path: Path) -> None:
     command = Command(tmp_path)
     assert command.train("train.stop_after=3")[0] == ExitCode.RETRY
