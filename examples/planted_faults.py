@@ -141,6 +141,21 @@ def other_group(device: torch.device, rank: int, world_size: int) -> Callable[[]
     return step
 
 
+def members_only_group(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step that sums over the first two ranks, which make their group by themselves."""
+    model, x = _model(device)
+    if rank < 2:
+        pair = dist.new_group([0, 1])
+
+    def step() -> None:
+        loss = model(x).sum()
+        loss.backward()
+        if rank < 2:
+            dist.all_reduce(loss, group=pair)
+
+    return step
+
+
 def bad_sample(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
     """Return a step that fails on rank 2."""
     model, x = _model(device)

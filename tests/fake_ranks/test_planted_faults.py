@@ -31,13 +31,14 @@ FOUND = {
     "other_reduction": ("(max) of 4 bytes", "op=dist.ReduceOp.MAX"),
     "unequal_splits": ("rank 1 sends 2,048 bytes to rank 0, which expects 3,072", "dist.all_to_all_single(output,"),
     "cpu_tensors": ("culprit: rank 2: nothing more", "dist.all_reduce(num_tokens)"),
+    "members_only_group": ("all ranks have to call new_group()", "pair = dist.new_group([0, 1])"),
     "other_group": ("culprit: rank 3", "group=None if rank"),
 }
 WARNED = {
     "never_waited": ("communication is never waited for: call wait()", "async_op=True"),
     "unordered_streams": ("two streams use a tensor and nothing orders them", "scaled = y * 2"),
 }
-QUICK = ("unequal_splits", "never_waited")
+QUICK = ("members_only_group", "never_waited")
 
 
 def cases(programs: dict[str, tuple[str, str]]) -> list[object]:

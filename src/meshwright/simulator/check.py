@@ -1,7 +1,8 @@
 """check(): whether a step of these ranks can end, and if not, who is to blame.
 
-First every channel is read: all members of a group have to run the same collectives in the same order, and every send
-needs its receive, of the same bytes and format; where they first differ, the minority is to blame (culprits.py).
+First the groups that the programs make are compared: all ranks have to make all of them. Then every channel is read:
+all members of a group have to run the same collectives in the same order, and every send needs its receive, of the same
+bytes and format; where they first differ, the minority is to blame (culprits.py).
 If they agree, the step is played with everything taking no time: whether it ends does not depend on how long things
 take, since no stream chooses what to wait for. Where it does not, ranks wait in a circle, or for one that stopped.
 Ignored: waits inside a communication library, such as for buffers, or for a message behind another of its pair.
@@ -16,6 +17,7 @@ from meshwright.simulator.collective_times import MeetingTimes
 from meshwright.simulator.conditions import USUAL, Conditions
 from meshwright.simulator.culprits import blamed
 from meshwright.simulator.disagreements import Disagreement, asked_of, first_disagreement
+from meshwright.simulator.group_calls import group_problems
 from meshwright.simulator.matching import Meetings, match
 from meshwright.simulator.places import missing_place, place_of, some_ranks
 from meshwright.simulator.play_traces import Costs, play_traces
@@ -28,6 +30,8 @@ from meshwright.spec.traces import Traces
 
 def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
     """Return why the step cannot end, or would compute nonsense; empty where nothing is wrong."""
+    if found := group_problems(traces):
+        return found
     traces = apart(traces, [fault.rank for fault in conditions.faults])
     meetings = match(traces)
     mismatched = tuple(_mismatches(traces, meetings))

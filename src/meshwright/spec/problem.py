@@ -15,6 +15,10 @@ RaceKind = Literal["never waited for", "used before its wait", "across streams",
 """Communication whose result is used without a wait; two streams that use one tensor in no defined order."""
 
 
+UNRECORDED = -2
+"""Record of a Place that stands in no trace, such as a call of new_group()."""
+
+
 def along(axis: str) -> str:
     """Return the axis of a group in words that follow a name; "" where it has none."""
     return f" {'' if axis.startswith('(') else 'along '}{axis}" if axis else ""
@@ -26,7 +30,7 @@ class Place(Noun):
     rank: NonNegativeInt
     """Global rank; it may stand for others that do the same."""
     record: int
-    """Position in the rank's trace; -1 for what is missing at its end."""
+    """Position in the rank's trace; -1 for what is missing at its end, UNRECORDED for a call that is no record."""
     op: str
     """As torch calls it, or what the record does."""
     scope: str = ""
@@ -46,6 +50,8 @@ class Place(Noun):
     def __str__(self) -> str:
         parts = dict.fromkeys((self.action, self.phase, self.scope, self.line))
         where = ", ".join(part for part in parts if part)
+        if self.record == UNRECORDED:
+            return f"rank {self.rank} ({where}): {self.op}" if where else f"rank {self.rank}: {self.op}"
         if self.record < 0:
             return f"rank {self.rank}: nothing more" + (f" after {self.op} ({where})" if self.op else "")
         size = f" of {self.num_bytes:,} bytes {self.dtype}".rstrip() if self.num_bytes else ""

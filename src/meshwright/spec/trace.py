@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,15 @@ class Signature(Noun):
     """Of an all-to-all, gather or scatter: bytes to each rank of its group; empty where all send and receive alike."""
     receives: tuple[NonNegativeInt, ...] = ()
     """Bytes from each rank of its group, as `sends`."""
+
+
+class GroupCall(NamedTuple):
+    """A call of torch.distributed.new_group() that all ranks have to make."""
+
+    ranks: tuple[int, ...]
+    """Global ranks of the new group; empty for all."""
+    line: str
+    """Of the user's own file that called it, such as train.py:40."""
 
 
 class Traced(Noun):
@@ -169,6 +178,8 @@ class Trace:
     uses: Uses
     lines: tuple[str, ...] = ()
     """Lines of the user's own files, such as train.py:40."""
+    group_calls: tuple[GroupCall, ...] = ()
+    """What the rank's program did to make groups, before the step and in it."""
 
     def live_bytes(self) -> Ints:
         """Return the bytes of all storages before each record, and after the last [records + 1]."""
@@ -184,6 +195,7 @@ class Trace:
             "traced": self.traced.to_dict(),
             "signatures": [one.to_dict() for one in self.signatures],
             "groups": self.groups,
+            "group_calls": self.group_calls,
             **{name: getattr(self, name) for name in _TEXTS},
         }
         columns = {
@@ -207,5 +219,6 @@ class Trace:
             traced=Traced.from_json(json.dumps(about["traced"])),
             signatures=tuple(Signature.from_json(json.dumps(one)) for one in about["signatures"]),
             groups=tuple(tuple(ranks) for ranks in about["groups"]),
+            group_calls=tuple(GroupCall(tuple(ranks), line) for ranks, line in about["group_calls"]),
             **parts | {name: tuple(about[name]) for name in _TEXTS},
         )

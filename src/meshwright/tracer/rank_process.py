@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from meshwright.tracer.torch_cuda import stand_in_for_cuda
 from meshwright.tracer.torch_names import SUPPORTED
 from meshwright.tracer.torch_patches import apply_patches
 from meshwright.tracer.torch_pipelining import send_objects_by
-from meshwright.tracer.torch_process_group import set_torchrun_environment, take_over_process_group
+from meshwright.tracer.torch_process_group import group_calls, set_torchrun_environment, take_over_process_group
 from meshwright.tracer.torch_reductions import reductions_watched
 from meshwright.tracer.torch_sync_batch_norm import normalize_over_ranks
 from meshwright.tracer.untraceable import explained
@@ -214,7 +215,7 @@ def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int,
     take_over_process_group()
     device.num_devices = set_torchrun_environment(rank, world_size)
     with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True):
-        return record_step(mode, build, arguments)
+        return replace(record_step(mode, build, arguments), group_calls=group_calls())
 
 
 def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:

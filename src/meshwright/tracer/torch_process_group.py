@@ -12,6 +12,8 @@ from typing import Any
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
+from meshwright.spec.trace import GroupCall
+from meshwright.tracer.program_lines import line_of_program
 from meshwright.tracer.torch_names import replace
 
 _MAX_DEVICES_PER_NODE = 8
@@ -32,8 +34,17 @@ def set_torchrun_environment(rank: int, world_size: int) -> int:
     return local
 
 
+_group_calls: list[GroupCall] = []
+
+
+def group_calls() -> tuple[GroupCall, ...]:
+    """Return the calls of new_group() of the rank that this process traces which all ranks have to make."""
+    return tuple(_group_calls)
+
+
 def take_over_process_group() -> None:
     """Have the program's own init_process_group() find the fake group, and groups of any backend be fake ones."""
+    _group_calls.clear()
     replace(dist, "init_process_group", lambda _: _nothing)
     replace(dist, "destroy_process_group", lambda _: _nothing)
     replace(dist, "new_group", _with_fake_backend)
@@ -48,6 +59,8 @@ def _with_fake_backend(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
+        if not given.get("use_local_synchronization"):
+            _group_calls.append(GroupCall(tuple(given.get("ranks") or ()), line_of_program()))
         return make(**{name: value for name, value in given.items() if name != "backend"})
 
     return made
