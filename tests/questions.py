@@ -13,6 +13,28 @@ from meshwright.spec.model_spec import model_spec
 from meshwright.spec.presets import PRESETS
 from meshwright.spec.workload import Workload
 
+SMALL_PLAN = (
+    *("plan", "--model", "llama3-8b", "--cluster", "h100-ib400:8"),
+    *("--seq-len", "2048", "--global-batch-size", "16"),
+)
+"""A command line whose answer takes a fraction of a second."""
+SMALL_JOB = """# A small job.
+[model]
+source = "llama3-8b"  # Meta's
+
+[train]
+seq_len = 2048
+global_batch_size = 16
+
+[precision]
+compute = "bfloat16"
+
+[cluster]
+name = "h100-ib400"
+num_devices = 8
+"""
+"""The same as a job file."""
+
 
 def ask(
     model: str = "llama3-8b",

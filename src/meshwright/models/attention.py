@@ -85,3 +85,9 @@ class KVCache:
     def length(self) -> int:
         """Return how many positions are held: also the position of the next token."""
         return self.layers[0].length
+
+
+def next_positions(inputs: Tensor, cache: KVCache | None) -> Tensor:
+    """Return positions_S of `inputs` [B, S, ...]: 0, 1, ... or on from where `cache` ends."""
+    start = 0 if cache is None else cache.length
+    return torch.arange(start, start + inputs.shape[1], device=inputs.device)

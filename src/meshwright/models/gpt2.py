@@ -8,11 +8,10 @@ code. A part that is None is skipped, so that a stage of a pipeline is the same 
 import math
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.attention import CausalAttention, KVCache, LayerCache
+from meshwright.models.attention import CausalAttention, KVCache, LayerCache, next_positions
 from meshwright.models.initial import Constant, Normal
 from meshwright.spec.gpt2_architecture import GPT2Architecture
 
@@ -64,8 +63,7 @@ class GPT2(nn.Module):
             x_BSD = inputs
         else:
             if positions_S is None:
-                start = 0 if cache is None else cache.length
-                positions_S = torch.arange(start, start + inputs.shape[1], device=inputs.device)
+                positions_S = next_positions(inputs, cache)
             # As a batch of one sequence, so that tensor parallelism cuts both embeddings' outputs along the same dim.
             x_BSD = self.embedding(inputs) + self.positions(positions_S[None])
         for index, block in enumerate(self.blocks):

@@ -10,11 +10,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.attention import CausalAttention, KVCache, LayerCache
+from meshwright.models.attention import CausalAttention, KVCache, LayerCache, next_positions
 from meshwright.models.initial import Constant, Normal
 from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.architecture import LlamaArchitecture
@@ -70,8 +69,7 @@ class Llama(nn.Module):
         `positions_S` are 0, 1, ... or go on where `cache` ends; tokens attend within one of `documents_BS` only.
         """
         if positions_S is None:
-            start = 0 if cache is None else cache.length
-            positions_S = torch.arange(start, start + inputs.shape[1], device=inputs.device)
+            positions_S = next_positions(inputs, cache)
         cos_SH, sin_SH = self.rope(self.architecture, positions_S)
         x_BSD = inputs if inputs.is_floating_point() else self.embedding(inputs)
         for index, block in enumerate(self.blocks):

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.gpt2_architecture import GPT2Architecture
-from meshwright.spec.hf_families import ALIASES, FAMILIES, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
+from meshwright.spec.hf_families import ALIASES, FAMILIES
+from meshwright.spec.hf_family import HARMLESS, ONLY, WIDTH_OF_HEADS, Family
 from meshwright.spec.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
 from meshwright.spec.moe_architecture import MoEArchitecture
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.hf_families import Family
+from meshwright.spec.hf_family import Family
 from meshwright.spec.moe_architecture import MoEArchitecture
 
 ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}

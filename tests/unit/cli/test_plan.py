@@ -13,23 +13,8 @@ import pytest
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
 from meshwright.spec.plan import Plan
-
-SMALL = ("plan", "--model", "llama3-8b", "--cluster", "h100-ib400:8", "--seq-len", "2048", "--global-batch-size", "16")
-JOB = """# A small job.
-[model]
-source = "llama3-8b"  # Meta's
-
-[train]
-seq_len = 2048
-global_batch_size = 16
-
-[precision]
-compute = "bfloat16"
-
-[cluster]
-name = "h100-ib400"
-num_devices = 8
-"""
+from questions import SMALL_JOB as JOB
+from questions import SMALL_PLAN as SMALL
 
 
 def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

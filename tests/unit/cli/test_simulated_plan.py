@@ -17,24 +17,19 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Plan
 from meshwright.spec.simulated_step import SimulatedStep
 from meshwright.units import GiB
+from questions import SMALL_JOB
+from questions import SMALL_PLAN as SMALL
 
-SMALL = ("plan", "--model", "llama3-8b", "--cluster", "h100-ib400:8", "--seq-len", "2048", "--global-batch-size", "16")
-JOB = """
-[model]
-source = "llama3-8b"
-[train]
-seq_len = 2048
-global_batch_size = 16
-[precision]
-compute = "bfloat16"
-[cluster]
-name = "h100-ib400"
-num_devices = 8
+JOB = (
+    SMALL_JOB
+    + """
 [layout]
 search = true
+
 [planner]
 simulate = 2
 """
+)
 SLOW, FAST = (SimulatedStep(step_s=seconds, reserved_bytes=(40 * GiB,)) for seconds in (2.0, 1.0))
 TOO_LARGE = SimulatedStep(step_s=0.5, reserved_bytes=(40 * GiB, 800 * GiB))
 UNTRACEABLE = SimulatedStep(problem="aten.nonzero.default in blocks.0 cannot be traced")
