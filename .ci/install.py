@@ -51,7 +51,7 @@ def main() -> None:
     rest_mb = sum(EXTRAS_MB.get(extra, 0) for extra in extras - set(done["extras"]))
     say(f"installing meshwright[{','.join(sorted(extras))}] into {folder}: up to {rest_mb} MB besides torch")
     target = f"{ROOT}[{','.join(sorted(extras))}]"
-    pip(python, "install", "--constraint", str(constraints_with(torch_pin, folder)), "--editable", target)
+    pip(python, "install", "--constraint", str(constraints_with(torch_pin, python)), "--editable", target)
     stamp.write_text(json.dumps({"inputs": inputs, "extras": sorted(extras)}))
 
 
@@ -101,13 +101,17 @@ def pin_of(package: str) -> str:
     return match[1]
 
 
-def constraints_with(torch_pin: str, folder: Path) -> Path:
-    """Return a file with the pins of constraints.txt, torch's replaced; its other packages are left to pip then."""
+def constraints_with(torch_pin: str, python: Path) -> Path:
+    """Return a file with the pins of constraints.txt; for another torch its own pin, and none for what it needs."""
     constraints = ROOT / "constraints.txt"
     if torch_pin == pin_of("torch"):
         return constraints
-    changed = folder / "constraints.txt"
-    changed.write_text(re.sub(r"^torch==.*$", f"torch=={torch_pin}", constraints.read_text(), flags=re.MULTILINE))
+    # Each release has its own bounds, such as setuptools<82 of 2.11.
+    ask = "import re, importlib.metadata as m; print(*(re.match(r'[\\w.-]+', r)[0] for r in m.requires('torch')))"
+    needed = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.lower().split()
+    kept = [line for line in constraints.read_text().splitlines() if line.partition("==")[0].lower() not in needed]
+    changed = python.parents[1] / "constraints.txt"
+    changed.write_text("\n".join(line for line in kept if not line.startswith("torch==")) + f"\ntorch=={torch_pin}\n")
     return changed
 
 
