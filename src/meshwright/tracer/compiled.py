@@ -2,12 +2,13 @@
 
 What Inductor fuses reads its inputs once and writes its results once: that is what a fused kernel's record says. What
 it keeps for backward is decided by the same partitioner as in a real run. Matmuls, attention and collectives inside a
-graph are operators as in eager code, and are recorded as such.
+graph are operators as in eager code, and are recorded as such. Calls that are alike run once (graph_replay.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,11 +21,14 @@ from torch._ops import OpOverload
 
 from meshwright.parallelism.torch_operator import shape_of, tensors_in
 from meshwright.spec.trace import Signature
+from meshwright.tracer.graph_replay import Capture, GraphCall, key_of
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.simulated_device import NAME
 from meshwright.tracer.torch_inductor import Kernel, kernels_of, needed_by, register_device
 
 _FUSED = "inductor.fused"
+MAX_CAPTURES = 3
+"""Calls of one kind that are captured at most: the first can differ from later ones, as a first step does."""
 
 
 @cache
@@ -59,16 +63,41 @@ class CompiledGraph:
         self._output = next(node for node in graph.graph.nodes if node.op == "output")
         self._free_after = self._last_uses()
         self._signatures: dict[int, Signature] = {}
+        self._results = {node for kernel in kernels for node in kernel.results}
+        self._calls: dict[Hashable, GraphCall] = {}
+        self._num_captures = Counter[Hashable]()
         # torch then hands over the arguments in a list, which is emptied, so that they can be freed in the middle.
         self._boxed_call = True
 
     def __call__(self, args: list[Any]) -> Any:
         """Return the graph's results; `args` are empty afterwards."""
-        values = dict(zip(self._inputs, args, strict=True))
+        key = None if self._mode.recorder.is_paused else key_of(args, self._mode)
+        inputs, call = list(args), self._calls.get(key)
         args.clear()
+        if call is not None:
+            values = call.replay(self._mode, inputs)
+            values |= dict(zip(self._inputs, inputs, strict=True))
+            return self._outputs(values)
+        values = dict(zip(self._inputs, inputs, strict=True))
+        is_captured = key is not None and self._num_captures[key] < MAX_CAPTURES
+        capture = Capture(self._mode, inputs) if is_captured else None
+        inputs.clear()
+        outputs = self._run(values, capture)
+        if capture is not None:
+            kept = capture.kept(values, self._results)
+            values.clear()
+            self._num_captures[key] += 1
+            found = capture.finish(kept)
+            if found is not None:
+                self._calls[key] = found
+        return outputs
+
+    def _run(self, values: dict[fx.Node, Any], capture: Capture | None) -> Any:
+        """Run the kernels one by one; `values` are those of the graph's inputs, and of what is left of them later."""
         for number, kernel in enumerate(self._kernels):
             # In a backward's graph that is what is computed again.
-            self._mode.recorder.scopes.is_compiled_forward = self._of_backward.isdisjoint(kernel.nodes)
+            is_forward = self._of_backward.isdisjoint(kernel.nodes)
+            self._mode.recorder.scopes.is_compiled_forward = is_forward
             if kernel.is_fused:
                 self._run_fused(number, kernel, values)
             else:
@@ -77,6 +106,11 @@ class CompiledGraph:
             self._mode.recorder.scopes.is_compiled_forward = False
             for node in self._free_after[number]:
                 values.pop(node, None)
+            if capture is not None:
+                capture.after_kernel(values, is_forward=is_forward)
+        return self._outputs(values)
+
+    def _outputs(self, values: dict[fx.Node, Any]) -> Any:
         return fx.map_arg(self._output.args[0], lambda node: self._quietly(node, values))
 
     def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,15 @@ class Interned(Generic[Key]):
 
 _TOLD_BY_LINE = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE, RecordKind.WAIT)
 """What ranks have to agree on: where it stands in no module, the line of the program stands for it."""
+
+
+class Mark(NamedTuple):
+    """How much was recorded at some moment."""
+
+    records: int
+    uses: int
+    storages: int
+    works: int
 
 
 class Recorder:
@@ -75,22 +84,39 @@ class Recorder:
 
     def record(self, kind: RecordKind, **values: int) -> None:
         """Add a record on the current stream, in the current module, phase and action."""
-        if self.is_paused:
-            return
+        if not self.is_paused:
+            self.append({"kind": int(kind), **self.place(kind), **values})
+
+    def append(self, row: dict[str, int]) -> None:
+        """Add a record with these columns, and none in the others."""
+        for name, column in self._records.items():
+            column.append(row.get(name, 0 if name == "num_bytes" else NONE))
+
+    def place(self, kind: RecordKind) -> dict[str, int]:
+        """Return the columns that say where a record is: what a record of this kind would have now."""
         action, scope, line = self.scopes.action, self.scopes.scope, line_of_program()
         if not scope and kind in _TOLD_BY_LINE:
             scope = line or innermost_line()
-        row = {
-            "kind": int(kind),
+        return {
             "stream": self.stream,
             "scope": self.scope_names.position(scope),
             "phase": self.phases.position(self.scopes.phase),
             "action": NONE if action is None else self.actions.position(action),
             "line": self.lines.position(line) if line else NONE,
-            **values,
         }
-        for name, column in self._records.items():
-            column.append(row.get(name, 0 if name == "num_bytes" else NONE))
+
+    def mark(self) -> Mark:
+        """Return how much is recorded by now."""
+        return Mark(len(self), len(self._uses["record"]), len(self._storages["num_bytes"]), self.num_works)
+
+    def since(self, mark: Mark) -> dict[str, dict[str, list[int]]]:
+        """Return the columns of the records, uses and storages that were added since a mark."""
+        tables = [
+            ("records", self._records, mark.records),
+            ("uses", self._uses, mark.uses),
+            ("storages", self._storages, mark.storages),
+        ]
+        return {table: {name: rows[start:] for name, rows in columns.items()} for table, columns, start in tables}
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:

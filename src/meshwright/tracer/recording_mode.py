@@ -253,6 +253,35 @@ class RecordingMode(TorchDispatchMode):
         self._numbers.pop(key, None)
         self.recorder.free(known[0])
 
+    def number_of(self, storage: torch.UntypedStorage) -> int | None:
+        """Return the number of a storage that was seen, and has the size that it then had; None of others."""
+        known = self._storages.get(storage._cdata)
+        return known[0] if known is not None and known[1] == storage.nbytes() else None
+
+    def adopt(self, tensor: Tensor, number: int, work: int) -> None:
+        """Take a tensor's storage, which is new, for the storage `number`, written last by a collective if not -1."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._storages[key] = (number, storage.nbytes(), weakref.ref(storage, lambda _: self._gone(key, number)))
+        if work != NONE:
+            self._work_of_storage[key] = work
+
+    def work_of(self, tensor: Tensor) -> int:
+        """Return the collective that wrote a tensor's storage last; -1 for none."""
+        return self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
+
+    def sent_since(self, work: int) -> list[Tensor]:
+        """Return the tensors that collectives keep until they are waited for, from the collective `work` on."""
+        return [tensor for number, tensors in self._sent.items() if number >= work for tensor in tensors]
+
+    def unsettled(self) -> tuple[int, ...]:
+        """Return how many collectives are not waited for, and of how many tensors numbers are known."""
+        return len(self._works), len(self._host_waits), len(self._sent), len(self._numbers)
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Return whether the numbers in a tensor are known."""
+        return self._known(tensor) is not None
+
     def know(self, tensor: Tensor, numbers: list[Any]) -> None:
         """Keep the numbers that the program itself put into a tensor, until an operator writes to it."""
         self._numbers[tensor.untyped_storage()._cdata] = numbers
