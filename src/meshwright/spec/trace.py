@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,8 +204,11 @@ class Trace:
             for part, table in _TABLES.items()
             for field in fields(table)
         }
-        with file.open("wb") as stream:
-            np.savez_compressed(stream, about=np.array(json.dumps(about)), **columns)
+        # At numpy's own level this takes five times as long, for a quarter less.
+        with ZipFile(file, "w", ZIP_DEFLATED, compresslevel=1) as archive:
+            for name, column in {"about": np.array(json.dumps(about)), **columns}.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, column, allow_pickle=False)
 
     @classmethod
     def load(cls, file: Path) -> Self:

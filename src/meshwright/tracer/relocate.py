@@ -25,12 +25,15 @@ def relocated(trace: Trace, rank: int, schedule: Schedule, blocks: Blocks | None
     source, target, shift = trace.traced.rank // size, rank // size, rank - trace.traced.rank
     own = range(source * size, (source + 1) * size)
     peers = np.where(trace.records.peer == NONE, NONE, trace.records.peer + shift)
+    peer_of_action = np.full(len(trace.actions) + 1, NONE, np.int64)
     for position, text in enumerate(trace.actions):
         action = parse_action(text)
         if action.kind in COMMUNICATION_KINDS:
             other = schedule.rank_of_stage(action.stage + (1 if action.kind in ("SEND_F", "RECV_B") else -1))
-            is_here = (trace.records.action == position) & (peers != NONE)
-            peers = np.where(is_here, other * size + rank % size, peers)
+            peer_of_action[position] = other * size + rank % size
+    # The last element is for records of no action, whose position is NONE.
+    moved = peer_of_action[trace.records.action]
+    peers = np.where((peers != NONE) & (moved != NONE), moved, peers)
     names = {} if blocks is None else _new_blocks(schedule, blocks, source, target)
     return replace(
         trace,
