@@ -12,7 +12,7 @@ from meshwright.planner.answer import judge
 from meshwright.planner.memory_fixes import memory_fixes
 from meshwright.planner.question import Question
 from meshwright.simulator.advice import suggestions
-from meshwright.simulator.check import check
+from meshwright.simulator.check import check, mismatches
 from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
 from meshwright.simulator.hazards import hazards
@@ -21,7 +21,7 @@ from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_time
 from meshwright.simulator.overlap import overlap_of
 from meshwright.simulator.rank_classes import grouped
 from meshwright.simulator.savings import savings_of
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate import NeverEnds, simulate
 from meshwright.simulator.stragglers import stragglers_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
@@ -53,12 +53,15 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
 
     Where `conditions` has a fault of a rank, `traces` gives that rank a class of its own (simulator/apart.py).
     """
-    problems = check(traces, conditions)
+    problems = mismatches(traces, conditions)
     num_traced = len(traces.traces)
     found = hazards(traces)
-    if not problems and not conditions.faults:
-        traces = grouped(traces)
-    timeline = None if problems else simulate(traces, subject.cluster, subject.name, conditions)
+    classes = traces if problems or conditions.faults else grouped(traces)
+    try:
+        timeline = None if problems else simulate(classes, subject.cluster, subject.name, conditions)
+    except NeverEnds:
+        # Of all ranks, so that the ones to blame are named.
+        timeline, problems = None, check(traces, conditions)
     device = subject.cluster.device
     run = DryRun(
         job=subject.name,
@@ -73,7 +76,7 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         hazards=found,
         num_traced=num_traced,
         padding=_padding(subject),
-        outcome=None if timeline is None else _outcome(subject, traces, timeline, conditions),
+        outcome=None if timeline is None else _outcome(subject, classes, timeline, conditions),
     )
     return run, timeline
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,8 +61,10 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     from meshwright.simulator.apart import apart
 
     conditions = _conditions(given)
-    files = _files(given)
+    files, start_s = _files(given), time.monotonic()
+    click.echo(f"tracing {given['build'] or ' '.join(words)}", err=True)
     subject, traces = _program(words, given) if given["build"] else _job(words, given)
+    click.echo(_progress(traces, time.monotonic() - start_s), err=True)
     traces = apart(traces, [fault.rank for fault in conditions.faults])
     run, timeline = dry_run(subject, traces, conditions)
     if given["as_json"]:
@@ -70,6 +73,15 @@ def command(words: tuple[str, ...], **given: Any) -> None:
         _show(run)
     _write(run, timeline, traces, files)
     sys.exit(ExitCode.BAD_INPUT if run.problems or run.misfits else ExitCode.DONE)
+
+
+def _progress(traces: Traces, took_s: float) -> str:
+    """Return what there is to simulate."""
+    num_records = sum(len(trace.records) for trace in traces.traces.values())
+    return (
+        f"traced after {took_s:.0f} s; checking and simulating {traces.world_size} ranks "
+        f"in {len(traces.traces)} classes, {num_records:,} records"
+    )
 
 
 def _job(words: tuple[str, ...], given: dict[str, Any]) -> tuple[Subject, Traces]:

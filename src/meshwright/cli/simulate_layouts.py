@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 from meshwright.config.write import to_toml
 from meshwright.errors import UnsupportedError
-from meshwright.simulator.check import check
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.check import mismatches
+from meshwright.simulator.simulate import NeverEnds, simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout, LayoutRequest
@@ -37,11 +37,11 @@ def simulate_layouts(
 ) -> list[SimulatedStep]:
     """Return the step of each layout; `tell` gets each one's position and step as soon as it is known."""
     num_cores = os.cpu_count() or 1
-    num_workers = min(num_cores, len(layouts))
+    # One layout more than cores, and of each as many ranks as cores: else one core idles while the last layout ends.
+    num_workers = min(num_cores + 1, len(layouts))
     # A fork of a process that may have threads can deadlock; spawned ones have none, and never import torch.
     with ProcessPoolExecutor(num_workers, get_context("spawn")) as pool:
-        num_processes = max(1, num_cores // num_workers)
-        futures = {pool.submit(simulate_layout, steps, layout, num_processes): n for n, layout in enumerate(layouts)}
+        futures = {pool.submit(simulate_layout, steps, layout, num_cores): n for n, layout in enumerate(layouts)}
         found: dict[int, SimulatedStep] = {}
         for future in as_completed(futures):
             position = futures[future]
@@ -62,10 +62,13 @@ def simulate_layout(steps: Steps, layout: Layout, num_processes: int = 1) -> Sim
             traces = trace_job(str(file), num_ranks=layout.num_ranks, device=device, how=how)
     except UnsupportedError as error:
         return SimulatedStep(problem=str(error))
-    problems = check(traces)
+    problems = mismatches(traces)
     if problems:
         return SimulatedStep(problem="; ".join(str(problem) for problem in problems))
-    timeline = simulate(traces, steps.cluster)
+    try:
+        timeline = simulate(traces, steps.cluster)
+    except NeverEnds as error:
+        return SimulatedStep(problem=str(error))
     return SimulatedStep(step_s=timeline.step_s, reserved_bytes=_reserved(timeline, traces, layout))
 
 

@@ -30,17 +30,23 @@ from meshwright.spec.traces import Traces
 
 def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
     """Return why the step cannot end, or would compute nonsense; empty where nothing is wrong."""
-    if found := group_problems(traces):
-        return found
-    traces = apart(traces, [fault.rank for fault in conditions.faults])
-    meetings = match(traces)
-    mismatched = tuple(_mismatches(traces, meetings))
+    mismatched = mismatches(traces, conditions)
     if mismatched:
         return mismatched
+    traces = apart(traces, [fault.rank for fault in conditions.faults])
+    meetings = match(traces)
     nothing = np.zeros(len(meetings))
     no_time = {rank: _no_time(trace) for rank, trace in traces.traces.items()}
     costs = Costs(no_time, MeetingTimes(nothing, nothing, nothing, nothing, nothing))
     return stuck_problems(traces, meetings, play_traces(traces, meetings, costs, conditions))
+
+
+def mismatches(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
+    """Return in what ranks disagree that communicate; if nothing, only simulate() can tell whether the step ends."""
+    if found := group_problems(traces):
+        return found
+    traces = apart(traces, [fault.rank for fault in conditions.faults])
+    return tuple(_mismatches(traces, match(traces)))
 
 
 def _no_time(trace: Trace) -> RecordTimes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable
 
+from meshwright.simulator.background import in_background
 from meshwright.simulator.places import place_of
 from meshwright.simulator.races import Race, races_of
 from meshwright.spec.problem import Hazard, Place
@@ -15,11 +16,15 @@ from meshwright.spec.traces import Traces
 def hazards(traces: Traces) -> tuple[Hazard, ...]:
     """Return tensors that streams and communication use in no defined order; empty where there are none."""
     found: dict[Hashable, dict[int, list[Race]]] = defaultdict(lambda: defaultdict(list))
-    for rank, trace in sorted(traces.traces.items()):
-        for race in races_of(trace):
+    ranks = sorted(traces.traces)
+    of_rank = [traces.traces[rank] for rank in ranks]
+    with in_background(races_of, of_rank, sum(len(trace.records) for trace in of_rank)) as races:
+        by_rank = races()
+    for rank, trace, own in zip(ranks, of_rank, by_rank, strict=True):
+        for race in own:
             places = [place_of(trace, row) for row in (race.first, race.second) if row != NONE]
             found[race.kind, *(_line(place) for place in places)][rank].append(race)
-    return tuple(_hazard(traces, by_rank) for by_rank in found.values())
+    return tuple(_hazard(traces, places) for places in found.values())
 
 
 def _hazard(traces: Traces, by_rank: dict[int, list[Race]]) -> Hazard:

@@ -7,6 +7,8 @@ itself computes there is no such allocator, and what is asked for is what is tak
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from meshwright.simulator.allocator import Allocator
@@ -17,16 +19,27 @@ from meshwright.spec.timeline import Floats, MemoryCurve, TensorRole
 from meshwright.spec.trace import NONE, Ints, Trace
 
 
-def memory_of(trace: Trace, start_s: Floats, device: Device, conditions: Conditions = USUAL) -> MemoryCurve:
+class Totals(NamedTuple):
+    """What a device holds after each allocation and each free, in order; it does not depend on when they are."""
+
+    allocated_bytes: Ints
+    reserved_bytes: Ints
+
+
+def totals_of(trace: Trace, device: Device, conditions: Conditions = USUAL) -> Totals:
+    """Return what the device's allocator makes of a rank's storages."""
+    _, storage, sign = _changes(trace)
+    if device.is_host:
+        held = np.cumsum(trace.storages.num_bytes[storage] * sign)
+        return Totals(held, held)
+    capacity = int(device.usable_memory_bytes)
+    return _replayed(trace, storage, sign, Allocator(capacity, is_expandable=conditions.has_expandable_segments))
+
+
+def memory_of(trace: Trace, start_s: Floats, totals: Totals) -> MemoryCurve:
     """Return the memory of a rank whose records began at `start_s` (nan where a record takes no time)."""
     at, storage, sign = _changes(trace)
     num_bytes = trace.storages.num_bytes[storage] * sign
-    if device.is_host:
-        allocated = reserved = np.cumsum(num_bytes)
-    else:
-        capacity = int(device.usable_memory_bytes)
-        allocator = Allocator(capacity, is_expandable=conditions.has_expandable_segments)
-        allocated, reserved = _replayed(trace, storage, sign, allocator)
     by_role = np.zeros((len(at), len(TensorRole)), np.int64)
     by_role[np.arange(len(at)), roles_of(trace)[storage]] = num_bytes
     # A moment is the last change of each record: what was freed before it is gone, what it makes is there.
@@ -38,8 +51,8 @@ def memory_of(trace: Trace, start_s: Floats, device: Device, conditions: Conditi
         rank=trace.traced.rank,
         at_s=began_s[records + 1],
         by_role=np.cumsum(by_role, axis=0)[is_moment],
-        allocated_bytes=allocated[is_moment],
-        reserved_bytes=reserved[is_moment],
+        allocated_bytes=totals.allocated_bytes[is_moment],
+        reserved_bytes=totals.reserved_bytes[is_moment],
         record=np.minimum(records, len(trace.records) - 1),
     )
 
@@ -58,7 +71,7 @@ def _changes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     return at[order], storage[order], sign[order]
 
 
-def _replayed(trace: Trace, storage: Ints, sign: Ints, allocator: Allocator) -> tuple[Ints, Ints]:
+def _replayed(trace: Trace, storage: Ints, sign: Ints, allocator: Allocator) -> Totals:
     """Return what is allocated and reserved after each change."""
     sizes, streams = trace.storages.num_bytes.tolist(), trace.storages.stream.tolist()
     start: dict[int, int] = {}
@@ -70,4 +83,4 @@ def _replayed(trace: Trace, storage: Ints, sign: Ints, allocator: Allocator) -> 
             allocator.free(start.pop(one))
         allocated.append(allocator.allocated_bytes)
         reserved.append(allocator.reserved_bytes)
-    return np.array(allocated, np.int64), np.array(reserved, np.int64)
+    return Totals(np.array(allocated, np.int64), np.array(reserved, np.int64))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.op_time import op_seconds
 from meshwright.errors import ConfigError
 from meshwright.simulator.apart import apart
+from meshwright.simulator.background import in_background
 from meshwright.simulator.check import check
 from meshwright.simulator.clocks import clocks
 from meshwright.simulator.collective_times import meeting_times
 from meshwright.simulator.conditions import USUAL, Conditions, meetings_under, records_under
 from meshwright.simulator.host_meetings import on_the_host
 from meshwright.simulator.matching import Meetings, match
-from meshwright.simulator.memory import memory_of
+from meshwright.simulator.memory import memory_of, totals_of
 from meshwright.simulator.moments import moments_of
 from meshwright.simulator.play_traces import Costs, play_traces
 from meshwright.simulator.program import RecordTimes
@@ -25,25 +28,33 @@ from meshwright.spec.trace import RecordKind, Trace
 from meshwright.spec.traces import Traces
 
 
+class NeverEnds(ConfigError):
+    """A step in which ranks wait for ever; says why."""
+
+
 def simulate(traces: Traces, cluster: Cluster, name: str = "", conditions: Conditions = USUAL) -> Timeline:
     """Return one step of `traces` on `cluster`, with its memory; `name` is the job's.
 
     Ranks that `conditions` has a fault for are among the timeline's, as are those in their groups.
 
-    Raises ConfigError with what check() finds where the step never ends, and UnsupportedError where the catalogue lacks
+    Raises NeverEnds with what check() finds where the step never ends, and UnsupportedError where the catalogue lacks
     a rate that the step needs.
     """
     traces = apart(traces, [fault.rank for fault in conditions.faults])
     meetings = match(traces)
-    costs = costs_of(traces, meetings, cluster, conditions)
-    played = play_traces(traces, meetings, costs, conditions)
-    if not played.is_done:
-        problems = "\n".join(str(problem) for problem in check(traces, conditions))
-        raise ConfigError(f"the step of {name or 'these traces'} never ends:\n{problems}")
-    if conditions.is_noisy:
-        played = clocks(traces, meetings, played, conditions)
-    when = {host.rank: moments_of(traces.traces[host.rank], meetings, played, host) for host in played.hosts}
-    memory = tuple(memory_of(traces.traces[rank], when[rank].start_s, cluster.device, conditions) for rank in when)
+    ranks, num_records = list(traces.traces), sum(len(trace.records) for trace in traces.traces.values())
+    totals_of_rank = partial(totals_of, device=cluster.device, conditions=conditions)
+    with in_background(totals_of_rank, [traces.traces[rank] for rank in ranks], num_records) as found:
+        costs = costs_of(traces, meetings, cluster, conditions)
+        played = play_traces(traces, meetings, costs, conditions)
+        if not played.is_done:
+            problems = "\n".join(str(problem) for problem in check(traces, conditions))
+            raise NeverEnds(f"the step of {name or 'these traces'} never ends:\n{problems}")
+        if conditions.is_noisy:
+            played = clocks(traces, meetings, played, conditions)
+        when = {host.rank: moments_of(traces.traces[host.rank], meetings, played, host) for host in played.hosts}
+        totals = dict(zip(ranks, found(), strict=True))
+    memory = tuple(memory_of(traces.traces[rank], when[rank].start_s, totals[rank]) for rank in when)
     return timeline_of(traces, meetings, played, when, _source(traces, cluster, name), memory)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,20 +104,31 @@ def step_parts(timeline: Timeline, rank: int | None = None) -> StepParts:
 
 def seconds_by_rank(timeline: Timeline) -> Floats:
     """Return the seconds of each rank in each part [ranks, PARTS]; every row sums to the step."""
+    if timeline not in _seconds:
+        # Tables of one timeline ask for them several times, and a step of millions of spans takes seconds to sweep.
+        _seconds[timeline] = _swept(timeline)
+    return _seconds[timeline]
+
+
+_seconds: WeakKeyDictionary[Timeline, Floats] = WeakKeyDictionary()
+
+
+def _swept(timeline: Timeline) -> Floats:
     spans, num_ranks, step_s = timeline.spans, len(timeline.ranks), timeline.step_s
     # Rank after rank on one line of time, so that all are swept at once.
     offset = np.searchsorted(np.array(timeline.ranks), spans.rank) * step_s
     start, end = (np.clip(at_s, 0.0, step_s) + offset for at_s in (spans.start_s, spans.end_s))
     edges = np.unique(np.concatenate([start, end, np.arange(num_ranks + 1) * step_s]))
     width = np.diff(edges)
+    bounds = np.searchsorted(edges, start), np.searchsorted(edges, end)
     part = np.full(len(width), PARTS.index("host_s"))
     is_open = np.ones(len(width), bool)
     for name, mask, under_way in _claims(timeline):
         if mask.any():
-            taken = is_open & _is_covered(edges, start, end, mask)
+            taken = is_open & _is_covered(bounds, len(width), mask)
             part[taken] = PARTS.index(name)
             if under_way is not None:
-                part[taken & ~_is_covered(edges, start, end, under_way)] = PARTS.index("bubble_s")
+                part[taken & ~_is_covered(bounds, len(width), under_way)] = PARTS.index("bubble_s")
             is_open &= ~taken
     at = np.clip(np.searchsorted(np.arange(num_ranks + 1) * step_s, edges[:-1], side="right") - 1, 0, num_ranks - 1)
     seconds = np.bincount(at * len(PARTS) + part, weights=width, minlength=num_ranks * len(PARTS))
@@ -159,10 +171,12 @@ def _positions(texts: tuple[str, ...], parts: dict[str, str], default: str, colu
     return table[column]
 
 
-def _is_covered(edges: Floats, start: Floats, end: Floats, mask: Mask) -> Mask:
-    """Return for each interval between two edges whether one of the spans in `mask` covers it."""
-    change = np.bincount(np.searchsorted(edges, start[mask]), minlength=len(edges))
-    change -= np.bincount(np.searchsorted(edges, end[mask]), minlength=len(edges))
+def _is_covered(bounds: tuple[Ints, Ints], num_intervals: int, mask: Mask) -> Mask:
+    """Return for each interval whether one of the spans in `mask` covers it; `bounds` are all spans' first intervals,
+    and those after their last ones.
+    """
+    change = np.bincount(bounds[0][mask], minlength=num_intervals + 1)
+    change -= np.bincount(bounds[1][mask], minlength=num_intervals + 1)
     covered: Mask = np.cumsum(change)[:-1] > 0
     return covered
 

@@ -116,7 +116,7 @@ class MemoryCurve:
     """Position in the rank's trace of what ran [moments]."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """One step of some ranks."""
 

@@ -1,0 +1,47 @@
+"""in_background(): a function of many large things, computed by other processes while this one does something else.
+
+The processes are forks, so that what they read is not copied to them; only results are. Where there is little to do, or
+no fork, the results are computed here when they are asked for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Thing = TypeVar("Thing")
+Result = TypeVar("Result")
+
+LEAST_SIZE = 1_000_000
+"""Records below which starting processes takes longer than they save."""
+
+_task: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
+"""Of a process that this module forked."""
+
+
+@contextmanager
+def in_background(
+    function: Callable[[Thing], Result], things: Sequence[Thing], size: int
+) -> Iterator[Callable[[], list[Result]]]:
+    """Yield a function that waits for and returns function(thing) of each of `things`, `size` records in all."""
+    num_processes = min(os.cpu_count() or 1, len(things))
+    if size < LEAST_SIZE or num_processes < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        yield lambda: [function(thing) for thing in things]
+        return
+    with multiprocessing.get_context("fork").Pool(num_processes, _take, (function, things)) as pool:
+        found = pool.map_async(_of_position, range(len(things)), chunksize=1)
+        yield found.get
+
+
+def _take(function: Callable[[Any], Any], things: Sequence[Any]) -> None:
+    global _task
+    _task = function, things
+
+
+def _of_position(position: int) -> Any:
+    assert _task is not None
+    function, things = _task
+    return function(things[position])
