@@ -150,12 +150,15 @@ class _Instantiation:
         freeing = np.where(freed_at == NONE, NONE, self.traced.chunk_of_record[np.maximum(freed_at - 1, 0)])
         result = np.full(len(rows), NONE, np.int64)
         together = self._freed_together(freeing)
-        for instance, (chunk, *_) in enumerate(self.instances):
-            things = np.flatnonzero((freeing == chunk) & ~together)
-            targets = self._resolved(things, np.full(len(things), instance), self.traced.storages, self.first.storages)
-            if (result[targets] != NONE).any() or len(np.unique(targets)) != len(targets):
-                raise NotAlike(f"{self.traced.chunks[chunk].key.kind} gives back what is gone")
-            result[targets] = freed_at[things] + shift[instance]
+        gone_in = [np.flatnonzero((freeing == chunk) & ~together) for chunk in range(len(self.traced.chunks))]
+        things = np.concatenate([gone_in[one.chunk] for one in self.instances])
+        instance = np.repeat(np.arange(len(self.instances)), [len(gone_in[one.chunk]) for one in self.instances])
+        targets = self._resolved(things, instance, self.traced.storages, self.first.storages)
+        by_target, first = np.unique(targets, return_index=True)
+        if len(by_target) < len(targets):
+            again = np.setdiff1d(np.arange(len(targets)), first)[0]
+            raise NotAlike(f"{self.traced.chunks[self.chunk[instance[again]]].key.kind} gives back what is gone")
+        result[targets] = freed_at[things] + shift[instance]
         for target in np.flatnonzero((result == NONE) & (freed_at[rows] != NONE)).tolist():
             thing = rows[target]
             chunk = self.traced.chunks[freeing[thing]]

@@ -43,7 +43,7 @@ class JobSteps:
 
     def whole(self, ranks: Sequence[int], program: Program, num_processes: int) -> dict[int, Trace]:
         """Return the steps of `ranks`, each traced with all its microbatches."""
-        return trace_ranks(program._replace(build=WHOLE, arguments=self.arguments), ranks, num_processes)
+        return trace_ranks(self._program(program, WHOLE), ranks, num_processes)
 
     def told(self, ranks: Sequence[int], program: Program, num_processes: int) -> dict[int, Trace]:
         """Return the steps of `ranks`, told from few microbatches and few pipeline ranks; raises NotAlike if it fails.
@@ -55,10 +55,14 @@ class JobSteps:
         sources = {other: rank for rank, others in self.alike.items() for other in others}
         source_of = {rank: sources[rank // size] * size + rank % size for rank in ranks}
         numbers = ",".join(str(number) for number in self.chosen.microbatches)
-        part = program._replace(build=PART, arguments=(numbers, *self.arguments))
+        part = self._program(program, PART, numbers)
         found = trace_ranks(part, sorted(set(source_of.values())), num_processes)
         cuts = {rank: cut(trace, len(self.chosen.microbatches)) for rank, trace in found.items()}
         return {rank: self._told(cuts[source], rank, rank // size) for rank, source in source_of.items()}
+
+    def _program(self, program: Program, build: str, *first: str) -> Program:
+        compiles = self.layout.compile and self.layout.compile_backend == "inductor"
+        return program._replace(build=build, arguments=(*first, *self.arguments), compiles=compiles)
 
     def _told(self, source: CutTrace, rank: int, pp_rank: int) -> Trace:
         assert self.chosen is not None

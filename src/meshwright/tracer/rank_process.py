@@ -58,6 +58,8 @@ def main() -> None:
     # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
     with _failure_said(order), explained(mode.recorder.scopes):
         _builder(order["build"])
+        if order["compiles"]:
+            _recording_compiler(mode)
     _trace_all(mode, order)
 
 

@@ -47,6 +47,8 @@ class Program(NamedTuple):
     device: DeviceType = "simgpu"
     routing: str = "balanced"
     """How a mixture's tokens are shared out among the ranks of its experts, as tracer/routing.py reads it."""
+    compiles: bool = False
+    """Whether the program is known to compile: the compiler is then imported once, and not by each rank."""
 
 
 def trace(
