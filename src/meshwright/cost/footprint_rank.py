@@ -4,8 +4,9 @@
     backward   all kept activations; the block at work is computed again and has its gradients; its parameters are
                gathered, and those of the next
     last       what stands outside of blocks is reduced, when all else is: whole gradients, and what the reduction reads
-    end        the activations of one block, the gradients of all: the peak where one microbatch is all, since sharded
-               gradients then grow as activations go; where all are reduced after the last backward, no activations
+    end        the activations of one block, the gradients of all others: the peak where one microbatch is all, since
+               sharded gradients then grow as activations go
+    reduction  the last block's gradients are reduced, and what only its backward needed is freed
 
 FSDP2 keeps what stands outside of blocks gathered from forward to the end of backward, and the blocks too unless they
 are freed after forward. Where gradients are reduced once a step, those of earlier microbatches add up whole, in the
@@ -39,7 +40,8 @@ Parts = dict[str, Floats]
 def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts:
     """Return the bytes of pipeline rank `pp_rank` by tensor class, but context_bytes."""
     held = _Held(memory, num_microbatches, pp_rank)
-    states, moments = held.states(), [held.loss(), held.backward(), held.end(), held.last_reduction()]
+    states = held.states()
+    moments = [held.loss(), held.backward(), held.end(), held.block_reduction(), held.last_reduction()]
     parts = largest(moments)
     fragmentation = held.reserved(moments) - total(parts)
     parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
@@ -74,14 +76,15 @@ class _Held:
         self.lasting, self.lasting_head = _times(self.outside, is_one_unit), _times(self.after_blocks, is_one_unit)
         """What stays gathered from forward to the end of backward, and what of it has gradients before the end."""
         self.elements = self.outside
-        self.block_elements = self.working = self.transient = np.zeros(len(layouts))
-        kept = np.zeros(len(layouts))
+        kept = self.working = self.transient = np.zeros(len(layouts))
+        self.block = Elements(kept, kept)
+        """The largest."""
         for block, by_policy in zip(memory.blocks, counts, strict=True):
             count = by_policy.sum(axis=0)
             kept = kept + (by_policy * block.kept_bytes).sum(axis=0)
             self.elements = self.elements + _times(block.elements, count)
             is_here = count > 0
-            self.block_elements = np.maximum(self.block_elements, block.elements.whole * is_here)
+            self.block = _larger(self.block, _times(block.elements, is_here))
             again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
             self.working = np.maximum(self.working, again)
             self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
@@ -140,29 +143,42 @@ class _Held:
 
     def end(self) -> Parts:
         """Return what the last block's backward adds: others have been freed and reduced."""
-        # What stands outside of blocks is reduced after them, when their parameters are gone.
-        working = self._gathered(self._few_blocks()) + self._own_gradients(is_end=True)
-        all_kept = np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0)
+        # No block is left to gather ahead, and what stands outside of blocks is reduced after them.
         return self._moment(
-            gathered_bytes=np.where(self.reduces_last, self._gathered(self._all_blocks()), working),
+            gathered_bytes=self._gathered(self.block.whole) + self._own_gradients(is_end=True),
+            gradients_bytes=self._shards_before_end(),
+            activations_bytes=np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0),
+            buffers_bytes=self._reduced(),
+            workspace_bytes=self.transient,
+        )
+
+    def block_reduction(self) -> Parts:
+        """Return what reducing the last block's gradients adds, when all other blocks' are reduced."""
+        return self._moment(
+            gathered_bytes=self._gathered(np.where(self.reduces_last, self._all_blocks(), 0.0)),
             gradients_bytes=self._new_shards(self.elements.shared - self.outside.shared)
             + np.where(self.reduces_last, self._added_up(), 0.0),
-            activations_bytes=np.where(self.reduces_last, 0.0, all_kept),
-            buffers_bytes=self._reduced(),
-            workspace_bytes=np.where(self.reduces_last, 0.0, self.transient),
+            buffers_bytes=self._reduced() + self._divided(self.block),
         )
 
     def last_reduction(self) -> Parts:
         """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
-        is_alone = self.memory.layouts.fsdp == 1
-        # On one rank FSDP2 divides into another tensor in place of reducing.
         is_sum = self.accumulates & ~self.reduces_each
-        whole_bytes = np.where(is_sum | is_alone, self.reduce_bytes, self.compute_bytes)
+        own = self.is_sharded * self.lasting.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
         return self._moment(
-            gathered_bytes=self.is_sharded * self.lasting.whole * whole_bytes,
+            gathered_bytes=np.maximum(own, self._divided(self.lasting)),
             gradients_bytes=self._new_shards(self.elements.shared),
             buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
         )
+
+    def _shards_before_end(self) -> Floats:
+        """Return the bytes of the shards of gradients that are there before the last block's backward."""
+        shared = self.elements.shared - self.outside.shared - self.block.shared
+        return np.where(self.reduces_last, 0.0, self._new_shards(shared))
+
+    def _divided(self, unit: Elements) -> Floats:
+        """Return what a reduction of `unit` on one rank adds: up to torch 2.14 FSDP2 divides into another tensor."""
+        return np.where(self.memory.layouts.fsdp == 1, self.is_sharded * unit.whole * self.reduce_bytes, 0.0)
 
     def _new_shards(self, elements: Floats) -> Floats:
         """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
@@ -177,20 +193,21 @@ class _Held:
             return total(largest(moments))
         layouts = self.memory.layouts
         gathers = self.is_sharded & (layouts.fsdp > 1)
-        one_block = self.block_elements * self.gather_bytes
+        one_block = self.block.whole * self.gather_bytes
         # A pipeline gathers what it keeps before its first microbatch, on the stream that computes.
         is_beside = gathers & (layouts.is_resharded | (layouts.pp == 1))
         at_once = np.maximum(self.lasting.whole, self.after_blocks.whole) * self.compute_bytes + one_block
         ahead = np.where(is_beside, np.maximum(at_once, 2 * one_block), 0.0)
         shards = self._new_shards(self.elements.shared)
-        divided = np.where(layouts.fsdp == 1, self.is_sharded * self.lasting.whole * self.reduce_bytes, 0.0)
+        divided = self._divided(_larger(self.lasting, self.block))
         at_work = np.where(gathers & layouts.is_resharded, one_block, 0.0)
         # What of each moment, from the loss to the last reduction, is in the pools of other streams.
         elsewhere: list[Floats] = [
             np.zeros(len(layouts)),
             at_work,
-            at_work + self._new_shards(self.elements.shared - self.outside.shared),
-            shards + divided,
+            self._shards_before_end(),
+            self._new_shards(self.elements.shared - self.outside.shared) + self._divided(self.block),
+            shards + self._divided(self.lasting),
         ]
         computing: list[Floats] = [total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
         # Logits that were freed leave a gap that is too narrow for what the loss makes of them.
@@ -216,7 +233,7 @@ class _Held:
 
     def _few_blocks(self) -> Floats:
         """Return the elements of the blocks that are gathered while one computes, where the others are freed."""
-        return np.minimum(_NUM_GATHERED_BLOCKS * self.block_elements, self._all_blocks())
+        return np.minimum(_NUM_GATHERED_BLOCKS * self.block.whole, self._all_blocks())
 
     def _gathered(self, blocks: Floats) -> Floats:
         return self.is_sharded * (self.lasting.whole * self.compute_bytes + blocks * self.gather_bytes)
@@ -227,8 +244,8 @@ class _Held:
         After a backward in two parts all of a stage's are.
         """
         layouts, ends = self.memory.layouts, self.lasting if is_end else self.lasting_head
-        stage = np.maximum(self.block_elements, self._all_blocks() / layouts.stages_per_rank)
-        blocks = np.where(self.reduces_each & layouts.splits_backward, stage, self.block_elements)
+        stage = np.maximum(self.block.whole, self._all_blocks() / layouts.stages_per_rank)
+        blocks = np.where(self.reduces_each & layouts.splits_backward, stage, self.block.whole)
         return self.is_sharded * (ends.whole + blocks) * self.compute_bytes
 
     def _added_up(self) -> Floats:
@@ -238,7 +255,7 @@ class _Held:
 
     def _reduced(self) -> Floats:
         """Return the bytes of the gradients that a reduction reads: those of one block, in its format."""
-        return self.is_sharded * self.block_elements * self.reduce_bytes
+        return self.is_sharded * self.block.whole * self.reduce_bytes
 
     def _retained(self) -> Floats:
         """Return the bytes of the input of a stage's last reduction, of its root, that its next reduction frees."""
@@ -259,6 +276,10 @@ def _frees_sent(stack: Stack, layouts: LayoutTable) -> NDArray[np.bool_]:
 
 def _times(elements: Elements, factor: Floats | Ints) -> Elements:
     return Elements(elements.whole * factor, elements.shared * factor)
+
+
+def _larger(one: Elements, other: Elements) -> Elements:
+    return Elements(np.maximum(one.whole, other.whole), np.maximum(one.shared, other.shared))
 
 
 def _blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
