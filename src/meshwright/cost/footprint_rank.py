@@ -12,7 +12,7 @@ FSDP2 keeps what stands outside of blocks gathered from forward to the end of ba
 are freed after forward. Where gradients are reduced once a step, those of earlier microbatches add up whole, in the
 format in which they are reduced; where each microbatch is reduced, their shards do. A stage that sends gradients to the
 one before holds the input of its last reduction until the next. Ignored: parameters gathered ahead by more than one
-block.
+block; that the input of the last reduction, one tensor, finds no gap in the allocator where all activations take less.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class _Held:
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
         self.reduces_each = self.accumulates & layouts.reduces_each_microbatch
+        self.stays_gathered = self.reduces_each & ~layouts.is_resharded
+        """Whether parameters stay gathered from one microbatch to the next."""
         self.reduces_last = (layouts.pp > 1) & stack.reduces_after_pipeline & self.is_sharded & ~self.reduces_each
         self.compute_bytes = memory.element_bytes
         self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
@@ -144,8 +146,9 @@ class _Held:
     def end(self) -> Parts:
         """Return what the last block's backward adds: others have been freed and reduced."""
         # No block is left to gather ahead, and what stands outside of blocks is reduced after them.
+        blocks = np.where(self.stays_gathered, self._all_blocks(), self.block.whole)
         return self._moment(
-            gathered_bytes=self._gathered(self.block.whole) + self._own_gradients(is_end=True),
+            gathered_bytes=self._gathered(blocks) + self._own_gradients(is_end=True),
             gradients_bytes=self._shards_before_end(),
             activations_bytes=np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0),
             buffers_bytes=self._reduced(),
@@ -154,10 +157,12 @@ class _Held:
 
     def block_reduction(self) -> Parts:
         """Return what reducing the last block's gradients adds, when all other blocks' are reduced."""
+        stay = (self.reduces_last & ~self.memory.layouts.is_resharded) | self.stays_gathered
+        blocks = np.where(stay, self._all_blocks(), 0.0)
         return self._moment(
-            gathered_bytes=self._gathered(np.where(self.reduces_last, self._all_blocks(), 0.0)),
+            gathered_bytes=self._gathered(blocks),
             gradients_bytes=self._new_shards(self.elements.shared - self.outside.shared)
-            + np.where(self.reduces_last, self._added_up(), 0.0),
+            + np.where(self.reduces_last, self.elements.whole * self.reduce_bytes, 0.0),
             buffers_bytes=self._reduced() + self._divided(self.block),
         )
 
@@ -165,8 +170,9 @@ class _Held:
         """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
         is_sum = self.accumulates & ~self.reduces_each
         own = self.is_sharded * self.lasting.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
+        gathered = np.where(self.stays_gathered, self._gathered(self._all_blocks()), 0.0)
         return self._moment(
-            gathered_bytes=np.maximum(own, self._divided(self.lasting)),
+            gathered_bytes=gathered + np.maximum(own, self._divided(self.lasting)),
             gradients_bytes=self._new_shards(self.elements.shared),
             buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
         )
@@ -199,6 +205,9 @@ class _Held:
         at_once = np.maximum(self.lasting.whole, self.after_blocks.whole) * self.compute_bytes + one_block
         ahead = np.where(is_beside, np.maximum(at_once, 2 * one_block), 0.0)
         shards = self._new_shards(self.elements.shared)
+        # Where shards are there already, those of the next microbatch are made beside them and added, unit by unit.
+        unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient * self.on_device
+        reduced = np.where(self.reduces_each, self.is_sharded * unit, shards)
         divided = self._divided(_larger(self.lasting, self.block))
         at_work = np.where(gathers & layouts.is_resharded, one_block, 0.0)
         # What of each moment, from the loss to the last reduction, is in the pools of other streams.
@@ -214,7 +223,7 @@ class _Held:
         computing[0] = computing[0] + self.is_last * self.memory.ends.freed_logits_bytes
         most: Floats = np.max(np.stack(computing), axis=0)
         gaps = FRAGMENTATION["expandable" if self.memory.setting.stack.expandable_segments else "fixed"]
-        return np.asarray(most * (1 + gaps) + ahead + shards + divided)
+        return np.asarray(most * (1 + gaps) + ahead + reduced + divided)
 
     def _moment(self, **bytes_by_class: Floats) -> Parts:
         """Return the classes that come and go, those not given being 0 but for what is always there."""
