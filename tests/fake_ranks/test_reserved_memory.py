@@ -27,23 +27,28 @@ precision = { compute = "bfloat16" }
 layout = { activation_checkpoint = "none" }
 """
 LARGER = "model.options.num_layers=8 train.seq_len=4096 train.global_batch_size=32"
-"""With one block a stage the buffer that the embedding's gradient is reduced in finds no gap: 13 % more is reserved."""
+"""Activations leave a gap wide enough for the tensor that gradients of embedding and head are reduced in, as they do
+in models of ordinary depth: of 4 short blocks they do not, and 3 to 21 % more is reserved than by the formula."""
+QUICK = ("dp_shard=4 pp=2",)
 LONG = (
     "dp_shard=8",
-    "dp_shard=8 compile=true activation_checkpoint=selective",
-    "dp_shard=8 reshard_after_forward=never",
-    "dp_shard=4 dp_replicate=2",
+    f"dp_shard=8 compile=true activation_checkpoint=selective {LARGER}",
+    f"dp_shard=8 reshard_after_forward=never {LARGER}",
+    f"dp_shard=4 dp_replicate=2 {LARGER}",
     "dp_replicate=8",
-    "dp_shard=4 tp=2",
-    "dp_shard=4 cp=2",
+    f"dp_shard=4 tp=2 {LARGER}",
+    f"dp_shard=4 cp=2 {LARGER} train.seq_len=8192",
     "dp_shard=4 pp=2 compile=true",
     f"dp_shard=2 pp=4 {LARGER}",
+    "dp_shard=4 pp=2 schedule=InterleavedZeroBubble virtual_stages=2",
+    "dp_shard=4 pp=2 schedule=ZBVZeroBubble virtual_stages=2",
+    f"dp_shard=4 pp=2 schedule=ZBVZeroBubble compile=true activation_checkpoint=selective {LARGER}",
     f"dp_shard=4 pp=2 schedule=Interleaved1F1B virtual_stages=2 compile=true activation_checkpoint=selective {LARGER}",
 )
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("layout", ["dp_shard=4 pp=2"])
+@pytest.mark.parametrize("layout", QUICK)
 def test_the_formulas_reserve_what_the_replay_does(tmp_path: Path, layout: str) -> None:
     _compare(tmp_path, layout)
 

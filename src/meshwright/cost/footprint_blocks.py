@@ -13,7 +13,7 @@ from meshwright.cost.case import Floats, Setting
 from meshwright.cost.footprint_constants import LOSS_BYTES
 from meshwright.cost.footprint_stages import Ints, StageCuts
 from meshwright.cost.footprint_states import Elements, elements_of
-from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, transient_bytes
+from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.recompute import drops_attention
 from meshwright.spec.layout import ActivationCheckpoint
@@ -36,6 +36,8 @@ class Block:
     """Kept without recomputation: what a block under recomputation has for a while."""
     transient_bytes: Floats
     """Gradients of the op at work."""
+    pending_bytes: Floats
+    """Gradients that wait for a backward to the weights, where backward is split."""
 
     def take(self, rows: Ints) -> Block:
         """Return the block under the layouts at `rows`."""
@@ -45,6 +47,7 @@ class Block:
             self.kept_bytes[:, rows],
             self.all_kept_bytes[rows],
             self.transient_bytes[rows],
+            self.pending_bytes[rows],
         )
 
 
@@ -57,6 +60,8 @@ class Ends:
     last_kept_bytes: Floats
     logits_bytes: Floats
     """Of logits and what the loss makes of them, at its peak."""
+    one_logits_bytes: Floats
+    """Of the logits alone, or of their gradient."""
     freed_logits_bytes: Floats
     """Of the logits alone, where they are freed before that peak."""
 
@@ -67,6 +72,7 @@ class Ends:
             self.last.take(rows),
             self.last_kept_bytes[rows],
             self.logits_bytes[rows],
+            self.one_logits_bytes[rows],
             self.freed_logits_bytes[rows],
         )
 
@@ -132,6 +138,7 @@ class Memory:
             kept_bytes=by_policy,
             all_kept_bytes=by_policy[0],
             transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
+            pending_bytes=self._bytes(lambda formats: pending_bytes(group.ops, formats)),
         )
 
     def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> Ends:
@@ -147,6 +154,7 @@ class Memory:
             ),
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none")),
             logits_bytes=logits * self._loss_bytes() * self.element_bytes / 2,
+            one_logits_bytes=logits * self.element_bytes,
             freed_logits_bytes=logits * self.element_bytes * self._frees_logits(),
         )
 

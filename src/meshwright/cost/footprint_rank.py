@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
-from meshwright.cost.footprint_stages import Ints, chunks_in_flight, stages_of_rank
+from meshwright.cost.footprint_stages import Ints, fullest_moments, stages_of_rank
 from meshwright.cost.footprint_states import Elements, state_bytes
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES
@@ -76,25 +76,28 @@ class _Held:
         self.lasting, self.lasting_head = _times(self.outside, is_one_unit), _times(self.after_blocks, is_one_unit)
         """What stays gathered from forward to the end of backward, and what of it has gradients before the end."""
         self.elements = self.outside
-        kept = self.working = self.transient = np.zeros(len(layouts))
+        kept = pending = self.working = self.transient = np.zeros(len(layouts))
         self.block = Elements(kept, kept)
         """The largest."""
         for block, by_policy in zip(memory.blocks, counts, strict=True):
             count = by_policy.sum(axis=0)
             kept = kept + (by_policy * block.kept_bytes).sum(axis=0)
+            pending = pending + count * block.pending_bytes
             self.elements = self.elements + _times(block.elements, count)
             is_here = count > 0
             self.block = _larger(self.block, _times(block.elements, is_here))
             again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
             self.working = np.maximum(self.working, again)
             self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
-        chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
+        moments = fullest_moments(layouts, num_microbatches, pp_rank)
+        chunks = moments[0][0]
         passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)
         frees = _frees_sent(stack, layouts)
         # Of what is sent the newest of each stage is held, both ways, and the next message each way is received early.
         on_the_way = passed * (2 * layouts.stages_per_rank + 2) * stack.frees_sent
         handed_on = passed * ~frees * chunks
-        self.kept = kept / layouts.stages_per_rank * chunks + handed_on + on_the_way
+        per_stage = [kept / layouts.stages_per_rank * held + self._pending(pending, count) for held, count in moments]
+        self.kept = np.maximum(*per_stage) + handed_on + on_the_way
         self.kept = self.kept + self.is_last * ends.last_kept_bytes
         self.bytes = state_bytes(memory.setting.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
@@ -107,6 +110,13 @@ class _Held:
         self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
+
+    def _pending(self, block_bytes: Floats, num_pending: Floats) -> Floats:
+        """Return the gradients that `num_pending` chunks hold for their backward to the weights."""
+        logits = self.is_last * self.memory.ends.one_logits_bytes
+        # The chunk at work still has its logits, and on a rank of several stages the last stage's come first.
+        per_chunk = block_bytes / self.memory.layouts.stages_per_rank
+        return np.asarray(per_chunk * num_pending + logits * (num_pending - 1).clip(0))
 
     def states(self) -> Parts:
         """Return what is there throughout a step."""

@@ -14,8 +14,8 @@ In flight at most, as chunks (a stage's share of one microbatch), n microbatches
     DualPipeV               min(2 n, 2 pp + 1)
 
 Of the ranks of a pipeline only those are weighed that may be the fullest: one that holds no more of any kind of block
-than another, no other end of the model and no more chunks in flight is left out. Chunks in flight grow with the rank in
-ZBVZeroBubble, and never in the others.
+than another, no other end of the model and no more chunks in flight or pending is left out. They grow with the rank in
+ZBVZeroBubble and InterleavedZeroBubble, and never in the others.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from meshwright.spec.layout import SCHEDULES, V_SCHEDULES
 from meshwright.spec.stage_split import best_boundaries
 
 Ints = NDArray[np.int64]
-
-_ZBV_CODE = SCHEDULES.index("ZBVZeroBubble")
 
 
 class StageCuts:
@@ -67,7 +65,7 @@ class StageCuts:
         `group_ends` holds the number of the block after the last one of each group.
         """
         is_v = layouts.has_schedule(V_SCHEDULES)
-        grows = layouts.schedule == _ZBV_CODE
+        grows = layouts.has_schedule(("ZBVZeroBubble", "InterleavedZeroBubble"))
         keys = (((self._row << 16) + layouts.stages_per_rank) << 2) + (is_v << 1) + grows
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         ranks = [
@@ -136,6 +134,22 @@ def stages_of_rank(layouts: LayoutTable, pp_rank: Ints) -> Ints:
     back = 2 * layouts.pp - 1 - pp_rank
     looped = pp_rank + turn * layouts.pp
     return np.where(turn < layouts.stages_per_rank, np.where(is_v & (turn == 1), back, looped), -1)
+
+
+def fullest_moments(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> tuple[tuple[Floats, Floats], ...]:
+    """Return (chunks whose activations are held, chunks whose backward to the weights is pending) at each moment of a
+    step when rank `pp_rank` may be the fullest: with the most in flight, and, in ZBVZeroBubble, with the most pending.
+
+    Ignored: what is pending at most in ZBVZeroBubble with fewer than 2 pp microbatches.
+    """
+    most = chunks_in_flight(layouts, num_microbatches, pp_rank)
+    is_piped, is_zbv = layouts.pp > 1, layouts.has_schedule(("ZBVZeroBubble",))
+    few = layouts.has_schedule(("DualPipeV",)) & (num_microbatches <= layouts.pp) & (pp_rank < layouts.pp - 1)
+    waiting = np.minimum(pp_rank + 1, most)
+    pending = np.where(layouts.has_schedule(("InterleavedZeroBubble",)), waiting, (is_zbv | few) * 1.0)
+    drains = is_piped & is_zbv & (num_microbatches >= 2 * layouts.pp)
+    later = np.where(drains, layouts.pp + pp_rank, 0.0), np.where(drains, 2.0 * pp_rank + 1, 0.0)
+    return (most, np.where(is_piped, pending, 0.0)), later
 
 
 def chunks_in_flight(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> Floats:

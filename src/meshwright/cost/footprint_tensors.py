@@ -99,6 +99,17 @@ def transient_bytes(ops: tuple[Op, ...], formats: Formats) -> Bytes:
     return max((_summed([stream, *_gradients(op, formats)]) for op in ops), key=lambda parts: sum(parts.values()))
 
 
+@lru_cache(maxsize=1024)
+def pending_bytes(ops: tuple[Op, ...], formats: Formats) -> Bytes:
+    """Return the gradients that one block of `ops` holds from its backward to the inputs until that to the weights.
+
+    In eager code those of the outputs of all ops with weights; of a compiled block that of its output alone.
+    """
+    if formats.kernels != "eager":
+        return _summed([("stream", _width(ops) * formats.element_bytes)])
+    return _summed(_gradients_of_outputs(ops, formats))
+
+
 _Parts = Iterator[tuple[Split, float]]
 
 
@@ -255,6 +266,18 @@ def _matmul_output(op: Matmul | GroupedMatmul, ops: Sequence[Op], formats: Forma
 
 
 _POLICIES = {"none": _everything, "selective": _selected, "full": _input_only}
+
+
+def _gradients_of_outputs(ops: Sequence[Op], formats: Formats) -> _Parts:
+    for op in ops:
+        if isinstance(op, Matmul) and op.tensor_split == "rows":
+            # Gathered where the sum was shared out.
+            yield "latent", op.out_features * formats.element_bytes
+        elif isinstance(op, Matmul | GroupedMatmul):
+            yield from _matmul_output(op, ops, formats)
+        elif isinstance(op, Norm):
+            is_of_heads = op.vectors_per_token > 1
+            yield "heads" if is_of_heads else "stream", op.width * op.vectors_per_token * formats.element_bytes
 
 
 def _gradients(op: Op, formats: Formats) -> _Parts:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from meshwright.cost.case import Setting
-from meshwright.cost.footprint_stages import StageCuts, chunks_in_flight, stages_of_rank
+from meshwright.cost.footprint_stages import StageCuts, chunks_in_flight, fullest_moments, stages_of_rank
 from meshwright.cost.layout_table import layout_table
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
+from meshwright.spec.action import Action
+from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.presets import PRESETS
 from meshwright.spec.schedule import build_schedule, peak_in_flight
@@ -41,6 +42,31 @@ def test_chunks_in_flight_are_those_of_the_order(schedule: str) -> None:
         assert chunks.tolist() == list(peak_in_flight(order)), f"{layout.schedule} {layout.pp} x {number}"
         num_compared += 1
     assert num_compared >= 10
+
+
+@pytest.mark.parametrize("schedule", SPLIT_BACKWARD_SCHEDULES)
+@pytest.mark.parametrize("gradient_bytes", [0.25, 0.5, 1.0])
+def test_pending_weight_passes_are_those_of_the_order(schedule: str, gradient_bytes: float) -> None:
+    """A chunk in flight weighs 1, the gradients of one that is pending `gradient_bytes`."""
+    num_compared = 0
+    for layout, number in itertools.product(_layouts(schedule), NUM_MICROBATCHES):
+        if layout.pp == 1 or schedule_problems(layout, number):
+            continue
+        if schedule == "ZBVZeroBubble" and layout.pp < number < 2 * layout.pp:
+            continue
+        moments = fullest_moments(
+            layout_table([layout] * layout.pp), np.full(layout.pp, float(number)), np.arange(layout.pp)
+        )
+        fullest = np.maximum(*(chunks + gradient_bytes * pending for chunks, pending in moments))
+        orders = build_schedule(layout, number).actions
+        assert fullest.tolist() == [_fullest(order, gradient_bytes) for order in orders], f"{layout.pp} x {number}"
+        num_compared += 1
+    assert num_compared >= 5
+
+
+def _fullest(order: tuple[Action, ...], gradient_bytes: float) -> float:
+    change = {"F": 1.0, "B": -1.0, "I": gradient_bytes, "W": -1 - gradient_bytes}
+    return max(itertools.accumulate(change[action.kind] for action in order))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
