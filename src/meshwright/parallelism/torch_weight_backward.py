@@ -8,11 +8,13 @@ outputs of a node, and counts twice what one such node passes on to another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
+from torch.utils.checkpoint import GraphExecGroup
 
 
 def keep_graph(output: Tensor) -> GradientEdge | None:
@@ -28,12 +30,15 @@ def add_weight_gradients(groups: Sequence[dict[str, Any]], parameters: Iterable[
     parameter_of = {get_gradient_edge(parameter).node: parameter for parameter in parameters}
     # Of a parameter that is used twice, the way from one use to the other passes those of other groups.
     is_reread = any(len(group["intermediates"]) > 1 for group in groups)
-    for group in groups:
-        reached = dict(zip(group.pop("intermediates"), group.pop("grads"), strict=True))
-        leaves = tuple(group["params"])
-        for leaf, gradient in zip(leaves, _gradients(reached, leaves, is_reread=is_reread), strict=True):
-            parameter = parameter_of[leaf]
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    # Each group is a backward of its own, and would recompute its block by itself. Of what is recomputed for several no
+    # tensor may be read twice.
+    with nullcontext() if is_reread else GraphExecGroup():
+        for group in groups:
+            reached = dict(zip(group.pop("intermediates"), group.pop("grads"), strict=True))
+            leaves = tuple(group["params"])
+            for leaf, gradient in zip(leaves, _gradients(reached, leaves, is_reread=is_reread), strict=True):
+                parameter = parameter_of[leaf]
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 def _gradients(

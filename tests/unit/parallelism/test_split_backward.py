@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from meshwright.parallelism.split_backward import backward_to_inputs, backward_to_weights
 
@@ -43,6 +44,22 @@ class _Stage(nn.Module):
             if self._kind == "shared":
                 x = x @ self.weights[0]
         return x
+
+
+@pytest.mark.parametrize("kind", ["operators", "functions"])
+def test_each_part_recomputes_once(kind: str) -> None:
+    stage, calls = _Stage(kind), []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(x)
+        return stage(x)
+
+    received = torch.linspace(-1, 1, 36).view(6, 6).requires_grad_()
+    output = checkpoint(counted, received, use_reentrant=False)
+    pending = backward_to_inputs(output.sum(), None, received, stage)
+    assert len(calls) == 2
+    backward_to_weights(pending, stage)
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("is_last", [True, False])
