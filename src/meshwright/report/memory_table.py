@@ -14,7 +14,10 @@ _MAX_RANKS = 4
 
 
 def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
-    """Return the classes of memory by pipeline rank, in GiB; of many ranks the first, the fullest and the last."""
+    """Return the classes of memory by pipeline rank, in GiB; of many ranks the first, the fullest and the last.
+
+    Their sum is what the allocator reserves, of `usable_bytes`: what context and communicators leave of the device.
+    """
     shown = _shown(ranks)
     table = plain_table()
     table.add_column("memory by class, GiB")
@@ -22,11 +25,13 @@ def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
         table.add_column("every rank" if len(ranks) == 1 else f"pp rank {rank}", justify="right")
     for name, label in MEMORY_CLASSES.items():
         values = [getattr(ranks[rank], name) for rank in shown]
-        if any(values):
+        if any(values) and name != "context_bytes":
             table.add_row(label, *(_gib(value) for value in values))
-    table.add_row("[bold]device", *(f"[bold]{_gib(ranks[rank].device_bytes)}" for rank in shown))
+    table.add_row("[bold]reserved", *(f"[bold]{_gib(ranks[rank].reserved_bytes)}" for rank in shown))
     left = [usable_bytes - ranks[rank].reserved_bytes for rank in shown]
-    table.add_row("left", *(f"{_gib(value)} ({percent(value / usable_bytes, 0)})" for value in left))
+    table.add_row(
+        f"left of {_gib(usable_bytes)}", *(f"{_gib(value)} ({percent(value / usable_bytes, 0)})" for value in left)
+    )
     return table
 
 
@@ -40,7 +45,7 @@ def headroom_words(headroom_bytes: int) -> str:
 def _shown(ranks: Sequence[MemoryUse]) -> list[int]:
     if len(ranks) <= _MAX_RANKS:
         return list(range(len(ranks)))
-    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].device_bytes)
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].reserved_bytes)
     return sorted({0, fullest, len(ranks) // 2, len(ranks) - 1})
 
 

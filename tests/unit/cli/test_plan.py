@@ -34,6 +34,8 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak.",
         "HFU: the same with what is computed again.",
         "memory by class, GiB",
+        "reserved",
+        "left of 77.65",
         "best of each split",
         "alternatives that fit: best with",
         "rejected: pick with",
