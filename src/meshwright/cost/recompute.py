@@ -7,8 +7,9 @@
     sums of row-parallel matmuls kept, not their terms (ours under tp): in eager code those matmuls, but for the last
     full, where it stops early: without the last matmul of the block, and the collective that follows it
 
-Collectives are done again where the whole forward pass is. Source of the early stop: torch.utils.checkpoint since torch
-2.1; counted in torch 2.13, 2026-11-21: 8.4 instead of 12.6 MFLOP of a GELU block. Of the halves: torchtitan's policy.
+Collectives are done again where the whole forward pass is, and experts' all-to-alls wherever ours recompute. Source of
+the early stop: torch.utils.checkpoint since torch 2.1; counted in torch 2.13, 2026-11-21: 8.4 instead of 12.6 MFLOP of
+a GELU block. Of the halves: torchtitan's policy.
 Ignored: that the last block before the loss, which is still in memory, need not be; that a pipeline goes at the pace of
 the stage that computes most again.
 """
@@ -45,6 +46,8 @@ class Recomputed:
     """Share of every second matmul."""
     terms: Floats
     """Share of the row-parallel matmuls whose sum over tp ranks is kept in place of them."""
+    exchanges: Floats
+    """Share of experts' all-to-alls."""
 
     def of_matmuls(self, last_share: Floats, second_share: Floats, terms_share: Floats) -> Floats:
         """Return the share of a block's matmuls, the last of which is `last_share` of them, or 0 if it is needed, every
@@ -69,7 +72,8 @@ def recomputed_of(cases: Cases) -> Recomputed:
     halves = selective * (cases.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
     keeps_sums = cases.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
     terms = selective * keeps_sums * ~cases.layouts.compile
-    return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves, terms)
+    exchanges = full + selective * keeps_sums
+    return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves, terms, exchanges)
 
 
 def drops_attention(setting: Setting) -> bool:

@@ -188,7 +188,7 @@ class StepPricer:
         tp_r = again.of_collectives(owners.num_tp_collectives[owner], last_share) * tp_f * passes
         cp_f, cp_b = self.communication.context(owner, fabric, c, att_f, att_b)
         ep_f, ep_b = self.communication.expert(owner, fabric, c)
-        ep_r, cp_r = again.collectives * passes * ep_f, again.collectives * passes * cp_f
+        ep_r, cp_r = again.exchanges * passes * ep_f, again.collectives * passes * cp_f
         rec = mm_again * mm_f + passes * (again.attention * att_f + again.memory * mem_f)
         device_f = mm_f + att_f + mem_f + tp_f + cp_f + ep_f
         twice = self.repeated * (slot.kind == BLOCK)

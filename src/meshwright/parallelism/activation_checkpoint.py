@@ -26,12 +26,13 @@ _ATTENTION = (
     "aten::_scaled_dot_product_flash_attention_for_cpu",
 )
 _ALL_GATHER = "_c10d_functional::all_gather_into_tensor"
+_ALL_TO_ALL = "_c10d_functional::all_to_all_single"
 _WAIT = "_c10d_functional::wait_tensor"
 _COLLECTIVES = (
     _ALL_GATHER,
     "_c10d_functional::reduce_scatter_tensor",
     "_c10d_functional::all_reduce",
-    "_c10d_functional::all_to_all_single",
+    _ALL_TO_ALL,
     # What a compiled block keeps is what its collectives have become when they are done.
     _WAIT,
 )
@@ -39,19 +40,27 @@ SAVED_OPS = frozenset((*_MATMULS, *_ATTENTION, *_COLLECTIVES))
 """Ops whose outputs cost the most to make again, in arithmetic or in communication, for the bytes that they take.
 
 Not so those that take the memory of a whole sequence on each tensor-parallel rank: what these ranks all-gather, which
-backward gathers again as it does without recomputation, and terms of sums over ranks, of which the sums are kept.
+backward gathers again as it does without recomputation, and terms of sums over ranks, of which the sums are kept. Nor
+the rows that expert-parallel ranks exchange: K copies of each token, twice, are more than the whole block keeps without
+recomputation.
 """
 
 
-def checkpoint_blocks(blocks: nn.ModuleList, layout: Layout, tp_group: dist.ProcessGroup | None = None) -> None:
+def checkpoint_blocks(
+    blocks: nn.ModuleList,
+    layout: Layout,
+    tp_group: dist.ProcessGroup | None = None,
+    ep_group: dist.ProcessGroup | None = None,
+) -> None:
     """Wrap blocks in place so that they keep their input (full) or the outputs of SAVED_OPS (selective) only.
 
-    What is all-gathered over `tp_group` is not saved.
+    What is all-gathered over `tp_group` is not saved, nor what `ep_group` exchanges.
 
     Recomputation draws the random numbers of the first time, so that dropout drops the same.
     """
-    tp_group_name = None if tp_group is None else tp_group.group_name
-    selects = {"context_fn": partial(_contexts, tp_group_name, is_reread=layout.may_split_backward)}
+    groups = ((_ALL_GATHER, tp_group), (_ALL_TO_ALL, ep_group))
+    repeated = frozenset((op, group.group_name) for op, group in groups if group is not None)
+    selects = {"context_fn": partial(_contexts, repeated, is_reread=layout.may_split_backward)}
     options: dict[str, dict[str, Any]] = {"selective": selects, "full": {}}
     for index, block in enumerate(blocks):
         # The other stages' blocks are None here, and count: which blocks are wrapped depends on the model only.
@@ -59,27 +68,28 @@ def checkpoint_blocks(blocks: nn.ModuleList, layout: Layout, tp_group: dist.Proc
             blocks[index] = checkpoint_wrapper(block, preserve_rng_state=True, **options[kind])
 
 
-def _contexts(tp_group_name: str | None, *, is_reread: bool) -> tuple[Any, Any]:
-    return selective_contexts(_Policy(tp_group_name), is_reread=is_reread)
+def _contexts(repeated: frozenset[tuple[str, str]], *, is_reread: bool) -> tuple[Any, Any]:
+    return selective_contexts(_Policy(repeated), is_reread=is_reread)
 
 
 class _Policy:
     """Callable: what becomes of the output of each op of a block, in the order in which they run."""
 
-    def __init__(self, tp_group_name: str | None) -> None:
-        self._tp_group_name = tp_group_name
-        self._is_gathering = False
+    def __init__(self, repeated: frozenset[tuple[str, str]]) -> None:
+        """Take the collectives whose results are not saved, by op and name of the group."""
+        self._repeated = repeated
+        self._repeats = False
 
     def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         """Return whether to save it."""
         name = op._schema.name
         is_saved = name in SAVED_OPS
-        if name == _ALL_GATHER:
-            self._is_gathering = args[-1] == self._tp_group_name
-            is_saved = not self._is_gathering
+        if name in (_ALL_GATHER, _ALL_TO_ALL):
+            self._repeats = (name, args[-1]) in self._repeated
+            is_saved = not self._repeats
         elif name == _WAIT:
             # Ours wait as soon as they have started.
-            is_saved, self._is_gathering = not self._is_gathering, False
+            is_saved, self._repeats = not self._repeats, False
         elif name in _MATMULS:
             is_saved = not makes_term()
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE

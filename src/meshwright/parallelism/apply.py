@@ -49,7 +49,8 @@ def parallelize(
         apply_expert_parallel(stage, meshes)
         apply_context_parallel(stage, meshes, seq_len)
         blocks = blocks_of(stage)
-        checkpoint_blocks(blocks, layout, meshes.group("tp") if layout.tp > 1 else None)
+        tp_group, ep_group = (meshes.group(axis) if meshes.degree(axis) > 1 else None for axis in ("tp", "ep"))
+        checkpoint_blocks(blocks, layout, tp_group, ep_group)
         if layout.compile:
             compile_blocks(blocks, layout)
         shard_model(stage, layout, precision, meshes)
