@@ -281,6 +281,23 @@ def compiled(device: torch.device, rank: int, world_size: int) -> Step:
     return _training(torch.compile(_mlp().to(device), mode="max-autotune"), torch.randn(4, WIDTH, device=device))
 
 
+class _Scaled(nn.Sequential):
+    """Layers whose result is scaled by a constant that forward makes, as caches of transformers make theirs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        nothing = torch.tensor([], dtype=x.dtype, device=x.device)
+        scale = torch.tensor([0.5], dtype=x.dtype, device=x.device)
+        return super().forward(x) * scale + nothing.sum()
+
+
+def compiled_whole(device: torch.device, rank: int, world_size: int) -> Step:
+    """Compile a whole model whose blocks are sharded, and which makes constants on the device."""
+    model = _Scaled(*_mlp()).to(device)
+    for block in (*model, model):
+        fully_shard(block)
+    return _training(torch.compile(model), torch.randn(4, WIDTH, device=device))
+
+
 NUM_MICROBATCHES = 8
 
 

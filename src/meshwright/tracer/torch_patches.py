@@ -94,6 +94,9 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
         tensor = make(data, **kwargs)
         if device is None:
             return tensor
+        if get_proxy_mode() is not None:
+            # In a graph that is compiled, a copy of a constant decomposes into one that makes a real tensor.
+            return torch.empty_like(tensor, device=device).copy_(tensor)
         moved = tensor.to(device)
         mode.know(moved, np.asarray(data).ravel().tolist())
         return moved

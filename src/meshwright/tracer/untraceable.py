@@ -105,4 +105,8 @@ def _in(scopes: Scopes) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "it says nothing more")
+    lines = [line for line in str(error).strip().splitlines() if line]
+    if not lines:
+        return "it says nothing more"
+    # A compiler names the error that stopped it in the line below.
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
