@@ -7,6 +7,7 @@ from collections import Counter
 from torch import nn
 
 from meshwright.parallelism.torch_compat import keep_backward_inputs
+from meshwright.parallelism.torch_overlap import overlap_collectives
 from meshwright.parallelism.torch_partitioner import save_meshes_last
 from meshwright.spec.layout import Layout
 
@@ -41,6 +42,8 @@ def prepare_compile(layout: Layout) -> None:
         keep_backward_inputs()
     if layout.recomputes:
         save_meshes_last()
+    if layout.tp > 1:
+        overlap_collectives()
 
 
 def _compilable_parts(module: nn.Module) -> list[nn.Module]:

@@ -4,6 +4,7 @@ torch 2.13 says that a group need not be enabled for symmetric memory, but its p
 """
 
 import warnings
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -21,3 +22,11 @@ def pipeline_matmuls(group: dist.ProcessGroup) -> None:
         warnings.simplefilter("ignore", FutureWarning)
         _symmetric_memory.enable_symm_mem_for_group(group.group_name)
     torch._inductor.config._micro_pipeline_tp = True
+    # Imported here: it takes seconds.
+    from torch._inductor.fx_passes import micro_pipeline_tp  # noqa: PLC0415
+
+    # Where the compiler overlaps collectives (torch_overlap.py), the pass leaves out those that another matmul could
+    # hide, though such matmuls run only after the collective's own: in backward most would stay exposed.
+    assert hasattr(micro_pipeline_tp, "_get_unexposed_collectives"), torch.__version__
+    torch_pass: Any = micro_pipeline_tp
+    torch_pass._get_unexposed_collectives = lambda _: []

@@ -167,7 +167,8 @@ def parts_of_computing(timeline: Timeline) -> Ints:
 
 def _positions(texts: tuple[str, ...], parts: dict[str, str], default: str, column: Ints) -> Ints:
     """Return for each span the position in PARTS of what its text in `texts` belongs to."""
-    table = np.array([PARTS.index(parts.get(text, default)) for text in (*texts, "")])
+    # "tp (symmetric memory)" is tp, too.
+    table = np.array([PARTS.index(parts.get(text.partition(" (")[0], default)) for text in (*texts, "")])
     return table[column]
 
 

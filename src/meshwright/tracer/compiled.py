@@ -24,6 +24,7 @@ from meshwright.spec.trace import Signature
 from meshwright.tracer.graph_replay import Capture, GraphCall, key_of
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.simulated_device import NAME
+from meshwright.tracer.torch_async_tensor import join_matmuls
 from meshwright.tracer.torch_inductor import Kernel, kernels_of, needed_by, register_device
 
 _FUSED = "inductor.fused"
@@ -40,6 +41,7 @@ def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         mode.recorder.is_paused, before = True, mode.recorder.is_paused
         try:
+            join_matmuls(graph)
             return CompiledGraph(graph, kernels_of(graph, inputs), mode)
         finally:
             mode.recorder.is_paused = before

@@ -34,6 +34,7 @@ from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.routing import parse_routing, read_as
 from meshwright.tracer.simulated_device import NAME, device, install
+from meshwright.tracer.torch_async_tensor import allow_async_tensor_parallel
 from meshwright.tracer.torch_autocast import cast_on
 from meshwright.tracer.torch_cuda import stand_in_for_cuda
 from meshwright.tracer.torch_names import SUPPORTED
@@ -156,6 +157,7 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
         cast_on(NAME)
         stand_in_for_cuda()
         normalize_over_ranks()
+        allow_async_tensor_parallel(NAME)
     mode = RecordingMode(recorder, device_type)
     apply_patches(recorder, mode)
     _record_what_is_compiled(mode)

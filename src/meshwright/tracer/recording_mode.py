@@ -31,6 +31,7 @@ from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective
 from meshwright.tracer.host_numbers import computed, is_of_the_host, is_whole, is_whole_on_host, numbers_of, tensor_of
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.simulated_device import SimulatedStream
+from meshwright.tracer.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
 from meshwright.tracer.torch_cuda import simulated
 from meshwright.tracer.torch_flops import flops_of
 from meshwright.tracer.untraceable import refuse, refuse_number
@@ -40,6 +41,8 @@ _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
 _RECORD_STREAM = torch.ops.aten.record_stream.default
 _IS_PINNED = torch.ops.aten.is_pinned.default
 _COPY = torch.ops.aten._to_copy.default
+_FSDP = "FSDP::"
+"""How torch marks what FSDP2 does between modules."""
 _MOST_KNOWN = 1 << 16
 """Integers of one tensor on the device that are known, such as a state of random numbers that ranks broadcast."""
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
@@ -60,6 +63,8 @@ class RecordingMode(TorchDispatchMode):
         self._stream_of_host: int | None = None
         self.reduce_op = ""
         """That of the reduction which c10d is called for."""
+        self._is_joint = False
+        """Whether the parts of an operation that joins a matmul with a collective are recorded."""
         self._written: dict[Any, tuple[bool, ...]] = {}
         self._signatures: dict[Any, int] = {}
         self._numbers: dict[int, list[Any]] = {}
@@ -94,6 +99,8 @@ class RecordingMode(TorchDispatchMode):
             self._wait(args[0])
             # Fake mode would make a new tensor of it.
             return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if func in JOINT:
+            return self._joint(func, args, kwargs)
         try:
             result = func(*args, **kwargs)
         except Exception as error:
@@ -101,6 +108,15 @@ class RecordingMode(TorchDispatchMode):
         if not only_views(func):
             self._record(func, args, kwargs, result)
         return self._with_numbers(args[0], result) if func is _COPY else result
+
+    def _joint(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record a joint operation as its parts, which share no stream with the other collectives of its group."""
+        self._is_joint = True
+        try:
+            with self:
+                return run_joint(func, args, kwargs)
+        finally:
+            self._is_joint = False
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Follow torch's own marks of what code runs."""
@@ -170,6 +186,11 @@ class RecordingMode(TorchDispatchMode):
         if group is not None and is_on_host:
             # Tensors of the host go through a backend of their own, whose order is independent of the device's.
             group = (group[0], f"{group[1]} {HOST_AXIS}".lstrip())
+        if group is not None and not group[1] and self.recorder.scopes.scope.startswith(_FSDP):
+            # FSDP2 calls two collectives along its shards, which have a name by then, and this one over replicas.
+            group = (group[0], "dp_replicate")
+        if group is not None and self._is_joint:
+            group = (group[0], f"{group[1]} {JOINT_AXIS}")
         more = {
             "signature": signature,
             "group": NONE if group is None else self.recorder.groups.position(group),
