@@ -97,15 +97,18 @@ def meeting_times(traces: Traces, meetings: Meetings, cluster: Cluster) -> Meeti
 
 def reached_fabric(cluster: Cluster) -> Fabric:
     """Return the cluster's links as our own stack reaches them: the planner's, by the same constants."""
+    return our_stack_on(cluster).slowed(fabric_of(cluster, FabricConstants()), fitted_constants())
+
+
+def our_stack_on(cluster: Cluster) -> Stacks:
+    """Return what our own stack is on the cluster's devices."""
     stack, device = load_stack(OURS), cluster.device
-    fitted = Slowness(np.array(stack.compute), np.array(stack.communication), np.array(stack.overhead))
-    stacks = Stacks(
-        fitted,
+    return Stacks(
+        Slowness(np.array(stack.compute), np.array(stack.communication), np.array(stack.overhead)),
         is_tuned=np.array(stack.is_tuned or bool(device.matmul_points)),
         is_newest=np.array(architecture_of(device).startswith("blackwell")),
         is_omni_path=np.array(is_omni_path(cluster)),
     )
-    return stacks.slowed(fabric_of(cluster, FabricConstants()), fitted_constants())
 
 
 def group_at(ranks: tuple[int, ...], fabric: Fabric) -> Group:

@@ -13,7 +13,7 @@ from meshwright.simulator.apart import apart
 from meshwright.simulator.background import in_background
 from meshwright.simulator.check import check
 from meshwright.simulator.clocks import clocks
-from meshwright.simulator.collective_times import meeting_times
+from meshwright.simulator.collective_times import meeting_times, our_stack_on
 from meshwright.simulator.conditions import USUAL, Conditions, meetings_under, records_under
 from meshwright.simulator.host_meetings import on_the_host
 from meshwright.simulator.matching import Meetings, match
@@ -26,6 +26,9 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.timeline import Timeline, TimelineSource
 from meshwright.spec.trace import RecordKind, Trace
 from meshwright.spec.traces import Traces
+
+_OPTIMIZER = "optimizer"
+"""The phase that only training steps have."""
 
 
 class NeverEnds(ConfigError):
@@ -77,7 +80,8 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
     """Return what each record takes the device, and the host before it.
 
     What launches no kernel costs the host nothing of its own: it is in the kernels' share. A collective costs it as
-    much as some launches. Where the host itself computes, what was measured holds its own work, too.
+    much as some launches. Before a training step's first record the host has the work that each step has once, such as
+    the data, the learning rate and the log. Where the host itself computes, what was measured holds its own work, too.
     """
     records, constants, figure = trace.records, fitted_constants(), cluster.device.host_launch_s
     is_op = records.kind == RecordKind.OP
@@ -88,7 +92,10 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
     launch_s = constants["launch_s.eager"] if figure is None else figure.value
     is_meeting = np.isin(records.kind, (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE))
     num_launches = np.where(is_meeting, constants["collective_launches"], device_s > 0)
-    return RecordTimes(device_s, launch_s * num_launches)
+    host_s = launch_s * num_launches
+    if _OPTIMIZER in trace.phases:
+        host_s[:1] += constants["step_s"] * our_stack_on(cluster).slowness(constants).overhead
+    return RecordTimes(device_s, host_s)
 
 
 def _source(traces: Traces, cluster: Cluster, name: str) -> TimelineSource:
