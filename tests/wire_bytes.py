@@ -54,7 +54,7 @@ def sent_by_formulas(of: Cases) -> Sent:
             continue
         often = n * float(slot.count[0]) / (pp if slot.kind == BLOCK else 1)
         by_axis = {
-            "tp": communication.tensor(slot.owner, fabric, _CONSTANTS),
+            "tp": communication.tensor(slot.owner, fabric, _CONSTANTS, zero),
             "cp": communication.context(slot.owner, fabric, _CONSTANTS, zero, zero),
             "ep": communication.expert(slot.owner, fabric, _CONSTANTS),
         }

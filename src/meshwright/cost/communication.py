@@ -29,12 +29,13 @@ from meshwright.cost.all_to_all import Routing, all_to_all_s, token_exchange_s
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.constants import Constants
-from meshwright.cost.fabric import Fabric
+from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.group import group_of
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.point_to_point import mean_send_s, send_s
 from meshwright.cost.recompute import share_of_blocks
-from meshwright.cost.work import FIRST, Work
+from meshwright.cost.slowness import stacks_of
+from meshwright.cost.work import BLOCK, FIRST, Work, work_of
 
 Index = NDArray[np.int64]
 
@@ -52,6 +53,7 @@ def communication_of(cases: Cases, work: Work) -> Communication:
         work=work,
         element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
         has_sequence_parallel=is_set("sequence_parallel"),
+        orders_collectives=is_set("gathers_input_again"),
         gathers_input_again=is_set("gathers_input_again") * (1 - share_of_blocks(cases, "full")),
         overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
         overlaps_ep=is_set("ep_overlap"),
@@ -73,6 +75,8 @@ class Communication:
     has_sequence_parallel: NDArray[np.bool_]
     gathers_input_again: Floats
     """Share of the blocks whose backward gathers the inputs of column-parallel matmuls again, as only ours do."""
+    orders_collectives: NDArray[np.bool_]
+    """Whether compiled blocks run matmuls next to collectives that these do not need, as only ours do."""
     overlaps_tp: NDArray[np.bool_]
     overlaps_ep: NDArray[np.bool_]
     overlaps_sends: NDArray[np.bool_]
@@ -82,8 +86,11 @@ class Communication:
     """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
     is_deduplicated: NDArray[np.bool_]
 
-    def tensor(self, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
-        """Return tp's exposed seconds of one block, or of what stands before or after them, forward and backward."""
+    def tensor(self, owner: Index, fabric: Fabric, c: Constants, matmul_s: Floats) -> tuple[Floats, Floats]:
+        """Return tp's exposed seconds of one block, or of what stands before or after them, forward and backward.
+
+        `matmul_s` are the seconds of its matmuls, forward.
+        """
         owners = self.work.owners
         # No matmul comes before the embedding's.
         has_matmuls = owners.kind[owner] != FIRST
@@ -92,12 +99,45 @@ class Communication:
         num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
         # As many gathers as scatters, which take as long unless somebody timed them.
         pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
-        one = 0.5 * pair * np.where(self.overlaps_tp & has_matmuls, c["tp_exposed"], 1.0)
+        one = 0.5 * pair
+        exposed = one * np.where(self.overlaps_tp & has_matmuls, c["tp_exposed"], 1.0)
         count = owners.num_tp_collectives[owner]
         gathers_all = self.has_sequence_parallel & self.gathers_again & has_matmuls
         ours = owners.num_tp_inputs[owner] * self.gathers_input_again
         num_again = np.where(gathers_all, count / 2, ours)
-        return one * count, one * (count + num_again * c["tp_again_exposed"])
+        usual = exposed * count, exposed * (count + num_again * c["tp_again_exposed"])
+        whole = one * count, one * (count + num_again)
+        compiled = tuple(
+            left + c["overlap_slowdown"] * (all_of - left)
+            for all_of, left in zip(whole, self._compiled(owner, one, num_again, matmul_s), strict=True)
+        )
+        is_compiled = self.orders_collectives & self.layouts.compile & (owners.kind[owner] == BLOCK)
+        forward, backward = (np.where(is_compiled, *both) for both in zip(compiled, usual, strict=True))
+        return forward, backward
+
+    def _compiled(self, owner: Index, one: Floats, num_again: Floats, matmul_s: Floats) -> tuple[Floats, Floats]:
+        """Return the same of our compiled blocks; `one` is a collective alone, `num_again` those that gather again.
+
+        Async tp joins all but the reduce-scatters of backward with a matmul, which can start on one of tp parts only
+        after the collective has ended. What is not joined hides in backward behind matmuls that need nothing of it,
+        but for the first all-gather of a block: all wait for it.
+        """
+        owners, layouts = self.work.owners, self.layouts
+        row_shares = owners.last_matmul_share[owner], owners.early_terms_share[owner]
+        column_share = 1 - row_shares[0] - row_shares[1]
+        pairs, hides = owners.num_tp_collectives[owner] / 2, 1 - 1 / layouts.tp
+
+        def left(collectives_s: Floats, matmuls_s: Floats) -> Floats:
+            return np.asarray(np.maximum(collectives_s - matmuls_s, 0.0))
+
+        rows = sum(left(pairs / 2 * one, hides * share * matmul_s) for share in row_shares)
+        columns = left(pairs * one, hides * column_share * matmul_s)
+        forward = np.where(layouts.async_tp, rows + columns, 2 * pairs * one)
+        # Gradients of weights and of inputs each take as long as the forward.
+        behind_joined = left((pairs + num_again) * one, (1 + column_share) * matmul_s)
+        first = np.minimum(pairs, 1) * one
+        behind_all = first + left((2 * pairs + num_again) * one - first, 2 * matmul_s)
+        return forward, np.where(layouts.async_tp, rows + behind_joined, behind_all)
 
     def context(
         self, owner: Index, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats
@@ -142,6 +182,22 @@ class Communication:
 
     def sends(self, fabric: Fabric, c: Constants, num_microbatches: Floats) -> Floats:
         """Return the exposed seconds of all sends between stages in a step."""
+        layouts = self.layouts
+        slowest, mean = self._hops(fabric, c)
+        share = np.where(self.overlaps_sends, c["pp_exposed"], c["pp_plain_exposed"])
+        waits = np.where(self.overlaps_sends | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
+        steady = share * num_microbatches * layouts.stages_per_rank * slowest
+        return 2 * (steady + (layouts.pp - 1) * mean) + waits
+
+    def hop(self, fabric: Fabric, c: Constants) -> Floats:
+        """Return the mean seconds from the end of a stage to the moment at which the next one has its output."""
+        return self._hops(fabric, c)[1]
+
+    def _hops(self, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
+        """Return the seconds of the slowest message between two stages, and of one in the mean.
+
+        The slowest sets the pace of a full pipeline; filling it takes all of them once.
+        """
         owners, layouts = self.work.owners, self.layouts
         first = np.zeros(len(self.work.setting), np.int64)
         first[owners.key[::-1]] = np.arange(len(owners.key))[::-1]
@@ -152,11 +208,14 @@ class Communication:
         group = group_of(layouts.num_ranks // layouts.pp, layouts.pp, fabric)
         whole = all_gather_s(num_bytes * layouts.tp, group_of(1, layouts.tp, fabric), fabric)
         added = np.where(self.has_sequence_parallel, 0.0, whole) + c["send_s"]
-        # The slowest hop sets the pace of a full pipeline; filling it takes all of them once.
         slowest, mean = (
             hop_s(num_bytes, group, fabric) + np.where(layouts.pp > 1, added, 0.0) for hop_s in (send_s, mean_send_s)
         )
-        share = np.where(self.overlaps_sends, c["pp_exposed"], c["pp_plain_exposed"])
-        waits = np.where(self.overlaps_sends | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
-        steady = share * num_microbatches * layouts.stages_per_rank * slowest
-        return 2 * (steady + (layouts.pp - 1) * mean) + waits
+        return slowest, mean
+
+
+def hops_s(cases: Cases, constants: Constants) -> Floats:
+    """Return how long the pipeline of each case waits for a message in the mean, seconds; 0 without a pipeline."""
+    fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in cases.settings]
+    fabric = stacks_of(cases).slowed(stack_fabrics(fabrics, cases.setting), constants)
+    return communication_of(cases, work_of(cases)).hop(fabric, constants)

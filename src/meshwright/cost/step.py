@@ -140,6 +140,7 @@ class StepPricer:
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
         self.slots = slots_of(self.work)
         self.recomputed: Recomputed = recomputed_of(cases)
+        self.gradient_bytes = cases.each(lambda s: s.stack.gradient_bytes)
         self.recompute_passes = recompute_passes(self.layouts, self.microbatches)
         self.repeated = repeated_share(cases)
         """Share of blocks' backwards that run twice: experts and rings that stay eager are taken for compiled, too."""
@@ -179,7 +180,7 @@ class StepPricer:
         mem_f, mem_b = (side[owner] * slow.compute * slow.overhead for side in times.memory)
         host_f, host_b = (side[owner] * slow.overhead for side in times.host)
         again = self.recomputed if slot.kind == BLOCK else _NOTHING
-        tp_f, tp_b = self.communication.tensor(owner, fabric, c)
+        tp_f, tp_b = self.communication.tensor(owner, fabric, c, mm_f)
         owners = self.work.owners
         last_share = owners.last_matmul_share[owner]
         mm_again = again.of_matmuls(last_share, owners.second_matmuls_share[owner], owners.early_terms_share[owner])
@@ -233,7 +234,8 @@ class StepPricer:
         if self.is_host.any():
             update = np.where(self.is_host, measured_exchanges_s(self.parallel, self.slots, fabric), update)
         overhead = self.stacks.slowness(c).overhead
-        optimizer = self.parallel.updated * _OPTIMIZER_BYTES / memory_rate * c["optimizer_passes"]
+        updated_bytes = self.parallel.updated * (_OPTIMIZER_BYTES + self.gradient_bytes)
+        optimizer = updated_bytes / memory_rate * c["optimizer_passes"]
         optimizer = np.where(np.isnan(self.update_s), optimizer, self.update_s) * overhead
         fixed = np.where(self.is_host, 0.0, c["step_s"] * overhead)
         steady = mean * n

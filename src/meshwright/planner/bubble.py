@@ -17,7 +17,9 @@ from itertools import pairwise
 import numpy as np
 
 from meshwright.cost.case import Cases, Floats
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.communication import hops_s
+from meshwright.cost.constants import fitted_constants
+from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.replay import StageTimes, replay_s
 from meshwright.cost.stage import bubble_share, repeated_share
 from meshwright.cost.step import StepTerms
@@ -54,8 +56,9 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
         return step
     steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
     number = num_microbatches_of(layout, question)
-    # Each microbatch is sent on and its gradient sent back: the exposed part of one send.
-    num_sends = 2 * (number * layout.stages_per_rank + layout.pp - 1)
+    # Whole: the replay itself hides what it puts between a message and its use. In a looped schedule a microbatch that
+    # has been through all ranks holds up the first one by as many hops, in every round that has nothing else to do.
+    hop_s = float(hops_s(Cases.of_one(question.setting, layout_table([layout])), fitted_constants())[0])
     boundaries = layout.stage_boundaries
     if boundaries is None:
         boundaries = best_boundaries(question.setting.model, question.workload.seq_len, layout.num_stages)
@@ -63,7 +66,7 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, question.setting.model, question.workload.seq_len),
         round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
-        _rounded(step.pp_s / num_sends / steady_s),
+        _rounded(hop_s / steady_s),
         _rounded(step.repeat_s / steady_s),
     )
     return step.replace(bubble_s=max(0.0, (played - 1) * steady_s - step.pp_s))

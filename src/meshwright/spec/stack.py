@@ -73,6 +73,8 @@ class Stack(Noun):
     gathers_input_again: bool = False
     """Whether tp ranks keep their shards of what column-parallel matmuls read, and all-gather it again in backward.
     Stacks of fused kernels always do (gathers_again)."""
+    gradient_bytes: NonNegativeFloat = 0.0
+    """Bytes that scaling and clipping a parameter's gradient read and write before the update."""
     repeats_compiled_backward: bool = False
     """Whether the input half and the weight half of a split backward each run the whole backward of a compiled block,
     since torch.compile makes one backward graph of both."""
