@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.config.load import load_job
-from meshwright.cost.case import Cases, Setting
-from meshwright.cost.layout_table import layout_table
-from meshwright.cost.stacks import load_stack
-from meshwright.cost.step import step_times
-from meshwright.hardware.catalogue import load_cluster
+from meshwright.planner.answer import judge
+from meshwright.planner.ask import Options, question_of
 from meshwright.simulator.simulate import simulate
 from meshwright.spec.expected_parts import expected_parts
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.model_spec import model_spec
 from meshwright.spec.step_parts import PARTS, step_parts
 from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.job_steps import layout_of
@@ -60,13 +55,10 @@ def test_every_component_of_a_step_agrees(tmp_path: Path, overrides: str) -> Non
 def _compare(folder: Path, text: str) -> None:
     file, overrides = folder / "job.toml", tuple(text.split())
     file.write_text(JOB, encoding="utf-8")
-    job = load_job(file, overrides).job
-    cluster = load_cluster("h100-ib400").with_num_devices(8)
-    architecture = resolve_architecture(job.model)
-    assert architecture is not None
-    setting = Setting(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
-    expected = expected_parts(step_times(Cases.of_one(setting, layout_table([layout_of(job, 8)]))).step_time(0))
-    timeline = simulate(trace_job(str(file), overrides, 8, how=How(use_cache=False)), cluster)
+    resolved = load_job(file, overrides)
+    question = question_of(resolved, Options("h100-ib400:8"))
+    expected = expected_parts(judge(layout_of(resolved.job, 8), question).estimate.step)
+    timeline = simulate(trace_job(str(file), overrides, 8, how=How(use_cache=False)), question.cluster)
     found = step_parts(timeline)
     off = {name: (getattr(expected, name) - getattr(found, name)) / timeline.step_s for name in PARTS}
     assert {name: share for name, share in off.items() if abs(share) > CASES[text].get(name, MOST_OFF)} == {}
