@@ -49,7 +49,9 @@ class Stages:
         head_blocks = last_s / np.maximum(block_s, 1e-12)
         chunks = self.num_ranks * self.num_chunks
         per_chunk = np.ceil((self.num_blocks + head_blocks) / chunks - 1e-6)
-        balanced = np.maximum(per_chunk * self.num_chunks * block_s, last_s)
+        # What the ceiling forgives would leave the slowest rank faster than the mean.
+        mean = (blocks_s + last_s) / self.num_ranks
+        balanced = np.maximum(np.maximum(per_chunk * self.num_chunks * block_s, last_s), mean)
         slowest = np.where(self.is_balanced, np.minimum(balanced, even), even)
         return np.where(self.num_ranks > 1, slowest, blocks_s + first_s + last_s)
 
