@@ -42,7 +42,8 @@ def test_layouts_are_ordered_from_simple_to_complex() -> None:
 
 
 def test_no_pipeline_is_picked_for_less_than_the_error_of_ranking() -> None:
-    question = ask("llama3-8b", 8, seq_len=8192, batch=32)
+    # With tp, whose collectives compiled blocks hide, no pipeline is faster.
+    question = ask("llama3-8b", 8, seq_len=8192, batch=32, tp=1)
     answer = make_plan(question)
     pick, fastest = answer.pick, answer.fastest
     assert pick.layout.pp == 1 < fastest.layout.pp
@@ -51,7 +52,7 @@ def test_no_pipeline_is_picked_for_less_than_the_error_of_ranking() -> None:
 
 
 def test_defaults_win_within_the_error_of_ranking() -> None:
-    question = ask("llama3-8b", 8, seq_len=8192, batch=128)
+    question = ask("llama3-8b", 8, seq_len=8192, batch=128, tp=1)
     answer = make_plan(question)
     assert answer.pick.layout == Layout(dp_shard=8, compile=True)
     quicker = judge(answer.pick.layout.replace(reshard_after_forward="never"), question)
