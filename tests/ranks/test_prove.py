@@ -103,6 +103,18 @@ def test_layouts_of_a_mixture_hold_in_float64_and_again(tmp_path: Path, capsys: 
     assert {difference.relative > 1e-13 for one in proof.layouts for difference in one.differences} == {False}
 
 
+@pytest.mark.long
+def test_selective_recomputation_holds_next_to_parts_that_stay_eager(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inductor writes over what selective recomputation has saved: such blocks are not compiled."""
+    compiled = "activation_checkpoint=selective,compile=true"
+    layouts = (f"dp_shard=2,ep=2,{compiled}", f"cp=2,cp_method=ring,{compiled}")
+    code, proof, _ = prove(capsys, job_file(tmp_path, MIXTURE), *layouts, "--steps", "2")
+    assert code == 0
+    assert [one.holds for one in proof.layouts] == [True, True]
+
+
 def test_mixed_precision_is_proven_with_wider_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = job_file(tmp_path, DENSE)
     code, proof, _ = prove(capsys, job, "dp_shard=2,tp=2", "--mixed", "--steps", "2")

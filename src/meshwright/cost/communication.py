@@ -111,7 +111,7 @@ class Communication:
             left + c["overlap_slowdown"] * (all_of - left)
             for all_of, left in zip(whole, self._compiled(owner, one, num_again, matmul_s), strict=True)
         )
-        is_compiled = self.orders_collectives & self.layouts.compile & (owners.kind[owner] == BLOCK)
+        is_compiled = self.orders_collectives & self.layouts.compiles_blocks & (owners.kind[owner] == BLOCK)
         forward, backward = (np.where(is_compiled, *both) for both in zip(compiled, usual, strict=True))
         return forward, backward
 

@@ -125,7 +125,8 @@ class Memory:
         name = self.setting.stack.kernels
         if name != "eager":
             return {name: np.ones(len(self.layouts), np.bool_)}
-        return {"eager": ~self.layouts.compile, "compiled": self.layouts.compile}
+        compiled = self.layouts.compiles_blocks
+        return {"eager": ~compiled, "compiled": compiled}
 
     def _block(self, group: BlockGroup) -> Block:
         def kept(policy: ActivationCheckpoint) -> Floats:

@@ -85,6 +85,13 @@ class LayoutTable:
         """Return whether a stage's backward runs in two parts."""
         return np.asarray((self.pp > 1) & self.has_schedule(SPLIT_BACKWARD_SCHEDULES))
 
+    @property
+    def compiles_blocks(self) -> Bools:
+        """Return whether blocks are compiled (Layout.compiles_blocks)."""
+        has_eager_part = (self.ep > 1) | ((self.cp > 1) & (self.cp_method == CONTEXT_METHODS.index("ring")))
+        is_selective = self.activation_checkpoint == ACTIVATION_CHECKPOINTS.index("selective")
+        return np.asarray(self.compile & ~(has_eager_part & is_selective))
+
     def has_schedule(self, names: Collection[str]) -> Bools:
         """Return whether the schedule is one of `names`."""
         return np.array([name in names for name in SCHEDULES])[self.schedule]

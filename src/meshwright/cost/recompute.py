@@ -71,7 +71,7 @@ def recomputed_of(cases: Cases) -> Recomputed:
     stops = (full > 0) & (cases.each(lambda setting: float(setting.stack.recompute_stops_early)) > 0)
     halves = selective * (cases.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
     keeps_sums = cases.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
-    terms = selective * keeps_sums * ~cases.layouts.compile
+    terms = selective * keeps_sums * ~cases.layouts.compiles_blocks
     exchanges = full + selective * keeps_sums
     return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves, terms, exchanges)
 

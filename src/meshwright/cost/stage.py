@@ -85,14 +85,14 @@ def recompute_passes(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
 
     There eager blocks recompute for each group of weights that autograd reaches in a run of its own.
     """
-    again = np.where(layouts.compile, 1.0, _WEIGHT_GROUPS)
+    again = np.where(layouts.compiles_blocks, 1.0, _WEIGHT_GROUPS)
     return np.asarray(1 + again * split_share(layouts, num_microbatches), np.float64)
 
 
 def repeated_share(cases: Cases) -> Floats:
     """Return the share of a pipeline's backwards of compiled blocks that run twice, once in each part."""
     repeats = cases.each(lambda setting: float(setting.stack.repeats_compiled_backward))
-    return np.asarray(repeats * cases.layouts.compile * split_share(cases.layouts, cases.num_microbatches))
+    return np.asarray(repeats * cases.layouts.compiles_blocks * split_share(cases.layouts, cases.num_microbatches))
 
 
 def bubble_share(layouts: LayoutTable, num_microbatches: Floats, repeated: Floats | float = 0.0) -> Floats:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
+from torch import distributed as dist
 from torch import nn
 
+from meshwright.log import logger
 from meshwright.parallelism.torch_compat import keep_backward_inputs
 from meshwright.parallelism.torch_overlap import overlap_collectives
 from meshwright.parallelism.torch_partitioner import save_meshes_last
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout import ActivationCheckpoint, Layout
 
 _SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
 """Modules that are one kernel already: compiled alone they would gain nothing and cost a check of guards each time."""
@@ -18,17 +21,36 @@ _SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
 def compile_blocks(blocks: nn.ModuleList, layout: Layout) -> Counter[str]:
     """Compile each block in place and return what was compiled, by class, with how many of each.
 
-    A block with a part that the compiler cannot take (`is_eager`) has its largest parts without one compiled. A graph
-    break is an error, since it would silently cost the speed asked for.
+    A block with a part that the compiler cannot take (`is_eager`) has its largest parts without one compiled, and none
+    under selective recomputation (Layout.compiles_recomputed). A graph break is an error, since it would silently cost
+    the speed asked for.
     """
     prepare_compile(layout)
     compiled: Counter[str] = Counter()
-    for block in blocks:
+    for index, block in enumerate(blocks):
         if block is not None:
-            for part in _compilable_parts(block):
+            for part in _parts_to_compile(block, layout.checkpoint_of(index)):
                 part.compile(backend=layout.compile_backend, fullgraph=True)
                 compiled[_class_name(part)] += 1
     return compiled
+
+
+def _parts_to_compile(block: nn.Module, checkpoint: ActivationCheckpoint) -> list[nn.Module]:
+    parts = _compilable_parts(block)
+    if parts == [block] or checkpoint != "selective":
+        return parts
+    _warn_once(_class_name(block))
+    return []
+
+
+@cache
+def _warn_once(block: str) -> None:
+    if dist.get_rank() == 0:
+        logger.warning(
+            "layout.compile = true has no effect on %s: a part of it stays eager (experts of ep, a ring), and "
+            "selective recomputation cannot save what is compiled next to it: set activation_checkpoint to full",
+            block,
+        )
 
 
 def prepare_compile(layout: Layout) -> None:

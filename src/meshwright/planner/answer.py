@@ -100,6 +100,6 @@ def recomputed_share(layout: Layout, question: Question) -> float:
         flops = again[layout.activation_checkpoint] / layout.activation_checkpoint_every
     table, number = layout_table([layout]), np.array([num_microbatches_of(layout, question)], np.float64)
     flops *= float(recompute_passes(table, number)[0])
-    if stack.repeats_compiled_backward and layout.compile:
+    if stack.repeats_compiled_backward and layout.compiles_blocks:
         flops += 2 * (matmuls + attention) * float(split_share(table, number)[0])
     return flops / model.flops_per_token(seq_len)

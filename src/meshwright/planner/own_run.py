@@ -81,7 +81,7 @@ def _setting(run: Run, manifest: Manifest, layout: Layout) -> Setting:
     """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
     job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
     setting = question_of(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setting
-    stack = setting.stack.replace(kernels="compiled" if layout.compile else "eager")
+    stack = setting.stack.replace(kernels="compiled" if layout.compiles_blocks else "eager")
     cluster = setting.cluster.with_num_devices(layout.num_ranks)
     found = Setting(setting.model, setting.workload, cluster, stack)
     peaks_of((found,))  # raises for a device without the rates that pricing needs

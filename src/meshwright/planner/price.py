@@ -134,7 +134,7 @@ def cases_of(layouts: LayoutTable, question: Question) -> Cases:
     if setting.stack.kernels != "eager":
         return Cases.of_one(setting, layouts)
     compiled = replace(setting, stack=setting.stack.replace(kernels="compiled"))
-    return Cases((setting, compiled), layouts.compile.astype(np.int64), layouts)
+    return Cases((setting, compiled), layouts.compiles_blocks.astype(np.int64), layouts)
 
 
 def join(parts: list[Priced]) -> Priced:

@@ -105,6 +105,20 @@ class Layout(Noun):
         return any(one != "none" for one in self.activation_checkpoint_blocks or [self.activation_checkpoint])
 
     @property
+    def compiles_recomputed(self) -> bool:
+        """Return whether compile = true holds for blocks under selective recomputation.
+
+        Not where a block has a part that stays eager, experts of ep or a ring: what is compiled next to it overwrites
+        outputs that selective recomputation would have saved.
+        """
+        return self.ep == 1 and (self.cp == 1 or self.cp_method != "ring")
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Return whether blocks are compiled, as compile asks for."""
+        return self.compile and (self.compiles_recomputed or self.activation_checkpoint != "selective")
+
+    @property
     def reduces_each_microbatch(self) -> bool:
         """Return whether each backward reduce-scatters its gradients over the ranks that share parameters."""
         if self.gradient_sync == "auto":
