@@ -35,7 +35,7 @@ from meshwright.tracer.trace import trace
 
 TRACER = Path(importlib.import_module("meshwright.tracer").__path__[0])
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-SINCE = {"record_grad_output_stream": (2, 15)}
+SINCE = {"record_grad_output_stream": (2, 15), "_warmup_p2p": (2, 12)}
 """Names that are replaced in newer versions only, with the first."""
 RANK, NUM_RANKS = 2, 4
 

@@ -42,7 +42,7 @@ def block_step_seconds(widths: tuple[int, ...], watch: Stopwatch) -> dict[tuple[
     took_s: dict[tuple[BlockStep, int], float] = {}
     for width in widths:
         plain, sharded = (_Step(width, _MANY_TOKENS, watch.device) for _ in range(2))
-        num_bytes = sum(parameter.nbytes for parameter in plain.blocks[0].parameters())
+        num_bytes = sum(parameter.nbytes for parameter in plain.blocks.each[0].parameters())
         _shard(sharded.blocks, watch.device)
         took_s["plain", num_bytes] = watch.seconds(plain)
         _reduce(sharded.blocks, is_on=False)
@@ -74,15 +74,19 @@ class _Step:
         self.blocks(self._x_BSD, *self._turns).sum().backward()
 
 
-class _Blocks(nn.ModuleList):
-    """Blocks of Llama, one after the other: a root for FSDP, which has no parameters of its own."""
+class _Blocks(nn.Module):
+    """Blocks of Llama, one after the other: a root for FSDP, which has no parameters of its own.
+
+    No ModuleList: fully_shard() refuses one up to torch 2.11, even one with a forward.
+    """
 
     def __init__(self, architecture: LlamaArchitecture) -> None:
-        super().__init__(Block(architecture) for _ in range(architecture.num_layers))
+        super().__init__()
+        self.each = nn.ModuleList(Block(architecture) for _ in range(architecture.num_layers))
 
     def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         """Return x_BSD after all blocks."""
-        for block in self:
+        for block in self.each:
             x_BSD = block(x_BSD, cos_SH, sin_SH)
         return x_BSD
 
@@ -90,7 +94,7 @@ class _Blocks(nn.ModuleList):
 def _shard(blocks: _Blocks, device: torch.device) -> None:
     """Shard as training does (parallelism/fully_sharded.py): one block gathered ahead, and sums that stay sums."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    units: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks]
+    units: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks.each]
     fully_shard(blocks, mesh=mesh)
     for unit in units:
         unit.set_gradient_divide_factor(1.0)
