@@ -186,8 +186,10 @@ class RecordingMode(TorchDispatchMode):
         if group is not None and is_on_host:
             # Tensors of the host go through a backend of their own, whose order is independent of the device's.
             group = (group[0], f"{group[1]} {HOST_AXIS}".lstrip())
-        if group is not None and not group[1] and self.recorder.scopes.scope.startswith(_FSDP):
-            # FSDP2 calls two collectives along its shards, which have a name by then, and this one over replicas.
+        # Of c10d's operators that take tensors, a gather or a scatter has one more than it writes to.
+        is_all_reduce = 0 < len(found.written) == len(inputs)
+        if group is not None and not group[1] and is_all_reduce and self.recorder.scopes.scope.startswith(_FSDP):
+            # All that FSDP2 reduces without scattering is over replicas.
             group = (group[0], "dp_replicate")
         if group is not None and self._is_joint:
             group = (group[0], f"{group[1]} {JOINT_AXIS}")

@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 from torch.distributed import _symmetric_memory  # noqa: F401  (defines the joint operations)
 from torch.distributed.distributed_c10d import _get_group_size_by_name
 
-from meshwright.parallelism import async_tensor
+from meshwright.parallelism import torch_symmetric_memory
 from meshwright.tracer.torch_names import replace
 
 JOINT_AXIS = "(symmetric memory)"
@@ -35,7 +35,7 @@ _collectives = torch.ops._c10d_functional
 
 def allow_async_tensor_parallel(device_type: str) -> None:
     """Have the runtime take ranks of a simulated device for ranks that share memory, for good."""
-    replace(async_tensor, "has_symmetric_memory", lambda _: lambda asked: asked in ("cuda", device_type))
+    replace(torch_symmetric_memory, "has_symmetric_memory", lambda _: lambda asked: asked in ("cuda", device_type))
 
 
 def join_matmuls(graph: fx.GraphModule) -> None:

@@ -32,6 +32,7 @@ from torch._inductor.utils import GPU_TYPES
 from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import _disable_current_modes
 
+from meshwright.parallelism.torch_partitioner import save_meshes_last
 from meshwright.tracer.simulated_device import H100
 from meshwright.tracer.torch_names import replace
 
@@ -56,7 +57,9 @@ def register_device(device_type: str) -> None:
     register_interface_for_device(device_type, _Interface)
     register_device_op_overrides(device_type, DeviceOpOverrides())
     GPU_TYPES.append(device_type)
-    # Saved states of random numbers have a form for each kind of device, and this one has none.
+    # Saved states of random numbers have a form for each kind of device, and this one has none. A rank that recomputes
+    # puts its own in the same place, once: before, so that it does not undo this.
+    save_meshes_last()
     replace(partitioners, "functionalize_rng_ops", lambda _: lambda _, forward, backward, *__: (forward, backward))
 
     def without_triton(create: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,12 +38,17 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "left of 77.65",
         "best of each split",
         "alternatives that fit: best with",
-        "rejected: pick with",
         "if the hardware were",
         "precision float8-tensorwise",
         "What would buy most:",
     ):
         assert part in text
+
+
+def test_what_does_not_fit_is_rejected_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", "llama3-70b", "--cluster", "h100:64", "--seq-len", "4096", "--global-batch-tokens", "1M"]
+    assert run(["plan", *arguments]) == 0
+    assert "rejected: pick with" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("width", [80, 100])
