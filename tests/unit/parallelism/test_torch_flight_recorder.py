@@ -34,8 +34,10 @@ def test_gloo_collectives_are_recorded_in_order_with_their_group_and_end(one_ran
     names = {group.description: group.name for group in recorded_groups()}
     # gloo's thread lets the caller go on just before it notes the end.
     deadline = time.monotonic() + 10
-    while not (found := _since(started_ns))[-1].is_done and time.monotonic() < deadline:
+    found = _since(started_ns)
+    while not all(one.is_done for one in found) and time.monotonic() < deadline:
         time.sleep(0.01)
+        found = _since(started_ns)
 
     world, tp = names["default_pg"], names["mesh_tp"]
     assert [(one.group, one.op, one.sizes) for one in found] == [
