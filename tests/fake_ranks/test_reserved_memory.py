@@ -40,6 +40,7 @@ LONG = (
     f"dp_shard=4 cp=2 {LARGER} train.seq_len=8192",
     "dp_shard=4 pp=2 compile=true",
     f"dp_shard=2 pp=4 {LARGER}",
+    f"dp_shard=2 pp=4 activation_checkpoint=full activation_checkpoint_every=4 {LARGER}",
     "dp_shard=4 pp=2 schedule=InterleavedZeroBubble virtual_stages=2",
     "dp_shard=4 pp=2 schedule=ZBVZeroBubble virtual_stages=2",
     f"dp_shard=4 pp=2 schedule=ZBVZeroBubble compile=true activation_checkpoint=selective {LARGER}",

@@ -312,17 +312,20 @@ def _blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list
     counts = []
     for block, end in zip(memory.blocks, ends, strict=True):
         low, high = np.maximum(first, end - block.count), np.minimum(stop, end)
-        counts.append(_by_policy(layouts, low, np.where(stages >= 0, np.maximum(high, low), low)))
+        counts.append(_by_policy(layouts, first, low, np.where(stages >= 0, np.maximum(high, low), low)))
     is_first, is_last = (stages == 0).any(axis=0), (stages == layouts.num_stages - 1).any(axis=0)
     return is_first.astype(np.float64), is_last.astype(np.float64), counts
 
 
-def _by_policy(layouts: LayoutTable, first: Ints, stop: Ints) -> Floats:
-    """Return how many of the blocks from `first` to `stop` [stages, layouts] save what [policies, layouts]."""
+def _by_policy(layouts: LayoutTable, stage_first: Ints, first: Ints, stop: Ints) -> Floats:
+    """Return how many of the blocks from `first` to `stop` [stages, layouts] save what [policies, layouts], on stages
+    that begin at `stage_first`.
+    """
     count = (stop - first).sum(axis=0).astype(np.float64)
     policies = np.arange(len(ACTIVATION_CHECKPOINTS))[:, None]
     if layouts.checkpoint_of_block is None:
-        wrapped = np.ceil(count / layouts.activation_checkpoint_every)
+        every = layouts.activation_checkpoint_every
+        wrapped = (np.ceil((stop - stage_first) / every) - np.ceil((first - stage_first) / every)).sum(axis=0)
         return np.where(policies == layouts.activation_checkpoint, wrapped, 0.0) + np.where(
             policies == 0, count - wrapped, 0.0
         )

@@ -1,7 +1,7 @@
 """Recomputed: the shares of a block's forward pass that activation checkpointing computes again.
 
-    none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of it; said block by block: the
-    mean over all blocks
+    none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of
+    it, rounded up on each stage; said block by block: the mean over all blocks
     half of matmul outputs kept: every second matmul, but not the last one
     outputs of cuDNN's attention not kept (torchtitan of 2025, on Blackwell): attention
     sums of row-parallel matmuls kept, not their terms (ours under tp): in eager code those matmuls, but for the last
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.case import Cases, Floats, Setting
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
 from meshwright.cost.rates import architecture_of
 
 _SELECTIVE = {
@@ -87,4 +87,13 @@ def share_of_blocks(cases: Cases, policy: str) -> Floats:
     layouts, code = cases.layouts, ACTIVATION_CHECKPOINTS.index(policy)
     if layouts.checkpoint_of_block is not None:
         return np.asarray((layouts.checkpoint_of_block == code).mean(axis=1))
-    return np.where(layouts.activation_checkpoint == code, 1 / layouts.activation_checkpoint_every, 0.0)
+    num_blocks = cases.each(lambda setting: float(sum(group.count for group in setting.model.groups[1:-1])))
+    return np.where(layouts.activation_checkpoint == code, nth_share(layouts, num_blocks), 0.0)
+
+
+def nth_share(layouts: LayoutTable, num_blocks: Floats) -> Floats:
+    """Return the share of its blocks that recomputing every n-th takes on the stages with most: it counts from the
+    first block of each.
+    """
+    per_stage = np.ceil(num_blocks / layouts.num_stages)
+    return np.asarray(np.ceil(per_stage / layouts.activation_checkpoint_every) / per_stage)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from meshwright.parallelism.partial_sums import makes_term
 from meshwright.parallelism.torch_checkpoint import selective_contexts
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout import ActivationCheckpoint, Layout
 
 _MATMULS = (
     "aten::mm",
@@ -62,10 +62,15 @@ def checkpoint_blocks(
     repeated = frozenset((op, group.group_name) for op, group in groups if group is not None)
     selects = {"context_fn": partial(_contexts, repeated, is_reread=layout.may_split_backward)}
     options: dict[str, dict[str, Any]] = {"selective": selects, "full": {}}
-    for index, block in enumerate(blocks):
-        # The other stages' blocks are None here, and count: which blocks are wrapped depends on the model only.
-        if block is not None and (kind := layout.checkpoint_of(index)) != "none":
-            blocks[index] = checkpoint_wrapper(block, preserve_rng_state=True, **options[kind])
+    for index, kind in checkpoints_of(blocks, layout):
+        if kind != "none":
+            blocks[index] = checkpoint_wrapper(blocks[index], preserve_rng_state=True, **options[kind])
+
+
+def checkpoints_of(blocks: nn.ModuleList, layout: Layout) -> list[tuple[int, ActivationCheckpoint]]:
+    """Return (number in the model, what it saves) of each block of a stage; other stages' are None in `blocks`."""
+    numbers = [number for number, block in enumerate(blocks) if block is not None]
+    return [(number, layout.checkpoint_of(number, numbers[0])) for number in numbers]
 
 
 def _contexts(repeated: frozenset[tuple[str, str]], *, is_reread: bool) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 from meshwright.log import logger
+from meshwright.parallelism.activation_checkpoint import checkpoints_of
 from meshwright.parallelism.torch_compat import keep_backward_inputs
 from meshwright.parallelism.torch_overlap import overlap_collectives
 from meshwright.parallelism.torch_partitioner import save_meshes_last
@@ -27,11 +28,10 @@ def compile_blocks(blocks: nn.ModuleList, layout: Layout) -> Counter[str]:
     """
     prepare_compile(layout)
     compiled: Counter[str] = Counter()
-    for index, block in enumerate(blocks):
-        if block is not None:
-            for part in _parts_to_compile(block, layout.checkpoint_of(index)):
-                part.compile(backend=layout.compile_backend, fullgraph=True)
-                compiled[_class_name(part)] += 1
+    for index, checkpoint in checkpoints_of(blocks, layout):
+        for part in _parts_to_compile(blocks[index], checkpoint):
+            part.compile(backend=layout.compile_backend, fullgraph=True)
+            compiled[_class_name(part)] += 1
     return compiled
 
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from meshwright.errors import InfeasibleLayout, UnsupportedError
 from meshwright.models.contract import blocks_of
+from meshwright.parallelism.activation_checkpoint import checkpoints_of
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.sharding.role import Role, Table
 from meshwright.parallelism.sharding.table import table_of
@@ -65,11 +66,11 @@ def apply_tensor_parallel(model: nn.Module, meshes: Meshes) -> None:
     cut = _Cut(meshes.axis("tp"))
     for name, module, role in _roles(model, table):
         cut(name, module, role, getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None))
-    for index, block in enumerate(blocks_of(model)):
-        gathers_again = meshes.layout.checkpoint_of(index) == "none"
-        for part in block.modules() if block is not None else ():
+    blocks = blocks_of(model)
+    for index, checkpoint in checkpoints_of(blocks, meshes.layout):
+        for part in blocks[index].modules():
             if isinstance(part, GathersInput):
-                part.gathers_again = gathers_again
+                part.gathers_again = checkpoint == "none"
 
 
 def _roles(model: nn.Module, table: Table) -> list[tuple[str, nn.Module, Role | None]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.recompute import drops_attention
+from meshwright.cost.recompute import drops_attention, nth_share
 from meshwright.cost.stage import recompute_passes, split_share
 from meshwright.planner.bubble import num_actions, num_microbatches_of, played_step
 from meshwright.planner.price import Priced, price
@@ -93,12 +93,13 @@ def recomputed_share(layout: Layout, question: Question) -> float:
         again["selective"] = float(attention)
     if drops_attention(question.setting):
         again["selective"] += float(attention)
-    given = layout.activation_checkpoint_blocks
+    given, table = layout.activation_checkpoint_blocks, layout_table([layout])
     if given is not None:
         flops = sum(again[one] for one in given) / len(given)
     else:
-        flops = again[layout.activation_checkpoint] / layout.activation_checkpoint_every
-    table, number = layout_table([layout]), np.array([num_microbatches_of(layout, question)], np.float64)
+        num_blocks = np.array([sum(group.count for group in model.groups[1:-1])], np.float64)
+        flops = again[layout.activation_checkpoint] * float(nth_share(table, num_blocks)[0])
+    number = np.array([num_microbatches_of(layout, question)], np.float64)
     flops *= float(recompute_passes(table, number)[0])
     if stack.repeats_compiled_backward and layout.compiles_blocks:
         flops += 2 * (matmuls + attention) * float(split_share(table, number)[0])

@@ -96,9 +96,9 @@ def is_needless(table: LayoutTable, question: Question, menu: Menu) -> Bools:
     """Return which layouts run all forwards before all backwards where the schedule that takes turns can run.
 
     Both wait as long, and that one holds fewer microbatches. Nor does it matter how often a single microbatch's
-    gradients are reduced.
+    gradients are reduced, and which blocks beyond a stage's last are recomputed.
     """
-    needless = reduces_needlessly(table, question, menu)
+    needless = reduces_needlessly(table, question, menu) | _recomputes_as_much(table, question, menu)
     for schedule, other in _TAKES_TURNS.items():
         if other in {name for name, _ in menu.pipelines}:
             turned = replace(table, schedule=np.full(len(table), SCHEDULES.index(other)))
@@ -122,7 +122,16 @@ def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> Lay
     """Return the valid layouts that differ from those of `table` in what changes time a little, themselves included."""
     for key in ("activation_checkpoint_every", "async_tp"):
         table = vary(table, {key: getattr(menu, key)})
-    return table.take(is_valid(table, question))
+    return table.take(is_valid(table, question) & ~_recomputes_as_much(table, question, menu))
+
+
+def _recomputes_as_much(table: LayoutTable, question: Question, menu: Menu) -> Bools:
+    """Return which layouts recompute every n-th block of stages that have fewer: the first alone, as a lower n does."""
+    num_blocks = sum(group.count for group in question.setting.model.groups[1:-1])
+    stage_blocks = np.ceil(num_blocks / table.num_stages)
+    has_choice = len(menu.activation_checkpoint_every) > 1
+    every = table.activation_checkpoint_every
+    return np.asarray((every > 1) & (every > stage_blocks) & has_choice)
 
 
 def vary(table: LayoutTable, options: Mapping[str, Sequence[Any]]) -> LayoutTable:

@@ -64,7 +64,7 @@ class Layout(Noun):
     """What each block saves for backward: everything (none), matmul outputs (selective), its input (full), what fits
     (auto)."""
     activation_checkpoint_every: PositiveInt = 1
-    """Apply activation_checkpoint to every n-th block only."""
+    """Apply activation_checkpoint to every n-th block of each pipeline stage only, from its first on."""
     activation_checkpoint_blocks: tuple[ActivationCheckpoint, ...] | None = Field(
         None, strict=False, examples=[["full", "full", "none"]]
     )
@@ -126,12 +126,16 @@ class Layout(Noun):
             return self.fsdp > 1 and self.pp == 1
         return self.gradient_sync == "microbatch"
 
-    def checkpoint_of(self, block: int) -> ActivationCheckpoint:
-        """Return what the block with this number in the whole model saves; not to be asked while that is auto."""
+    def checkpoint_of(self, block: int, first_block: int = 0) -> ActivationCheckpoint:
+        """Return what the block with this number in the whole model saves; not to be asked while that is auto.
+
+        `first_block` is the first of its pipeline stage: counted from there, equal stages recompute equally much.
+        """
         if self.activation_checkpoint_blocks is not None:
             return self.activation_checkpoint_blocks[block]
         assert self.activation_checkpoint != "auto", "auto is settled before any rank starts"
-        return self.activation_checkpoint if block % self.activation_checkpoint_every == 0 else "none"
+        is_nth = (block - first_block) % self.activation_checkpoint_every == 0
+        return self.activation_checkpoint if is_nth else "none"
 
     @property
     def fsdp(self) -> int:

@@ -35,7 +35,7 @@ def alike_pipeline_ranks(job: Job, layout: Layout, schedule: Schedule) -> dict[i
     for rank in range(layout.pp):
         contents = tuple(
             (
-                tuple((kinds[block], layout.checkpoint_of(block)) for block in blocks[stage]),
+                tuple((kinds[block], layout.checkpoint_of(block, blocks[stage].start)) for block in blocks[stage]),
                 [_where(stage + step, rank, schedule) for step in (-1, 1)],
             )
             for stage in schedule.stages_of_rank(rank)

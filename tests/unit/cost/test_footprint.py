@@ -368,6 +368,18 @@ def test_more_recomputation_never_needs_more(setting: Setting, layout: Layout) -
     assert selective <= none * (1 + 1e-9)
 
 
+def test_equal_stages_recompute_equally_many_blocks() -> None:
+    """16 stages of two blocks, of which 1F1B holds the activations of one microbatch less on each later rank."""
+    layouts = [
+        Layout(pp=16, activation_checkpoint="full", activation_checkpoint_every=every, compile=True)
+        for every in (1, 2, 4)
+    ]
+    cases = Cases.of_one(_setting("llama3-8b"), layout_table(layouts))
+    kept = [footprint_of_rank(cases, rank).activations_bytes for rank in (3, 4, 5)]
+    assert kept[0][1] == kept[0][2] > kept[0][0]
+    assert kept[0] - kept[1] == pytest.approx(kept[1] - kept[2])
+
+
 @given(_SETTINGS, _LAYOUTS)
 def test_fewer_blocks_under_recomputation_need_more(setting: Setting, layout: Layout) -> None:
     each, some = (layout.replace(activation_checkpoint="full", activation_checkpoint_every=every) for every in (1, 4))

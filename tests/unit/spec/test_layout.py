@@ -25,6 +25,12 @@ def test_the_rest_takes_what_the_others_leave(fixed: dict[str, int], rest: str, 
     assert type(layout) is Layout
 
 
+def test_every_nth_block_is_counted_from_the_first_of_a_stage() -> None:
+    layout = Layout(pp=2, activation_checkpoint="full", activation_checkpoint_every=2)
+    first, second = ([layout.checkpoint_of(block, stage[0]) for block in stage] for stage in (range(3), range(3, 6)))
+    assert first == second == ["full", "none", "full"]
+
+
 @given(degrees, st.sampled_from(AXES), st.integers(1, 5000))
 def test_ranks_that_do_not_divide_name_the_nearest_that_do(fixed: dict[str, int], rest: str, num_ranks: int) -> None:
     request = LayoutRequest(**{**fixed, rest: -1})
