@@ -17,6 +17,16 @@ PIPELINE = ("layout.pp=2", "layout.schedule=Interleaved1F1B", "layout.virtual_st
 LAYOUTS = {
     "tp, recomputed": (4, ("layout.dp_shard=2", "layout.tp=2", "layout.activation_checkpoint=full")),
     "tp, selective": (4, ("layout.dp_shard=2", "layout.tp=2", "layout.activation_checkpoint=selective")),
+    "pp, every second block": (
+        4,
+        (
+            "layout.tp=2",
+            "model.options.num_layers=8",
+            "layout.activation_checkpoint=selective",
+            "layout.activation_checkpoint_every=2",
+            *PIPELINE,
+        ),
+    ),
     "accumulated": (2, ("layout.dp_shard=2", "layout.microbatch_size=4", "layout.gradient_sync=step")),
     "interleaved": (4, ("layout.dp_shard=2", "model.options.num_layers=4", *PIPELINE)),
     "ring": (4, ("layout.dp_shard=2", "layout.cp=2", "layout.cp_method=ring")),

@@ -62,13 +62,9 @@ def split(model: nn.Module, layout: Layout, schedule: Schedule, pp_rank: int) ->
         return Stages({0: model}, (0,), experts)
     require_stages(model)
     assert layout.stage_boundaries is not None, "the boundaries are chosen before the model is split"
-    numbers = schedule.stages_of_rank(pp_rank)
-    copies = [copy.deepcopy(model) for _ in numbers[1:]]
+    cutter = _Cutter(model, layout.stage_boundaries)
     return Stages(
-        {
-            number: _cut(stage, number, layout.stage_boundaries)
-            for number, stage in zip(numbers, [model, *copies], strict=True)
-        },
+        {number: cutter.stage(number) for number in schedule.stages_of_rank(pp_rank)},
         tuple(schedule.rank_of_stage(number) for number in range(schedule.num_stages)),
         experts,
     )
@@ -91,15 +87,28 @@ def shared_parts(model: nn.Module) -> tuple[str, ...]:
     return tuple(part for part in first if part in last)
 
 
-def _cut(model: Any, number: int, boundaries: Sequence[int]) -> Any:
-    blocks = blocks_of(model)
-    starts = [0, *boundaries, len(blocks)]
-    kept = range(starts[number], starts[number + 1])
-    for index in range(len(blocks)):
-        if index not in kept:
+class _Cutter:
+    """Takes the parts of a model apart, so that a stage copies no block that it does not hold."""
+
+    def __init__(self, model: Any, boundaries: Sequence[int]) -> None:
+        blocks = blocks_of(model)
+        self._blocks = list(blocks)
+        self._starts = [0, *boundaries, len(blocks)]
+        self._first, self._last = tuple(model.first_parts), tuple(model.last_parts)
+        self._parts = {name: getattr(model, name) for name in {*self._first, *self._last}}
+        for index in range(len(blocks)):
             blocks[index] = None  # type: ignore[assignment]
-    is_first, is_last = number == 0, number == len(boundaries)
-    parts = set(model.first_parts if is_first else ()) | set(model.last_parts if is_last else ())
-    for part in {*model.first_parts, *model.last_parts} - parts:
-        setattr(model, part, None)
-    return model
+        for name in self._parts:
+            setattr(model, name, None)
+        self._empty = model
+
+    def stage(self, number: int) -> Any:
+        """Return the stage; its blocks are the model's own, since no other stage has them."""
+        stage: Any = copy.deepcopy(self._empty)
+        for index in range(self._starts[number], self._starts[number + 1]):
+            blocks_of(stage)[index] = self._blocks[index]
+        is_first, is_last = number == 0, number == len(self._starts) - 2
+        for name in {*(self._first if is_first else ()), *(self._last if is_last else ())}:
+            # The first and the last stage of one rank may both hold it, each for itself.
+            setattr(stage, name, copy.deepcopy(self._parts[name]))
+        return stage

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -208,7 +209,10 @@ class Capture:
         num_records = len(records["kind"])
         self._is_forward += [False] * (num_records - len(self._is_forward))
         outlive = {slot for slot, freed_at in enumerate(storages["freed_at"]) if freed_at == NONE}
-        if outlive != {one.slot for one in tree_leaves([value for _, value in made]) if isinstance(one, Made)}:
+        # A kernel may make what nothing reads, such as attention's mask: that was freed with the call's own values.
+        read = [(node, tree_map_only(Made, partial(_if_in, outlive), value)) for node, value in made]
+        made = [(node, value) for node, value in read if _slots_of([value])]
+        if outlive != _slots_of([value for _, value in made]):
             return None
         if not self._is_repeatable(records):
             return None
@@ -261,6 +265,14 @@ def _own_values(recorder: Recorder, kinds: Collection[bool]) -> dict[bool, dict[
         found[is_forward] = recorder.place(RecordKind.OP)
     scopes.is_compiled_forward = before
     return found
+
+
+def _if_in(slots: Collection[int], one: Made) -> Made | None:
+    return one if one.slot in slots else None
+
+
+def _slots_of(values: list[Any]) -> set[int]:
+    return {one.slot for one in tree_leaves(values) if isinstance(one, Made)}
 
 
 def _tensors_in(values: Any) -> list[Tensor]:

@@ -34,6 +34,7 @@ from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.torch_data_loader import read_without_workers
 from meshwright.tracer.torch_data_parallel import reduce_by_hook
+from meshwright.tracer.torch_fused_optimizer import update_shards_in_place
 from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
 from meshwright.tracer.torch_pipelining import vote_by_own_stages
@@ -55,6 +56,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
         replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
     reduce_by_hook()
     move_states_in_place(mode.device_type)
+    update_shards_in_place()
     refuse_object_collectives(recorder.scopes)
     refuse_fsdp1(recorder.scopes)
     read_without_workers()
