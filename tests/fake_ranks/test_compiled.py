@@ -13,6 +13,7 @@ from meshwright.tracer.trace import trace
 
 BUILD = "meshwright.trainer.build_step:build_step"
 JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
+MIXTURE = str(Path(__file__).parents[2] / "examples" / "tiny-moe.toml")
 BLOCK = "blocks.1"
 KEEPS_COLLECTIVES = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
 """torch 2.11's compiler does no collective again, though its block is recomputed, and no product that only one of them
@@ -99,6 +100,20 @@ def test_fusing_saves_traffic_and_memory(eager: Trace, compiled: Trace) -> None:
     assert compiled.live_bytes().max() < 1.02 * eager.live_bytes().max() + kept_bytes
     # Parameters and the optimizer's state are the same.
     assert compiled.live_bytes()[0] == eager.live_bytes()[0]
+
+
+@pytest.mark.parametrize("policy", ["none", pytest.param("full", marks=pytest.mark.long)])
+def test_compiled_mixtures_multiply_as_eager_ones_do(policy: str) -> None:
+    keys = ("dp_shard=2", f"activation_checkpoint={policy}")
+    job = ("model.options.num_layers=1", "precision.compute=bfloat16", *(f"layout.{key}" for key in keys))
+    counts = []
+    for how in ("false", "true"):
+        found = trace(BUILD, 0, 2, [MIXTURE, *job, f"layout.compile={how}"])
+        phases = [found.phases[phase] for phase in found.records.phase]
+        rows = zip(phases, found.records.signature, strict=True)
+        names = [(phase, found.signatures[position].op) for phase, position in rows if position != NONE]
+        counts.append(Counter(one for one in names if "mm." in one[1] or "attention" in one[1]))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.long

@@ -1,7 +1,9 @@
 """moved_bytes: what an operator really moves through memory, where it is not all that it is given and returns.
 
+    filling a new tensor like another    what is written
     gathering a few rows of a table      twice the rows
     writing over a tensor                what is written, and what it is made from
+    writing rows over a few of a table   twice the rows
     FSDP's copy into its buffer          this rank's shard, twice, however large the buffer of all ranks is
     optimizers and lists in place        what is read, and all but the gradients written again
 
@@ -22,7 +24,8 @@ _FREE = (
 """Operators that only allocate, or look at what is there otherwise."""
 _GATHERS = ("embedding", "index", "index_select", "gather", "nll_loss_forward", "take_along_dim")
 _OVERWRITES = ("copy_", "_foreach_copy_", "fill_", "zero_", "_foreach_zero_", "uniform_", "normal_", "masked_fill_")
-
+_FILLS = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+"""Operators that are given a tensor for its format alone."""
 
 _COMMUNICATION = ("c10d.", "_c10d_functional.", "_c10d_functional_autograd.")
 
@@ -47,6 +50,8 @@ def moved_bytes(signature: Signature) -> float:
     name = base_name(signature)
     if is_free(signature):
         return 0.0
+    if name in _FILLS:
+        return float(signature.written_bytes)
     if name in _GATHERS:
         return 2.0 * signature.written_bytes
     if name in _OVERWRITES:
@@ -77,6 +82,11 @@ def _num_elements(dims: tuple[int, ...]) -> int:
     return count
 
 
+def _rows_twice(signature: Signature) -> float:
+    rows = signature.inputs[-1]
+    return signature.written_bytes * 2.0 * _num_elements(rows.dims) / max(_num_elements(signature.outputs[0].dims), 1)
+
+
 def _adam(signature: Signature) -> float:
     # Of parameter, gradient and both moments, all but the gradient are written again.
     return 1.75 * signature.read_bytes
@@ -84,6 +94,7 @@ def _adam(signature: Signature) -> float:
 
 _SPECIAL: dict[str, Callable[[Signature], float]] = {
     "all_gather_copy_in": _shard_twice,
+    "index_copy_": _rows_twice,
     "_fused_adamw_": _adam,
     "_fused_adam_": _adam,
 }

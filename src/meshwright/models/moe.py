@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshwright.models.expert_rows import collect, reorder, spread, swiglu, token_rows
 from meshwright.models.grouped_matmul import grouped_matmul, required_alignment
 from meshwright.models.rope import at_least_float32
 from meshwright.spec.moe_architecture import MoEArchitecture
@@ -192,13 +193,13 @@ class Experts(nn.Module):
             self.padded_rows.add_((padded_E - counts_E).sum())
         # As many rows as there can be at most: the true number is known to the device only.
         most_rows = num_rows + num_experts * (alignment - 1)
-        padded_PD = rows_RD.new_zeros(most_rows, rows_RD.shape[1]).index_copy(0, place_R, rows_RD)
-        return self._swiglu(padded_PD, padded_E).index_select(0, place_R)
+        padded_PD = spread(rows_RD, place_R, most_rows)
+        return collect(self._swiglu(padded_PD, padded_E), place_R)
 
     def _swiglu(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         gate_RF = grouped_matmul(rows_RD, self.gate, counts_E)
         up_RF = grouped_matmul(rows_RD, self.up, counts_E)
-        return grouped_matmul(F.silu(gate_RF) * up_RF, self.down, counts_E)
+        return grouped_matmul(swiglu(gate_RF, up_RF), self.down, counts_E)
 
 
 class LocalDispatch(nn.Module):
@@ -240,44 +241,3 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         return gradient, gradient.new_full((), ctx.scale), None
-
-
-def token_rows(x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
-    """Return K rows of each token: row r is that of choice order_R[r], whose inverse is place_R.
-
-    Backward gathers. Autograd's own does not know that no two indices are the same: it adds row by row, in an order
-    that CUDA does not promise. So does `reorder`'s.
-    """
-    rows_RD: Tensor = _TokenRows.apply(x_TD, order_R, place_R)  # type: ignore[no-untyped-call]
-    return rows_RD
-
-
-def reorder(rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-    """Return rows_RD[order_R], whose inverse is inverse_R."""
-    ordered_RD: Tensor = _Reorder.apply(rows_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]
-    return ordered_RD
-
-
-class _TokenRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
-        ctx.save_for_backward(place_R)
-        ctx.shape = (x_TD.shape[0], -1, x_TD.shape[1])
-        return x_TD[order_R // (len(order_R) // len(x_TD))]
-
-    @staticmethod
-    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None]:
-        (place_R,) = ctx.saved_tensors
-        return gradient_RD[place_R].view(ctx.shape).sum(1), None, None
-
-
-class _Reorder(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse_R)
-        return rows_RD[order_R]
-
-    @staticmethod
-    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None]:
-        (inverse_R,) = ctx.saved_tensors
-        return gradient_RD[inverse_R], None, None

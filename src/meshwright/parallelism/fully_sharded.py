@@ -28,6 +28,7 @@ from meshwright.parallelism.torch_fsdp import (
     end_gradient_reduction,
     hide_from_selective_checkpoint,
     holds_partial_sums,
+    overlap_reductions,
 )
 from meshwright.spec.layout import Layout
 from meshwright.spec.sections import DType, PrecisionSection
@@ -58,7 +59,9 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
         module.set_gradient_divide_factor(1.0)
         # Without it a factor is a reduction of its own kind, which gloo does not have (PREMUL_SUM).
         module.set_force_sum_reduction_for_comms(True)
-    _prefetch(model, [_units(block) for block in blocks], layout.prefetch)
+    units = [_units(block) for block in blocks]
+    overlap_reductions(model, max(map(len, units), default=1))
+    _prefetch(model, units, layout.prefetch)
 
 
 def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_last: bool, waits: bool) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.models.moe import reorder
+from meshwright.models.expert_rows import reorder
 from meshwright.parallelism.axis_mark import axis_mark
 from meshwright.parallelism.host_values import host_values
 

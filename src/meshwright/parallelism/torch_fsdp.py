@@ -44,6 +44,17 @@ def begin_gathering(root: FSDPModule) -> None:
         unit.unshard(async_op=True)
 
 
+def overlap_reductions(root: FSDPModule, num_units: int) -> None:
+    """Let compute run ahead of the reductions of `num_units` units under `root`; by default it waits for each before
+    the next unit's, as it also does before torch 2.13, which cannot be asked for more.
+
+    A block whose experts are a unit of their own has two reductions, and that of the experts, most of its bytes, would
+    hide behind the rest of its block alone.
+    """
+    if hasattr(root, "set_reduce_scatter_max_input_buffers"):
+        root.set_reduce_scatter_max_input_buffers(num_units)
+
+
 def hide_from_selective_checkpoint(unit: nn.Module) -> None:
     """Keep what FSDP2 does around the forward of `unit`, which lies within a block, out of the block's record.
 

@@ -142,7 +142,9 @@ class CompiledGraph:
         reads = dict.fromkeys(one for node in kernel.nodes for one in node.all_input_nodes if one not in own)
         inputs = tensors_in([self._quietly(node, values) for node in reads])
         for node in kernel.results:
-            if node not in values:
+            if node in kernel.in_place:
+                values[node] = self._quietly(kernel.in_place[node], values)
+            elif node not in values:
                 values[node] = self._empty_like(node) if _is_new(node) else self._quietly(node, values)
         outputs = tensors_in([values[node] for node in kernel.results])
         if number not in self._signatures:

@@ -7,8 +7,8 @@ and after (pattern matching, async TP), autotuning, memory planning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from meshwright.parallelism.torch_partitioner import save_meshes_last
 from meshwright.tracer.simulated_device import H100
-from meshwright.tracer.torch_names import replace
+from meshwright.tracer.torch_names import replace as replace_name
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Kernel:
     """Whether the compiler writes it; others are operators of a library, called as they are in eager code."""
     moved_bytes: int
     """Read and written; 0 of what is not fused."""
+    in_place: Mapping[fx.Node, fx.Node]
+    """Results that are written over the value of another node, by these."""
 
 
 def register_device(device_type: str) -> None:
@@ -60,7 +62,7 @@ def register_device(device_type: str) -> None:
     # Saved states of random numbers have a form for each kind of device, and this one has none. A rank that recomputes
     # puts its own in the same place, once: before, so that it does not undo this.
     save_meshes_last()
-    replace(partitioners, "functionalize_rng_ops", lambda _: lambda _, forward, backward, *__: (forward, backward))
+    replace_name(partitioners, "functionalize_rng_ops", lambda _: lambda _, forward, backward, *__: (forward, backward))
 
     def without_triton(create: Callable[..., Any]) -> Callable[..., Any]:
         """Torch would ask for Triton itself first."""
@@ -70,7 +72,7 @@ def register_device(device_type: str) -> None:
 
         return created
 
-    replace(Scheduler, "create_backend", without_triton)
+    replace_name(Scheduler, "create_backend", without_triton)
 
     def without_modes(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
         """Dynamo leaves all modes while it compiles, except for a graph that it cuts at the buckets of DDP."""
@@ -81,7 +83,7 @@ def register_device(device_type: str) -> None:
 
         return compiled
 
-    replace(CatchErrorsWrapper, "__call__", without_modes)
+    replace_name(CatchErrorsWrapper, "__call__", without_modes)
 
 
 def kernels_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Kernel]:
@@ -96,26 +98,57 @@ def kernels_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Kernel]:
         names = {node.name: node for node in graph.graph.nodes}
         steps = [one for one in lowering.scheduler.nodes if not isinstance(one, NopKernelSchedulerNode)]
         written = [_results(step, names) for step in steps]
+        in_place = _move_to_last_writer(steps, written, names)
         memory = set().union(*written)
         done = {node for node in names.values() if node.op == "placeholder"}
         kernels = []
         for step, own in zip(steps, written, strict=True):
-            kernels.append(_kernel(step, own or _guess(step, memory, done, names), memory - own, names))
+            kernel = _kernel(step, own or _guess(step, memory, done, names), memory - own, names)
+            bases = {node: base for node, base in in_place.items() if node in own and kernel.is_fused}
+            kernels.append(replace(kernel, in_place=bases))
             done |= own
     return kernels
+
+
+def _move_to_last_writer(
+    steps: Sequence[BaseSchedulerNode], written: Sequence[set[fx.Node]], names: dict[str, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """Move each node of `written` whose memory one step fills and a later one writes into, such as a scatter's, to the
+    later one. Return by node the one that the first step computes in its place: the node's first argument.
+    """
+    last_writer = {
+        buffer: number
+        for number, step in enumerate(steps)
+        for output in step.get_outputs()
+        for buffer in output.get_mutations()
+    }
+    bases = {}
+    for number, step in enumerate(steps):
+        for output in step.get_outputs():
+            origin, later = output.node.get_origin_node(), last_writer.get(output.get_name(), number)
+            node = None if origin is None else names[origin.name]
+            if node is None or later == number or node not in written[number]:
+                continue
+            written[number].remove(node)
+            written[later].add(node)
+            base = node.args[0]
+            if isinstance(base, fx.Node) and base.op == "call_function" and not any(base in own for own in written):
+                written[number].add(base)
+                bases[node] = base
+    return bases
 
 
 def _kernel(step: BaseSchedulerNode, own: set[fx.Node], others: set[fx.Node], names: dict[str, fx.Node]) -> Kernel:
     """Return a step as a kernel that writes `own`, where other kernels write `others`."""
     results = _in_order(own, names)
     if isinstance(step, ExternKernelSchedulerNode):
-        return Kernel(nodes=results, results=results, is_fused=False, moved_bytes=0)
+        return Kernel(nodes=results, results=results, is_fused=False, moved_bytes=0, in_place={})
     origins = _origins(step, names) - others
     # Inductor also names operators that only read what a step prepares for them.
     computed = needed_by(results, lambda node: node in own or node in origins)
     nodes = _in_order(computed & (origins | own), names)
     moved_bytes = int(step.get_read_write_buffers_sizes())
-    return Kernel(nodes=nodes, results=results, is_fused=True, moved_bytes=moved_bytes)
+    return Kernel(nodes=nodes, results=results, is_fused=True, moved_bytes=moved_bytes, in_place={})
 
 
 def _guess(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from meshwright.models.moe import reorder
+from meshwright.models.expert_rows import reorder
 from meshwright.parallelism.experts import expert_shard_dim
 from meshwright.parallelism.token_exchange import expert_order
 
