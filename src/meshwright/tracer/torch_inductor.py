@@ -30,6 +30,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.utils import GPU_TYPES
 from torch._inductor.virtualized import V
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from meshwright.parallelism.torch_partitioner import save_meshes_last
@@ -129,13 +130,21 @@ def _move_to_last_writer(
             node = None if origin is None else names[origin.name]
             if node is None or later == number or node not in written[number]:
                 continue
-            written[number].remove(node)
-            written[later].add(node)
-            base = node.args[0]
+            writer = _without_views(node)
+            written[number] -= {node, writer}
+            written[later] |= {node, writer}
+            base = writer.args[0]
             if isinstance(base, fx.Node) and base.op == "call_function" and not any(base in own for own in written):
                 written[number].add(base)
-                bases[node] = base
+                bases[writer] = base
     return bases
+
+
+def _without_views(node: fx.Node) -> fx.Node:
+    """Return the node that `node` is a view of, or itself."""
+    while isinstance(node.target, OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _kernel(step: BaseSchedulerNode, own: set[fx.Node], others: set[fx.Node], names: dict[str, fx.Node]) -> Kernel:
