@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cost_cases import MODELS, cases, setting
 from meshwright.cost.block_time import BlockPricer
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.op_bytes import moved_bytes
 from meshwright.cost.op_time import op_seconds
 from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.slowness import stacks_of
@@ -116,6 +117,18 @@ def test_a_shard_that_is_copied_into_a_buffer_of_all_ranks_takes_as_long_as_it_i
         signature("fsdp.all_gather_copy_in.default", [(2**24,)], (2**24,), (ranks * 2**24,)) for ranks in (2, 1024)
     )
     assert op_seconds([few], H100) == pytest.approx(op_seconds([many], H100))
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "equal_bytes"),
+    [
+        # Fills read nothing; rows written over others are read once, and written once.
+        ("aten.new_zeros.default", [(4096, 4096)], 2 * 4096 * 4096),
+        ("aten.index_copy_.default", [(4096, 4096), (64,), (64, 4096)], 2 * 2 * 64 * 4096),
+    ],
+)
+def test_only_what_is_written_moves(op: str, inputs: list[tuple[int, ...]], equal_bytes: int) -> None:
+    assert moved_bytes(signature(op, inputs, inputs[0])) == equal_bytes
 
 
 def test_a_few_rows_of_a_large_table_do_not_take_all_of_it() -> None:
