@@ -26,12 +26,14 @@ def test_the_next_blocks_experts_do_not_wait() -> None:
     found = trace(BUILD, 0, 8, [JOB, "layout.dp_shard=8", "layout.ep=2", "precision.compute=bfloat16"])
     records = found.records
     backward, is_default = records.phase == found.phases.index("backward"), records.stream == 0
-    is_reduction = np.array([
-        kind == RecordKind.COLLECTIVE
-        and "reduce_scatter" in found.signatures[signature].op
-        and found.group_names[group] == "efsdp"
-        for kind, signature, group in zip(records.kind, records.signature, records.group, strict=True)
-    ])
+    is_reduction = np.array(
+        [
+            kind == RecordKind.COLLECTIVE
+            and "reduce_scatter" in found.signatures[signature].op
+            and found.group_names[group] == "efsdp"
+            for kind, signature, group in zip(records.kind, records.signature, records.group, strict=True)
+        ]
+    )
     reductions = np.flatnonzero(is_reduction)
     assert len(reductions) > 1
     for reduction in reductions:
