@@ -59,6 +59,7 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
         module.set_gradient_divide_factor(1.0)
         # Without it a factor is a reduction of its own kind, which gloo does not have (PREMUL_SUM).
         module.set_force_sum_reduction_for_comms(True)
+    assert isinstance(model, FSDPModule)
     units = [_units(block) for block in blocks]
     overlap_reductions(model, max(map(len, units), default=1))
     _prefetch(model, units, layout.prefetch)
