@@ -19,17 +19,17 @@ from meshwright.trainer.training import build_pipeline
 
 
 def build_step(device: torch.device, rank: int, world_size: int, job_file: str, *overrides: str) -> Callable[[], None]:
-    """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective."""
+    """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective.
+
+    The first call runs one microbatch: enough to compile, and to leave what a whole step leaves behind.
+    """
     return _build(_load(job_file, overrides), Ranks(rank, world_size, device))
 
 
 def build_part_of_step(
     device: torch.device, rank: int, world_size: int, microbatches: str, job_file: str, *overrides: str
 ) -> Callable[[], None]:
-    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order.
-
-    The first call runs one of them: enough to compile, and to leave what a whole step leaves behind.
-    """
+    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order."""
     chosen = [int(number) for number in microbatches.split(",")]
     return _build(_load(job_file, overrides), Ranks(rank, world_size, device), chosen)
 
@@ -47,7 +47,7 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
     count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
     microbatches = _microbatches(job, count, meshes.layout.microbatch_size)
     whole = pipeline.schedule
-    shorter = iter([] if chosen is None else [whole.of_microbatches([0])])
+    shorter = iter([whole.of_microbatches([0])])
 
     def run() -> None:
         pipeline.set_schedule(next(shorter, whole))
