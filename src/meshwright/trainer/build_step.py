@@ -21,7 +21,7 @@ from meshwright.trainer.training import build_pipeline
 def build_step(device: torch.device, rank: int, world_size: int, job_file: str, *overrides: str) -> Callable[[], None]:
     """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective.
 
-    The first call runs one microbatch: enough to compile, and to leave what a whole step leaves behind.
+    The first call runs two microbatches: enough to compile, to add up gradients, and to leave what a whole step does.
     """
     return _build(_load(job_file, overrides), Ranks(rank, world_size, device))
 
@@ -29,7 +29,10 @@ def build_step(device: torch.device, rank: int, world_size: int, job_file: str, 
 def build_part_of_step(
     device: torch.device, rank: int, world_size: int, microbatches: str, job_file: str, *overrides: str
 ) -> Callable[[], None]:
-    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order."""
+    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order.
+
+    The first call runs one of them.
+    """
     chosen = [int(number) for number in microbatches.split(",")]
     return _build(_load(job_file, overrides), Ranks(rank, world_size, device), chosen)
 
@@ -47,7 +50,8 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
     count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
     microbatches = _microbatches(job, count, meshes.layout.microbatch_size)
     whole = pipeline.schedule
-    shorter = iter([whole.of_microbatches([0])])
+    first = range(min(2, count)) if chosen is None else [0]
+    shorter = iter([whole.of_microbatches(first)])
 
     def run() -> None:
         pipeline.set_schedule(next(shorter, whole))
