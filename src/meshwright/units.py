@@ -30,6 +30,11 @@ def format_count(count: float) -> str:
     return f"{count:.3g}"
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return `number` and its noun, in the plural (noun + "s" without `plural`) unless it is 1: "1 rank", "2 ranks"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def format_bytes(num_bytes: float) -> str:
     """Return `num_bytes` in binary units: 1536 -> "1.5 KiB"."""
     for size, suffix in ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
@@ -61,3 +66,10 @@ def format_duration(duration_s: float) -> str:
         return f"{hours} h {minutes:02d} min"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours:02d} h"
+
+
+def format_duration_range(low_s: float, high_s: float) -> str:
+    """Return both ends of a range of durations in the largest unit that `high_s` reaches: "34.3 to 49.6 min"."""
+    units = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
+    size, unit = next((one for one in units if high_s >= one[0]), (1e-6, "us"))
+    return f"{low_s / size:.3g} to {high_s / size:.3g} {unit}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshwright.spec.trace import NONE, Trace
-from meshwright.tracer.trace import trace
+from meshwright.tracer.trace import DeviceType, trace
 
 BUILD = "meshwright.trainer.build_step:build_step"
 JOB = str(Path(__file__).parents[2] / "examples" / "tiny.toml")
@@ -123,3 +123,12 @@ def test_recomputed_blocks_of_several_stages_are_compiled() -> None:
     found = trace(BUILD, 0, 2, [JOB, *layout])
     assert {"blocks.0", "blocks.2"} <= set(found.scopes)
     assert again(found)
+
+
+@pytest.mark.parametrize("device", ["simgpu", "cpu"])
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_a_recomputed_block_is_traced_with_either_backend(backend: str, device: DeviceType) -> None:
+    keys = ["layout.compile=true", f"layout.compile_backend={backend}", "layout.activation_checkpoint=full"]
+    arguments = [JOB, "layout.dp_shard=2", "train.global_batch_size=4", "precision.compute=bfloat16", *keys]
+    found = trace(BUILD, 0, 2, arguments, device)
+    assert any("attention" in signature.op for signature in found.signatures)

@@ -92,6 +92,7 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
 def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
     """Raise ConfigError for arguments that do not belong together."""
     from meshwright.errors import ConfigError
+    from meshwright.hardware.choice import choose_cluster
 
     files = [word for word in words if "=" not in word]
     named = [f"--{name.replace('_', '-')}" for name in _NAMES if given[name] is not None]
@@ -101,6 +102,8 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
         raise ConfigError(f"{' and '.join(files)} are {len(files)} job files: plan one at a time")
     if not files and given["model"] is None:
         raise ConfigError("what should be planned is missing: name a job file, or give --model and --cluster")
+    for text in given["cluster"]:
+        choose_cluster(text)
     if not files and not given["cluster"]:
         raise ConfigError("--model needs --cluster NAME:COUNT of devices, such as --cluster h100:256")
     if given["write"] and not files:
@@ -131,7 +134,7 @@ def _resolve(words: tuple[str, ...], given: dict[str, Any]) -> ResolvedJob:
             raise ConfigError(
                 f"--write would write a layout for what {files[0]} does not say ({said}): put it in first"
             )
-        return load_job(files[0], overrides)
+        return _open_layout(load_job(files[0], overrides), overrides)
     tokens = (
         None if given["global_batch_tokens"] is None else _count("global-batch-tokens", given["global_batch_tokens"])
     )
@@ -139,6 +142,17 @@ def _resolve(words: tuple[str, ...], given: dict[str, Any]) -> ResolvedJob:
         raise ConfigError("--global-batch-tokens and --global-batch-size are both given: keep one of them")
     named = Named(given["model"], given["cluster"][0], given["seq_len"], tokens, given["global_batch_size"])
     return resolve_named(named, overrides)
+
+
+def _open_layout(resolved: ResolvedJob, overrides: tuple[str, ...]) -> ResolvedJob:
+    """Return the job with layout.search where only the command line sets keys of its layout: they are kept."""
+    from meshwright.config.load import COMMAND_LINE, load_job
+    from meshwright.planner.ask import set_layout_keys
+
+    origins = {resolved.origins[f"layout.{name}"] for name in set_layout_keys(resolved)}
+    if resolved.job.layout.search or origins != {COMMAND_LINE}:
+        return resolved
+    return load_job(resolved.path, (*overrides, "layout.search=true"))
 
 
 def _count(name: str, text: str) -> int:

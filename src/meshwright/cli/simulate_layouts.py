@@ -33,21 +33,26 @@ class Steps:
 
 
 def simulate_layouts(
-    steps: Steps, layouts: Sequence[Layout], tell: Callable[[int, SimulatedStep], None]
+    steps: Steps, layouts: Sequence[Layout], report: Callable[[int, SimulatedStep], None]
 ) -> list[SimulatedStep]:
-    """Return the step of each layout; `tell` gets each one's position and step as soon as it is known."""
+    """Return the step of each layout; `report` gets each one's position and step as soon as it is known."""
     num_cores = os.cpu_count() or 1
     # One layout more than cores, and of each as many ranks as cores: else one core idles while the last layout ends.
     num_workers = min(num_cores + 1, len(layouts))
     # A fork of a process that may have threads can deadlock; spawned ones have none, and never import torch.
-    with ProcessPoolExecutor(num_workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(num_workers, get_context("spawn"), _hide_progress) as pool:
         futures = {pool.submit(simulate_layout, steps, layout, num_cores): n for n, layout in enumerate(layouts)}
         found: dict[int, SimulatedStep] = {}
         for future in as_completed(futures):
             position = futures[future]
             found[position] = future.result()
-            tell(position, found[position])
+            report(position, found[position])
     return [found[position] for position in range(len(layouts))]
+
+
+def _hide_progress() -> None:
+    """Keep this process from animating the terminal, on which its parent shows the progress of all layouts."""
+    os.environ["TERM"] = "dumb"
 
 
 def simulate_layout(steps: Steps, layout: Layout, num_processes: int = 1) -> SimulatedStep:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from meshwright.cli.progress import elapsed
 from meshwright.cli.simulate_layouts import Steps, simulate_layouts
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.stacks import OURS
@@ -63,11 +64,16 @@ def by_simulation(resolved: ResolvedJob, question: Question) -> Candidate:
 
 def _simulated(candidates: list[Candidate], question: Question, finalists: Finalists) -> list[Candidate]:
     """Return the candidates with their simulated steps; says on stderr what is known of each as soon as it is."""
-    # A module that the job names may lie beside the job file.
+    # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(finalists.resolved.folder))
     click.echo(f"tracing and simulating {len(candidates)} layouts", err=True)
 
-    def tell(position: int, step: SimulatedStep) -> None:
+    num_done = 0
+
+    def report(position: int, step: SimulatedStep) -> None:
+        nonlocal num_done
+        num_done += 1
+        show(_simulated_words(num_done, len(candidates)))
         candidate = candidates[position]
         planned = format_duration(candidate.estimate.step.total_s)
         found = step.problem or "no step" if step.step_s is None else _words(step)
@@ -75,8 +81,13 @@ def _simulated(candidates: list[Candidate], question: Question, finalists: Final
         click.echo(f"[{position + 1}/{len(candidates)}] {name}: {found}; planned {planned}", err=True)
 
     layouts = [candidate.layout for candidate in candidates]
-    steps = simulate_layouts(Steps(finalists.resolved.job, question.cluster), layouts, tell)
+    with elapsed(_simulated_words(0, len(candidates))) as show:
+        steps = simulate_layouts(Steps(finalists.resolved.job, question.cluster), layouts, report)
     return [candidate.replace(simulated=step) for candidate, step in zip(candidates, steps, strict=True)]
+
+
+def _simulated_words(num_done: int, num_layouts: int) -> str:
+    return f"simulated {num_done} of {num_layouts} layouts"
 
 
 def _words(step: SimulatedStep) -> str:

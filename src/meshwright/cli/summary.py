@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
@@ -15,7 +15,7 @@ from meshwright.spec.model_spec import model_spec
 from meshwright.spec.run import Run
 from meshwright.spec.stage_split import stage_boundaries
 from meshwright.spec.user_object import is_object_source
-from meshwright.units import format_bytes, format_count
+from meshwright.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # A checkpoint holds the float32 weights and AdamW's two float32 moments.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
+_LEAST_RUN = 3
 
 
 def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str, str]]:
@@ -66,15 +67,17 @@ def _model_line(job: Job) -> str:
 def _batch_line(job: Job, layout: Layout | None) -> str:
     tokens = job.workload.global_batch_tokens
     is_text = not is_object_source(job.data.source)
-    line = f"{job.global_batch_size} samples a step"
+    line = f"{counted(job.global_batch_size, 'sample')} a step"
     if is_text:
-        line = f"{job.global_batch_size} sequences x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
+        sequences = counted(job.global_batch_size, "sequence")
+        line = f"{sequences} x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
     if layout is not None:
-        line += f", {job.num_microbatches(layout)} microbatches of {layout.microbatch_size} on each data-parallel rank"
+        microbatches = counted(job.num_microbatches(layout), "microbatch", "microbatches")
+        line += f", {microbatches} of {layout.microbatch_size} on each data-parallel rank"
     in_all = f"{format_count(tokens * job.train.steps)} tokens"
     if not is_text:
         in_all = f"{format_count(job.global_batch_size * job.train.steps)} samples"
-    return f"{line}; {job.train.steps} steps, {in_all} in all"
+    return f"{line}; {counted(job.train.steps, 'step')}, {in_all} in all"
 
 
 def _layout_line(job: Job, layout: Layout | None) -> str:
@@ -85,7 +88,7 @@ def _layout_line(job: Job, layout: Layout | None) -> str:
         others = "" if job.layout.num_fixed_ranks == 1 else f", divided by {job.layout.num_fixed_ranks}"
         return f"{rest} takes the ranks that are there{others}: --ranks N checks the batch against N"
     degrees = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) != 1]
-    ranks = f"{layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
+    ranks = counted(layout.num_ranks, "rank")
     choices = ", ".join([*_split_choices(layout), *_step_choices(layout)])
     return f"{' x '.join(degrees) or 'no split'} = {ranks}; {choices}" + _cluster_words(job)
 
@@ -125,7 +128,14 @@ def _stages_line(job: Job, layout: Layout) -> str:
         return f"{layout.num_stages} of your own model{given}"
     boundaries = stage_boundaries(layout, model_spec(architecture), job.train.seq_len)
     sizes = [end - start for start, end in pairwise([0, *boundaries, architecture.num_layers])]
-    return f"{layout.num_stages}, of {_listed(sizes)} blocks"
+    return f"{layout.num_stages}, of {_listed(list(_runs(sizes)))} blocks"
+
+
+def _runs(sizes: Sequence[int]) -> Iterator[str]:
+    """Yield each size, three or more equal ones in a row as one: 126 x 1."""
+    for size, same in groupby(sizes):
+        count = len(list(same))
+        yield from [f"{count} x {size}"] if count >= _LEAST_RUN else [str(size)] * count
 
 
 def _listed(numbers: Sequence[object]) -> str:

@@ -27,11 +27,13 @@ def choose_cluster(text: str) -> Cluster:
 
 
 def _count(text: str, name: str, count: str) -> int:
+    if "," in count and ":" in count:
+        raise ConfigError(f"--cluster {text}: several clusters; must be one NAME:COUNT: give --cluster once for each")
     digits = count.replace("_", "").replace(",", "")
     if not digits.isdecimal() or int(digits) < 1:
-        what = f"{count!r} is no number of devices" if count else "the number of devices is missing"
+        what = f"COUNT = {count}" if count else "the number of devices is missing"
         raise ConfigError(
-            f"cluster {text!r}: {what}: write NAME:COUNT with a whole number from 1, such as {name or 'h100'}:8"
+            f"--cluster {text}: {what}; must be NAME:COUNT with a whole number from 1: write {name or 'h100'}:8"
         )
     return int(digits)
 

@@ -11,7 +11,7 @@ from meshwright.planner.price import price
 from meshwright.planner.question import Question
 from meshwright.planner.refused import invalid_reason
 from meshwright.planner.rules import is_valid
-from meshwright.planner.space import vary, with_ways
+from meshwright.planner.space import reduces_needlessly, vary, with_ways
 from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Candidate
 
@@ -26,7 +26,7 @@ def plain_layout(question: Question) -> tuple[Candidate | None, str]:
     plain = Layout(dp_shard=question.num_devices, compile=menu.compile[0])
     table = with_ways(vary(layout_table([plain]), {"microbatch_size": menu.microbatch_size}), menu)
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every})
-    table = table.take(is_valid(table, free))
+    table = table.take(is_valid(table, free) & ~reduces_needlessly(table, free, menu))
     if not len(table):
         return None, invalid_reason(plain, free)
     priced = price(table, free, only_fitting=False)

@@ -99,6 +99,7 @@ def is_needless(table: LayoutTable, question: Question, menu: Menu) -> Bools:
     gradients are reduced, and which blocks beyond a stage's last are recomputed.
     """
     needless = reduces_needlessly(table, question, menu) | _recomputes_as_much(table, question, menu)
+    needless |= _keeps_needlessly(table, menu)
     for schedule, other in _TAKES_TURNS.items():
         if other in {name for name, _ in menu.pipelines}:
             turned = replace(table, schedule=np.full(len(table), SCHEDULES.index(other)))
@@ -116,6 +117,16 @@ def reduces_needlessly(table: LayoutTable, question: Question, menu: Menu) -> Bo
     is_default = table.reduces_each_microbatch == table.reduces_each_by_default
     has_choice = len(menu.reduces_each_microbatch) > 1
     return np.asarray(((num_microbatches <= 1) | (table.fsdp == 1)) & ~is_default & has_choice)
+
+
+def _keeps_needlessly(table: LayoutTable, menu: Menu) -> Bools:
+    """Return which layouts differ from the default of reshard_after_forward where nothing is sharded or offloaded.
+
+    With offload even one rank copies what it frees from the host again.
+    """
+    is_default = table.is_resharded == table.reshards_by_default
+    is_whole = (table.fsdp == 1) & (table.efsdp <= 1) & ~table.cpu_offload
+    return np.asarray(is_whole & ~is_default & (len(menu.is_resharded) > 1))
 
 
 def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:

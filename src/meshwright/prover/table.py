@@ -7,7 +7,7 @@ from rich.table import Table
 from meshwright.prover.faults import FAULTS
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.proof import Difference, LayoutProof, Proof
-from meshwright.units import format_count, format_duration
+from meshwright.units import counted, format_count, format_duration
 
 HEADERS = ("layout", "ranks", "loss", "gradient", "weight", "worst in", "s", "verdict")
 
@@ -87,7 +87,7 @@ def notes(proof: Proof) -> list[str]:
     again = ", each twice with equal bits" if all(one.repeats for one in proof.layouts) else ""
     outcome = "all hold" if not wrong else f"{wrong} of {len(proof.layouts)} do not hold"
     lines.append(
-        f"{_counted(len(proof.layouts), 'layout')}, {_counted(proof.num_steps, 'step')} in "
+        f"{counted(len(proof.layouts), 'layout')}, {counted(proof.num_steps, 'step')} in "
         f"{'bfloat16 over float32' if proof.precision == 'mixed' else proof.precision}{again}: "
         f"{outcome}; {format_duration(proof.took_s)}."
     )
@@ -98,7 +98,3 @@ def changes_text(proof: Proof) -> str:
     """Return what was made smaller, or fit for a comparison, in one paragraph."""
     changes = ", ".join(f"{change.key} {change.original} -> {change.proven}" for change in proof.changes)
     return f"{format_count(proof.num_parameters)} parameters: {changes}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from meshwright.report.waterfall import percent, plain_table
 from meshwright.spec.estimate import MEMORY_CLASSES, MemoryUse
-from meshwright.units import GiB, format_bytes
+from meshwright.units import GiB
 
 _MAX_RANKS = 4
 
@@ -33,13 +33,6 @@ def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
         f"left of {_gib(usable_bytes)}", *(f"{_gib(value)} ({percent(value / usable_bytes, 0)})" for value in left)
     )
     return table
-
-
-def headroom_words(headroom_bytes: int) -> str:
-    """Return how much memory is left, or missing."""
-    if headroom_bytes < 0:
-        return f"{format_bytes(-headroom_bytes)} missing"
-    return f"{format_bytes(headroom_bytes)} free"
 
 
 def _shown(ranks: Sequence[MemoryUse]) -> list[int]:

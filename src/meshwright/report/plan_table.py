@@ -8,14 +8,14 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.report.memory_table import headroom_words, memory_table
+from meshwright.report.memory_table import memory_table
 from meshwright.report.simulated_table import simulated_page
 from meshwright.report.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, TERMS, percent, table_of, waterfall
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Candidate, Contrast, Plan
-from meshwright.units import format_bytes, format_count, format_duration
+from meshwright.units import counted, format_bytes, format_count, format_duration, format_duration_range
 
 _NUM_CONTRASTS = 8
 _NUM_CAUSES = 2
@@ -49,7 +49,7 @@ def _question(plan: Plan) -> Iterator[str]:
         f"{plan.device}[/] ({plan.cluster})"
     )
     yield (
-        f"{workload.global_batch_size} sequences x {workload.seq_len} tokens = "
+        f"{counted(workload.global_batch_size, 'sequence')} x {workload.seq_len} tokens = "
         f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; software: {plan.stack}"
     )
     yield f"{plan.layouts_scored:,} layouts scored, {plan.layouts_that_fit:,} fit"
@@ -59,6 +59,7 @@ def _question(plan: Plan) -> Iterator[str]:
 
 def _pick(plan: Plan) -> Iterator[RenderableType]:
     table = table_of("", *_NUMBERS)
+    table.columns[0].no_wrap = True
     table.add_row("[bold green]pick", *_numbers(plan.pick, plan))
     if plan.given is not None:
         table.add_row("yours", *_numbers(plan.given, plan))
@@ -110,11 +111,15 @@ def _spaced(layout: Layout) -> str:
 
 def _step_and_free(row: Candidate, plan: Plan) -> tuple[str, str, str]:
     """Return the step, its change from the pick's, and the free memory, negative where it is missing."""
-    free = f"{'-' if row.headroom_bytes < 0 else ''}{format_bytes(abs(row.headroom_bytes))}"
-    return format_duration(row.estimate.step.total_s), _versus(row, plan.pick), free
+    return format_duration(row.estimate.step.total_s), _versus(row, plan.pick), _free(row)
 
 
-_NUMBERS = ("step#", "80 % interval#", "tokens/s/device#", "MFU#", "HFU#", "memory#")
+def _free(row: Candidate) -> str:
+    """Return the free memory of the fullest rank, negative where it is missing."""
+    return f"{'-' if row.headroom_bytes < 0 else ''}{format_bytes(abs(row.headroom_bytes))}"
+
+
+_NUMBERS = ("step#", "80 % interval#", "tokens/s/device#", "MFU#", "HFU#", "free#")
 
 
 def _numbers(candidate: Candidate, plan: Plan) -> list[str]:
@@ -126,7 +131,7 @@ def _numbers(candidate: Candidate, plan: Plan) -> list[str]:
         f"{rate:,.0f}",
         "-" if estimate.mfu is None else percent(estimate.mfu),
         "-" if estimate.hfu is None else percent(estimate.hfu),
-        headroom_words(candidate.headroom_bytes),
+        _free(candidate),
     ]
 
 
@@ -135,12 +140,13 @@ def interval(estimate: Estimate) -> str:
     low, high = (
         estimate.step.total_s * factor for factor in (1 - estimate.relative_error, 1 + estimate.relative_error)
     )
-    return f"{format_duration(max(low, 0.0))} to {format_duration(high)}"
+    return format_duration_range(max(low, 0.0), high)
 
 
 def _runners_up(plan: Plan) -> Table:
     """Return the best layouts of other splits over the ranks, next to the pick."""
     table = table_of("", "best of each split", "step#", "vs pick#", "free#")
+    table.columns[0].no_wrap = True
     for place, row in enumerate((plan.pick, *plan.runners_up)):
         name, style = ("pick", "green") if place == 0 else (str(place + 1), None)
         table.add_row(name, _spaced(row.layout), *_step_and_free(row, plan), style=style)

@@ -26,6 +26,7 @@ from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.simulated_device import NAME
 from meshwright.tracer.torch_async_tensor import join_matmuls
 from meshwright.tracer.torch_inductor import Kernel, kernels_of, needed_by, register_device
+from meshwright.tracer.torch_random_states import save_no_random_states
 
 _FUSED = "inductor.fused"
 MAX_CAPTURES = 3
@@ -35,6 +36,8 @@ MAX_CAPTURES = 3
 @cache
 def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
     """Return a backend for torch.compile that keeps what Inductor keeps for backward, and records its kernels."""
+    # Before the graphs of the first block are made.
+    save_no_random_states()
     if mode.device_type == NAME:
         register_device(NAME)
 

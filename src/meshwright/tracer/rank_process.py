@@ -174,7 +174,10 @@ def _record_what_is_compiled(mode: RecordingMode) -> None:
     def by_recording(compile_: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compile_)
         def compiled(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("backend", "inductor") == "inductor":
+            backend = kwargs.get("backend", "inductor")
+            if backend == "aot_eager":
+                importlib.import_module("meshwright.tracer.torch_random_states").save_no_random_states()
+            if backend == "inductor":
                 kwargs["backend"] = _recording_compiler(mode)
                 # Inductor's own, none of which changes what it fuses.
                 kwargs = {name: value for name, value in kwargs.items() if name not in ("mode", "options")}

@@ -96,7 +96,13 @@ def _by_law(exponent: float) -> Routing:
 
 def _given(file: Path) -> Routing:
     """What a program read, in order: a list of lists."""
-    rows = iter(json.loads(file.read_text(encoding="utf-8")))
+    try:
+        rows = iter(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"routing = {str(file)!r} must be a .json file with a list of the rows that each call read ({error}): "
+            "name one, or use balanced, worst or zipf:1.2"
+        ) from error
 
     def routed(tensor: Tensor, kind: str, total: int, rank: int, most: int) -> list[int]:
         found: list[int] = next(rows)

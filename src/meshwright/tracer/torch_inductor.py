@@ -16,7 +16,6 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
-from torch._functorch import partitioners
 from torch._guards import detect_fake_mode
 from torch._inductor.codegen.common import (
     DeviceOpOverrides,
@@ -33,7 +32,6 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from meshwright.parallelism.torch_partitioner import save_meshes_last
 from meshwright.tracer.simulated_device import H100
 from meshwright.tracer.torch_names import replace as replace_name
 
@@ -60,10 +58,6 @@ def register_device(device_type: str) -> None:
     register_interface_for_device(device_type, _Interface)
     register_device_op_overrides(device_type, DeviceOpOverrides())
     GPU_TYPES.append(device_type)
-    # Saved states of random numbers have a form for each kind of device, and this one has none. A rank that recomputes
-    # puts its own in the same place, once: before, so that it does not undo this.
-    save_meshes_last()
-    replace_name(partitioners, "functionalize_rng_ops", lambda _: lambda _, forward, backward, *__: (forward, backward))
 
     def without_triton(create: Callable[..., Any]) -> Callable[..., Any]:
         """Torch would ask for Triton itself first."""

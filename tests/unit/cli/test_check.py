@@ -64,7 +64,12 @@ def test_the_summary_says_how_a_model_is_split(capsys: pytest.CaptureFixture[str
         "pp 2 x cp 2 x tp 2 = 8 ranks; cp_method all-gather, schedule ZBVZeroBubble, activation_checkpoint full every "
         "2, compile"
     )
-    assert summary["stages"] == "4, of 1, 1, 1, 1 blocks"
+    assert summary["stages"] == "4, of 4 x 1 blocks"
+
+
+def test_many_equal_stages_are_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", str(ROOT / "examples" / "llama3-405b-16k.toml")]) == 0
+    assert "stages  128, of 0, 126 x 1, 0 blocks\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", sorted(Layout.model_fields))

@@ -51,6 +51,31 @@ def test_what_does_not_fit_is_rejected_by_name(capsys: pytest.CaptureFixture[str
     assert "rejected: pick with" in " ".join(capsys.readouterr().out.split())
 
 
+LONG_STEPS = [
+    ("llama3-70b", "h100:8", "131072"),
+    ("llama3-8b", "rtx-4090:8", "8192"),
+    ("llama3-8b", "h100:1", "8192"),
+]
+
+
+@pytest.mark.parametrize(("model", "cluster", "seq_len"), LONG_STEPS)
+def test_steps_of_minutes_and_hours_are_not_cut_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str, cluster: str, seq_len: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ["--cluster", cluster, "--seq-len", seq_len, "--global-batch-tokens", "64M"]
+    assert run(["plan", "--model", model, *arguments]) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    pick = next(line for line in text.splitlines() if line.startswith("pick"))
+    assert re.fullmatch(r"pick +\d+ \w+ \d\d \w+ +[\d.]+ to [\d.]+ \w+ +[\d,]+ .* %  +[\d.]+ GiB", pick)
+
+
+def test_one_sequence_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL[:4], "h100-ib400:1", "--global-batch-size", "1", "--seq-len", "2048"]) == 0
+    assert "\n1 sequence x 2048 tokens" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_no_figure_is_cut_on_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
@@ -126,6 +151,15 @@ def test_a_job_that_searches_keeps_what_it_sets(tmp_path: Path, capsys: pytest.C
     assert (plan.pick.layout.tp, plan.given) == (4, None)
 
 
+def test_overrides_make_the_layout_of_a_job_that_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    assert run(["plan", str(path), "layout.tp=2", "--write", "--json"]) == 0
+    plan = Plan.from_dict(json.loads(capsys.readouterr().out))
+    assert (plan.pick.layout.tp, plan.pick.layout.num_ranks, plan.given, plan.kept) == (2, 8, None, ("tp=2",))
+    assert "\ntp = 2\n" in path.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -149,6 +183,8 @@ def test_a_job_that_searches_keeps_what_it_sets(tmp_path: Path, capsys: pytest.C
         ([*SMALL[:2], "llama9", *SMALL[3:]], "model.source = 'llama9' is no preset"),
         ([*SMALL[:4], "h200x:8", *SMALL[5:]], "cluster 'h200x' is no cluster and no device of the catalogue"),
         ([*SMALL[:2], "llama3.1-405b", *SMALL[3:]], "fits in no layout"),
+        ([*SMALL[:3], "--cluster", "a100:64,h100:64"], "--cluster a100:64,h100:64: several clusters; must be one"),
+        ([*SMALL[:3], "--cluster", "h100:0"], "--cluster h100:0: COUNT = 0; must be NAME:COUNT"),
         (["plan", "missing.toml"], "there is no job file missing.toml"),
     ],
 )

@@ -103,6 +103,30 @@ def test_bad_input_is_refused_before_anything_is_traced(
         assert part in said
 
 
+@pytest.mark.parametrize(
+    ("option", "parts"),
+    [
+        ("--slow-rank=99:2", ("--slow-rank 99:2", "less than the 2 ranks", "write 0 to 1")),
+        ("--slow-rank=2:2", ("--slow-rank 2:2", "less than the 2 ranks")),
+        ("--routing=zipf:-1", ("routing = 'zipf:-1'", "zipf:1.2")),
+        ("--routing=missing.json", ("routing = 'missing.json'", "No such file", "balanced")),
+        ("--jitter=2", ("--jitter 2", "write 0.05")),
+    ],
+)
+@pytest.mark.parametrize("target", [(TINY,), ("--build", f"{PLANTED}:sound", "--ranks", "2")])
+def test_conditions_are_refused_before_tracing(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    parts: tuple[str, ...],
+    target: tuple[str, ...],
+) -> None:
+    for name in ("dry_run.trace_job", "program_ranks.trace_program"):
+        monkeypatch.setattr(f"meshwright.tracer.{name}", lambda *_, **__: pytest.fail("traced"))
+    said = refusal(capsys, *target, "--cluster", "h100-ib400:2", option)
+    assert all(part in said for part in parts)
+
+
 @pytest.mark.parametrize("jitter", ["nan", "50", "-0.1"])
 def test_a_jitter_that_no_machine_has_is_refused(capsys: pytest.CaptureFixture[str], jitter: str) -> None:
     assert "write 0.05" in refusal(capsys, TINY, "--cluster", "h100-ib400:2", f"--jitter={jitter}")

@@ -119,3 +119,10 @@ def test_compiled_blocks_run_the_backward_twice_where_it_is_split() -> None:
     assert 0.5 < repeat_s(schedule="ZBVZeroBubble") / computed_s < 2 / 3
     assert 0 < repeat_s(schedule="DualPipeV") < 0.3 * repeat_s(schedule="ZBVZeroBubble")
     assert repeat_s(schedule="ZBVZeroBubble", compile=False) == repeat_s(schedule="Interleaved1F1B") == 0
+
+
+def test_one_device_keeps_the_defaults_of_what_nothing_is_sharded_for() -> None:
+    answer = make_plan(ask("llama3.2-1b", 1, seq_len=8192, batch=64))
+    assert answer.plain is not None
+    rows = (answer.pick, answer.fastest, answer.plain, *answer.runners_up, *answer.pareto)
+    assert {(row.layout.reshard_after_forward, row.layout.gradient_sync) for row in rows} == {("auto", "auto")}
