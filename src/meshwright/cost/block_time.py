@@ -27,6 +27,12 @@ from meshwright.cost.work import Work
 _BACKWARD_LAUNCHES = 1.7
 _LOSS_BYTES = 16.0
 """Bytes for each logit: 16-bit write and read, float32 softmax, gradient."""
+_PLAIN_LOSS_BYTES = {"whole": (14.0, 22.0), "over tp": (38.0, 14.0)}
+"""The same of a loss of one kernel for each operator (Stack.has_plain_loss), forward and backward, of 16-bit logits.
+
+whole: cast (6), log-softmax (8); gradient of the picked ones (4), of the log-softmax (12), cast (6). over tp, where
+ranks share the vocabulary: cast (6), largest (4), difference (8), exponential (8), sum (4), division (8); product (8),
+cast (6)."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ class BlockPricer:
         passes = passes * np.where(owners.routed_copies > 0, routed, 1.0)
         elements = owners.memory_elements * passes + owners.biased_elements * biased
         forward = elements * self.activation_bytes / memory
-        loss = owners.loss_elements * _LOSS_BYTES * passes / memory
+        loss_f, loss_b = (owners.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
         casts = np.array([_casts(s, constants) for s in self.settings])[self.line_setting]
         casts = np.where(self.is_low, 3.0 * casts, 0.0) / rates.memory[self.line_setting]
         cast_forward, cast_backward = (self._by_owner(casts * elements) for elements in self.casts)
@@ -148,7 +154,20 @@ class BlockPricer:
         sums = self._by_owner(self.weights) * sums / memory
         starts = constants["kernel_s"] * constants["launches_per_op"] * owners.num_ops
         forward = forward + starts
-        return forward + loss / 2 + cast_forward, 2 * forward + loss / 2 + cast_backward + sums
+        return forward + loss_f + cast_forward, 2 * forward + loss_b + cast_backward + sums
+
+    def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
+        """Return what the loss moves of each logit, forward and backward."""
+        is_plain = np.array([s.stack.has_plain_loss for s in self.settings])[self.owner_setting]
+        # A cast is all of it that a wider or narrower format changes.
+        wider = self.activation_bytes - 2
+        is_shared = self.work.keys.tp[self.work.owners.key] > 1
+        plain = (
+            np.where(is_shared, shared, whole) + wider
+            for whole, shared in zip(_PLAIN_LOSS_BYTES["whole"], _PLAIN_LOSS_BYTES["over tp"], strict=True)
+        )
+        forward, backward = (np.where(is_plain, num_bytes, _LOSS_BYTES / 2 * passes) for num_bytes in plain)
+        return forward, backward
 
     def _host(self, constants: Constants) -> tuple[Floats, Floats]:
         owners, setting = self.work.owners, self.owner_setting

@@ -18,9 +18,9 @@ from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.recompute import drops_attention
 from meshwright.spec.layout import ActivationCheckpoint
 from meshwright.spec.model_spec import BlockGroup
-from meshwright.spec.op import Head, Norm, Op
+from meshwright.spec.op import GroupedMatmul, Head, Norm, Op
 
-_ALL_GATHER = CONTEXT_METHODS.index("all-gather")
+_ALL_GATHER, _RING = CONTEXT_METHODS.index("all-gather"), CONTEXT_METHODS.index("ring")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Memory:
         width = next(op.width for op in last.ops if isinstance(op, Norm))
         self.stream_bytes = self.tokens * width * self.element_bytes
         """Of the residual stream of one microbatch, whole."""
-        self.shared_stream_bytes = self.stream_bytes * self._shares()["stream"]
+        self.shared_stream_bytes = self.stream_bytes * self._shares(is_one_graph=False)["stream"]
 
     def take(self, rows: Ints) -> Memory:
         """Return what the parts take under the layouts at `rows`."""
@@ -129,8 +129,11 @@ class Memory:
         return {"eager": ~compiled, "compiled": compiled}
 
     def _block(self, group: BlockGroup) -> Block:
+        # Mixtures are compiled in parts.
+        is_one_graph = not any(isinstance(op, GroupedMatmul) for op in group.ops)
+
         def kept(policy: ActivationCheckpoint) -> Floats:
-            return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy))
+            return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy), is_one_graph=is_one_graph)
 
         by_policy = np.stack([kept(policy) for policy in get_args(ActivationCheckpoint)])
         return Block(
@@ -153,10 +156,11 @@ class Memory:
             last=Elements(
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
             ),
-            last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none")),
+            last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none"), is_one_graph=False),
             logits_bytes=logits * self._loss_bytes() * self.element_bytes / 2,
             one_logits_bytes=logits * self.element_bytes,
-            freed_logits_bytes=logits * self.element_bytes * self._frees_logits(),
+            # What a loss over tp makes first, while the logits are still there, has room for all that comes later.
+            freed_logits_bytes=logits * self.element_bytes * (stack.has_plain_loss & (layouts.tp == 1)),
         )
 
     def _loss_bytes(self) -> Floats:
@@ -164,37 +168,37 @@ class Memory:
         stack, tp = self.setting.stack, self.layouts.tp
         if stack.joins_loss:
             return LOSS_BYTES["joined"] + np.zeros(len(tp))
-        if not self._frees_logits():
+        if not stack.has_plain_loss:
             return LOSS_BYTES["fused" if stack.kernels == "fused" else "eager"] + np.zeros(len(tp))
         return np.where(tp > 1, LOSS_BYTES["freed over tp"], LOSS_BYTES["freed"])
 
-    def _frees_logits(self) -> bool:
-        stack = self.setting.stack
-        return not (stack.joins_loss or stack.kernels == "fused" or stack.keeps_logits)
-
-    def _bytes(self, parts_of: Callable[[Formats], Bytes]) -> Floats:
-        """Return this rank's bytes of one microbatch."""
-        shares = self._shares()
+    def _bytes(self, parts_of: Callable[[Formats], Bytes], *, is_one_graph: bool = True) -> Floats:
+        """Return this rank's bytes of one microbatch; `is_one_graph` where a compiler takes all these ops at once."""
         total = np.zeros(len(self.layouts))
         for formats, chosen in self._by_kernels.values():
+            shares = self._shares(is_one_graph=is_one_graph and formats.kernels == "compiled")
             parts = parts_of(formats)
             whole = sum((size * shares[split] for split, size in parts.items()), start=np.zeros(len(self.layouts)))
             total = np.where(chosen, whole, total)
         return total * self.tokens
 
-    def _shares(self) -> dict[Split, Floats]:
+    def _shares(self, *, is_one_graph: bool) -> dict[Split, Floats]:
         """Return the share of a tensor that a rank holds, by how tp ranks divide it."""
-        tp, cp, stack = self.layouts.tp, self.layouts.cp, self.setting.stack
+        tp, cp, stack, method = self.layouts.tp, self.layouts.cp, self.setting.stack, self.layouts.cp_method
         whole, part = np.ones(len(self.layouts)), 1 / tp
         stream = part if stack.sequence_parallel else whole
         keeps_shards = stack.gathers_again or stack.gathers_input_again
         # Those who do so for keys, too, know the mask.
-        gathers_keys = (self.layouts.cp_method == _ALL_GATHER) & (cp > 1) & (not stack.gathers_again)
+        gathers_keys = (method == _ALL_GATHER) & (cp > 1) & (not stack.gathers_again)
+        # In one graph with its readers, the compiler recomputes what is gathered again, and what is joined with a
+        # reduce-scatter. A ring cuts the graph.
+        recomputes = is_one_graph & stack.gathers_input_again & (tp > 1) & ~((method == _RING) & (cp > 1))
         return {
             "stream": stream,
-            "gathered": stream if keeps_shards else whole,
+            "gathered": np.where(recomputes, 0.0, stream if keeps_shards else whole),
             "latent": stream if stack.gathers_again else whole,
             "heads": part,
+            "product": np.where(recomputes & self.layouts.async_tp, 0.0, part),
             "rows": np.where(self.layouts.etp == 1, part, whole),
             "other_keys": np.where(gathers_keys, (cp - 1) * part, 0.0),
             # One for all sequences.

@@ -31,13 +31,15 @@ from meshwright.spec.op import Attention, Elementwise, GroupedMatmul, Head, Matm
 from meshwright.spec.stack import Stack
 from meshwright.spec.workload import Workload
 
-Split = Literal["stream", "gathered", "latent", "heads", "rows", "other_keys", "mask"]
+Split = Literal["stream", "gathered", "latent", "heads", "product", "rows", "other_keys", "mask"]
 """How ranks divide a tensor.
 
 stream: between matmuls, shared with sequence parallelism; gathered: the whole sequence, where a stack does not gather
 it again in backward; latent: what each tp rank computes for the whole sequence, unless it computes with shards; heads:
-shared by tp; rows: of routed tokens, whole if experts are split over tp. What keys and values all-gather brings from
-the other cp ranks, and the mask it needs, are there only if it is the method of cp.
+shared by tp; product: the same, of what the last matmul of a dense network reads; rows: of routed tokens, whole if
+experts are split over tp. What keys and values all-gather brings from the other cp ranks, and the mask it needs, are
+there only if it is the method of cp. A compiled block recomputes its gathered tensors and products where tp ranks
+gather again, or join the product with a reduce-scatter (async tp).
 """
 
 _FLOAT32_BYTES = 4.0
@@ -214,7 +216,8 @@ def _kept_by_elementwise(op: Elementwise, before: Op | None, after: Op | None, f
             # activation(gate), which the product with the other half needs.
             yield split, op.writes_per_token * formats.element_bytes
     if is_read:
-        yield split, op.writes_per_token * formats.matmul_bytes
+        is_dense = split == "heads" and isinstance(after, Matmul)
+        yield "product" if is_dense else split, op.writes_per_token * formats.matmul_bytes
 
 
 def _is_router(op: Matmul | Head, ops: Sequence[Op]) -> bool:

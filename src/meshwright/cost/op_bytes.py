@@ -5,6 +5,8 @@
     writing over a tensor                what is written, and what it is made from
     writing rows over a few of a table   twice the rows
     FSDP's copy into its buffer          this rank's shard, twice, however large the buffer of all ranks is
+    adding to a few elements             these, read and written, and what is added
+    the gradient of a picked logit       what is written: its inputs only say how large that is
     optimizers and lists in place        what is read, and all but the gradients written again
 
 Everything else reads its inputs and writes its outputs once. Source: the operators' own definitions. Ignored: what the
@@ -82,9 +84,14 @@ def _num_elements(dims: tuple[int, ...]) -> int:
     return count
 
 
-def _rows_twice(signature: Signature) -> float:
-    rows = signature.inputs[-1]
-    return signature.written_bytes * 2.0 * _num_elements(rows.dims) / max(_num_elements(signature.outputs[0].dims), 1)
+def _times_rows(times: float) -> Callable[[Signature], float]:
+    """Return a function of an operator that moves so many times the bytes of its last input, as its output has them."""
+
+    def moved(signature: Signature) -> float:
+        rows, table = signature.inputs[-1], signature.outputs[0]
+        return signature.written_bytes * times * _num_elements(rows.dims) / max(_num_elements(table.dims), 1)
+
+    return moved
 
 
 def _adam(signature: Signature) -> float:
@@ -94,7 +101,9 @@ def _adam(signature: Signature) -> float:
 
 _SPECIAL: dict[str, Callable[[Signature], float]] = {
     "all_gather_copy_in": _shard_twice,
-    "index_copy_": _rows_twice,
+    "index_copy_": _times_rows(2.0),
+    "scatter_add_": _times_rows(3.0),
+    "nll_loss_backward": lambda signature: float(signature.written_bytes),
     "_fused_adamw_": _adam,
     "_fused_adam_": _adam,
 }

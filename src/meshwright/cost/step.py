@@ -19,6 +19,7 @@ from meshwright.cost.block_time import BlockPricer, BlockTimes
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication import Communication, communication_of
 from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.context_attention import ContextAttention, context_attention_of
 from meshwright.cost.data_parallel import (
     DataParallel,
     data_parallel_of,
@@ -35,7 +36,7 @@ from meshwright.cost.recompute import Recomputed, recomputed_of
 from meshwright.cost.slots import Slot, slots_of
 from meshwright.cost.slowness import Slowness, Stacks, stacks_of
 from meshwright.cost.stage import Stages, bubble_share, recompute_passes, repeated_share, stages_of
-from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
+from meshwright.cost.work import BLOCK, FIRST, LAST, Ints, work_of
 from meshwright.spec.estimate import StepTime
 
 _OPTIMIZER_BYTES = 32.0
@@ -137,6 +138,7 @@ class StepPricer:
         self.microbatches = cases.num_microbatches
         self.stage: Stages = stages_of(cases, self.work)
         self.communication: Communication = communication_of(cases, self.work)
+        self.split_attention: ContextAttention = context_attention_of(cases, self.work.owners)
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
         self.slots = slots_of(self.work)
         self.recomputed: Recomputed = recomputed_of(cases)
@@ -176,8 +178,11 @@ class StepPricer:
         """Return one block's passes for one microbatch, forward and backward together."""
         owner, slow = slot.owner, self.stacks.slowness(c)
         mm_f, mm_b = (side[owner] * slow.compute for side in times.matmul)
-        att_f, att_b = (side[owner] * slow.compute for side in times.attention)
+        in_pieces = self.split_attention.slowdown(owner, c)
+        att_f, att_b = (side[owner] * slow.compute * in_pieces for side in times.attention)
         mem_f, mem_b = (side[owner] * slow.compute * slow.overhead for side in times.memory)
+        merge_f, merge_b = self._merges_s(owner, memory_rate, c)
+        mem_b = mem_b + merge_b
         host_f, host_b = (side[owner] * slow.overhead for side in times.host)
         again = self.recomputed if slot.kind == BLOCK else _NOTHING
         tp_f, tp_b = self.communication.tensor(owner, fabric, c, mm_f)
@@ -189,8 +194,12 @@ class StepPricer:
         tp_r = again.of_collectives(owners.num_tp_collectives[owner], last_share) * tp_f * passes
         cp_f, cp_b = self.communication.context(owner, fabric, c, att_f, att_b)
         ep_f, ep_b = self.communication.expert(owner, fabric, c)
-        ep_r, cp_r = again.exchanges * passes * ep_f, again.collectives * passes * cp_f
-        rec = mm_again * mm_f + passes * (again.attention * att_f + again.memory * mem_f)
+        ep_r = again.exchanges * passes * ep_f
+        # What a kernel returned is kept, and the ring around it runs again, its messages included.
+        rings = np.where(self.split_attention.is_ring, again.exchanges, again.collectives) * passes
+        cp_r = rings * cp_f
+        rec = mm_again * mm_f + passes * (again.attention * att_f + again.memory * mem_f) + rings * merge_f
+        mem_f = mem_f + merge_f
         device_f = mm_f + att_f + mem_f + tp_f + cp_f + ep_f
         twice = self.repeated * (slot.kind == BLOCK)
         repeat = twice * (mm_b + att_b + mem_b)
@@ -220,6 +229,16 @@ class StepPricer:
             ep=ep_f + ep_b + ep_r,
             dp=dp,
         )
+
+    def _merges_s(self, owner: Ints, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
+        """Return the seconds that attention of a split sequence takes besides its kernels, forward and backward."""
+        slow, split = self.stacks.slowness(c), self.split_attention
+        forward, backward = (
+            (num_bytes / memory_rate + c["kernel_s"] * num_kernels) * slow.compute * slow.overhead
+            for num_bytes, num_kernels in zip(split.moved_bytes(owner), split.kernels(), strict=True)
+        )
+        has_attention = self.work.owners.attention_flops[owner] > 0
+        return forward * has_attention, backward * has_attention
 
     def _step(
         self, blocks: _Pass, first: _Pass, last: _Pass, fabric: Fabric, memory_rate: Floats, c: Constants

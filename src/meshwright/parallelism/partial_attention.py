@@ -115,14 +115,16 @@ class Pair:
         return of_query_BSNH, of_key_BKTH.transpose(1, 2), of_value_BKTW.transpose(1, 2)
 
 
-def merge(one: Attended, other: Attended) -> Attended:
-    """Return what the same queries got from two sets of keys together, in float32 at least.
+def merge_into(whole: Attended, part: Attended) -> None:
+    """Add to `whole`, in place, what the same queries get from the other keys of `part`.
 
-    `one` has seen a key with each query; `other` need not have.
+    `whole` is in float32 at least and has seen a key with each query; `part` need not have.
     """
-    logsumexp_BSN = torch.logaddexp(one[1], other[1])
-    weights = [(part_BSN - logsumexp_BSN).exp()[..., None] for _, part_BSN in (one, other)]
-    return one[0] * weights[0] + other[0] * weights[1], logsumexp_BSN
+    attended_BSNW, logsumexp_BSN = whole
+    both_BSN = torch.logaddexp(logsumexp_BSN, part[1])
+    of_whole_BSN1, of_part_BSN1 = ((of_one_BSN - both_BSN).exp()[..., None] for of_one_BSN in (logsumexp_BSN, part[1]))
+    attended_BSNW.mul_(of_whole_BSN1).addcmul_(part[0], of_part_BSN1)
+    logsumexp_BSN.copy_(both_BSN)
 
 
 def _by_key_head(x_BSNE: Tensor, num_kv_heads: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from meshwright.models.attention import CausalAttention
 from meshwright.parallelism.axis_mark import axis_mark
 from meshwright.parallelism.collectives import all_gather_dim
-from meshwright.parallelism.partial_attention import Pair, merge
+from meshwright.parallelism.partial_attention import Pair, merge_into
 
 
 class RingAttention(CausalAttention):
@@ -101,8 +101,7 @@ class _Ring(torch.autograd.Function):
         # Copies: a recomputation may be handed the kernel's own outputs once more, so they must stay as they are.
         attended_BSNW, logsumexp_BSN = (_new_float32(x).copy_(x) for x in own.attend())
         for queries, _, pair in pairs:
-            merged = merge((attended_BSNW[:, queries], logsumexp_BSN[:, queries]), pair.attend())
-            attended_BSNW[:, queries], logsumexp_BSN[:, queries] = merged
+            merge_into((attended_BSNW[:, queries], logsumexp_BSN[:, queries]), pair.attend())
         attended_BSNW = attended_BSNW.to(query_BSNH.dtype)
         ctx.save_for_backward(query_BSNH, key_BSKH, value_BSKW, documents_BT, attended_BSNW, logsumexp_BSN)
         return attended_BSNW
@@ -116,11 +115,12 @@ class _Ring(torch.autograd.Function):
         for queries, keys, pair in ctx.ring.pairs(*inputs, documents_BT):
             whole = (attended_BSNW[:, queries], logsumexp_BSN[:, queries])
             of_query, of_key, of_value = pair.backward(gradient_BSNW[:, queries], whole)
-            query_gradient[:, queries] += of_query
+            # Not +=, which would copy the slice onto itself once more.
+            query_gradient[:, queries].add_(of_query)
             # The gradients of keys and values follow them round, one step behind, and come home after the last.
             sums = sums if following is None else following.arrived()
-            sums[0][:, keys] += of_key
-            sums[1][:, keys] += of_value
+            sums[0][:, keys].add_(of_key)
+            sums[1][:, keys].add_(of_value)
             following = Passing(sums, ctx.ring.group)
         assert following is not None, "a ring has one rank at least"
         gradients = (query_gradient, *following.arrived())

@@ -73,6 +73,9 @@ class Stack(Noun):
     gathers_input_again: bool = False
     """Whether tp ranks keep their shards of what column-parallel matmuls read, and all-gather it again in backward.
     Stacks of fused kernels always do (gathers_again)."""
+    plain_context_attention: bool = False
+    """Whether attention of a sequence that cp ranks share is made of torch's own operators: the pieces of a ring merged
+    in float32, gathered keys attended to under a mask whose hidden scores are computed, too."""
     gradient_bytes: NonNegativeFloat = 0.0
     """Bytes that scaling and clipping a parameter's gradient read and write before the update."""
     repeats_compiled_backward: bool = False
@@ -108,6 +111,13 @@ class Stack(Noun):
         column-parallel matmuls read (gathers_input_again), and keep the whole of keys and values.
         """
         return self.kernels == "fused"
+
+    @property
+    def has_plain_loss(self) -> bool:
+        """Return whether the loss is made of torch's own operators, a kernel each, and frees the logits: ours, also
+        where blocks are compiled.
+        """
+        return not (self.joins_loss or self.keeps_logits or self.kernels == "fused")
 
     @property
     def gathers_routed_tokens(self) -> bool:

@@ -204,11 +204,12 @@ def _is_new(node: fx.Node) -> bool:
 
 def _signature(kernel: Kernel, outputs: list[Tensor]) -> Signature:
     names = (getattr(node.target, "_opname", str(node.target)) for node in kernel.nodes)
-    written = sum(tensor.nbytes for tensor in outputs)
+    # One kernel of several that write a concatenation writes a part of it.
+    written = min(sum(tensor.nbytes for tensor in outputs), kernel.moved_bytes)
     return Signature(
         op=f"{_FUSED}({', '.join(dict.fromkeys(names))})",
         inputs=(),
         outputs=tuple(shape_of(tensor) for tensor in outputs),
-        read_bytes=max(kernel.moved_bytes - written, 0),
+        read_bytes=kernel.moved_bytes - written,
         written_bytes=written,
     )

@@ -117,7 +117,7 @@ def _block(name: str) -> BlockGroup:
 def _kept(name: str, policy: ActivationCheckpoint, formats: Formats) -> float:
     """Return the bytes of each token that the last block keeps on a single rank."""
     parts = kept_bytes(_block(name).ops, formats, policy)
-    return sum(parts.get(split, 0.0) for split in ("stream", "gathered", "latent", "heads", "rows"))
+    return sum(parts.get(split, 0.0) for split in ("stream", "gathered", "latent", "heads", "product", "rows"))
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
@@ -148,7 +148,7 @@ def test_megatron_keeps_what_its_authors_count() -> None:
     parts = kept_bytes(tuple(ops), _formats(FUSED.replace(attention="unfused")), "none")
     norms_bytes = 2 * 4
     assert (
-        sum(parts[split] for split in ("stream", "gathered", "heads")) - norms_bytes
+        sum(parts[split] for split in ("stream", "gathered", "heads", "product")) - norms_bytes
         == dim * (34 - 2) + 5 * heads * SEQ_LEN
     )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from meshwright.parallelism.partial_attention import Pair, merge
+from meshwright.parallelism.partial_attention import Pair, merge_into
 from meshwright.parallelism.torch_attention import Heads
 
 B, S, N, K = 2, 12, 4, 2
@@ -70,7 +70,8 @@ def test_parts_and_their_gradients_add_up_to_the_whole(by_kernel: bool, value_wi
         Pair(own, 0.3, True, documents),
         Pair((own[0], *more[1:]), 0.3, False, None if documents is None else (documents[0], documents[1][:, :7])),
     ]
-    whole = merge(pairs[0].attend(), pairs[1].attend())
+    whole = pairs[0].attend()
+    merge_into(whole, pairs[1].attend())
     visible = torch.cat((torch.ones(S, S, dtype=torch.bool).tril(), torch.ones(S, 7, dtype=torch.bool)), dim=1)
     leaves = [x.clone().requires_grad_() for x in (*own, *more[1:])]
     joined = (leaves[0], torch.cat((leaves[1], leaves[3]), dim=1), torch.cat((leaves[2], leaves[4]), dim=1))
@@ -104,5 +105,7 @@ def test_queries_in_blocks_get_what_they_get_at_once() -> None:
 
 def test_bfloat16_parts_are_merged_in_float32() -> None:
     pair = Pair(heads(dtype=torch.bfloat16), 0.3, False)
-    merged = merge(tuple(x.float() for x in pair.attend()), replace(pair, is_causal=True).attend())  # type: ignore[arg-type]
+    attended, logsumexp = pair.attend()
+    merged = attended.float(), logsumexp.float()
+    merge_into(merged, replace(pair, is_causal=True).attend())
     assert {x.dtype for x in merged} == {torch.float32}

@@ -1,0 +1,123 @@
+"""ContextAttention: what attention of a sequence that cp ranks share computes besides the causal whole of it.
+
+For stacks that make it of torch's own operators (Stack.plain_context_attention). P ranks hold two chunks each, S
+positions; T = P S; the elements of a rank's queries, keys and values are those of S positions.
+
+    ring        P pieces, each with keys of S / 2 positions: kernels reach the rate of a context that is P times
+                shorter. Each piece is merged into a float32 sum by the logsumexps (a: bytes of an activation):
+                    forward    4 + a for the own piece, 12 + a + 68 / head width for each other one; 4 + a at the end
+                    backward   8 + a for each piece into the gradients of queries, of half of the keys and values (own:
+                               all); 4 to zero them, 4 + a at the end
+                These are the bytes of a query's element on the last rank, whose queries see all other ranks' keys: the
+                others, which merge as little as half of theirs, wait for it.
+    all-gather  a mask in place of a causal kernel: the first chunk of rank r meets r + 1 chunks, the second 2 P - r,
+                hidden scores included: (2 P + 1) / (2 P) of the causal work. Keys and values of T positions are joined
+                and put in order; their gradients are added up and put back. The mask, one for all heads, is made
+
+Counted in parallelism/ring_attention.py, partial_attention.py and gathered_attention.py, and in their traces of
+2026-11-23. Ignored: documents, whose masks a ring has no kernel for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import CONTEXT_METHODS
+from meshwright.cost.work import Owners
+
+Index = NDArray[np.int64]
+
+_WIDE = 4.0
+"""Bytes of an element in float32."""
+_LOGSUMEXP_BYTES = 68.0
+"""Of one query of one head: logaddexp (12), two differences (24), their exponentials (16), which weigh (8), a copy (8)."""
+_KERNELS_OF_MERGE = (8.0, 4.0)
+"""Of one piece, forward (logsumexps: 6, two on the sum) and backward (three gradients; the logsumexp made contiguous)."""
+_KERNELS_OF_ENDS = (3.0, 6.0)
+"""Of the float32 sums: made of the own piece or of zeros, and cast."""
+_GATHERED_PASSES = {"eager": (4.0, 13.0), "compiled": (4.0, 5.0)}
+"""Times that gathered keys and values are read or written, forward and backward: joined and put in order (4);
+gradients of two chunks added up (3) and put back (2), in eager code padded before (4) and copied each time (4)."""
+_MASK_BYTES = {"eager": 6.0, "compiled": 2.0}
+"""Of one score, forward: made, cut and turned into what is added to scores; compiled, written once."""
+_CHUNK_KERNELS = 4.0
+"""A compiled concatenation has a kernel for each of the 2 P chunks of keys, and of values."""
+
+
+@dataclass(frozen=True)
+class ContextAttention:
+    """One element a case."""
+
+    owners: Owners
+    cp: Floats
+    microbatch_size: Floats
+    is_ring: NDArray[np.bool_]
+    gathers_keys: NDArray[np.bool_]
+    is_compiled: NDArray[np.bool_]
+    element_bytes: Floats
+
+    def slowdown(self, owner: Index, c: Constants) -> Floats:
+        """Return the time of attention kernels over that of the rank's share of the causal whole."""
+        context, ramp = self.owners.context[owner], c["attention_ramp_tokens"]
+        pieces = (1 + ramp * self.cp / context) / (1 + ramp / context)
+        return np.where(self.is_ring, pieces, np.where(self.gathers_keys, 1 + 0.5 / self.cp, 1.0))
+
+    def kernels(self) -> tuple[Floats, Floats]:
+        """Return the kernels that a block has more, forward and backward."""
+        merges, ends, cp = _KERNELS_OF_MERGE, _KERNELS_OF_ENDS, self.cp
+        chunks = _CHUNK_KERNELS * cp * (self.gathers_keys & self.is_compiled)
+        ring = (cp - 1) * merges[0] + ends[0], cp * merges[1] + ends[1]
+        return ring[0] * self.is_ring + chunks, ring[1] * self.is_ring + chunks
+
+    def moved_bytes(self, owner: Index) -> tuple[Floats, Floats]:
+        """Return the bytes that one block reads and writes besides, forward and backward."""
+        (ring_f, ring_b), (gather_f, gather_b) = self._ring_bytes(owner), self._gathered_bytes(owner)
+        return ring_f * self.is_ring + gather_f * self.gathers_keys, ring_b * self.is_ring + gather_b * self.gathers_keys
+
+    def _ring_bytes(self, owner: Index) -> tuple[Floats, Floats]:
+        owners, cp, cast = self.owners, self.cp, _WIDE + self.element_bytes
+        # Heads x their width, which is not the residual stream's in every model.
+        queries = owners.attention_flops[owner] / (4 * owners.context[owner])
+        keys, heads = owners.kv_elements[owner], queries / np.maximum(owners.head_width[owner], 1.0)
+        merged = queries * (3 * _WIDE + cast) + heads * _LOGSUMEXP_BYTES
+        gradients = (_WIDE + cast) * (cp * queries + (cp + 1) / 2 * keys)
+        return 2 * cast * queries + (cp - 1) * merged, gradients + (_WIDE + cast) * (queries + keys)
+
+    def _gathered_bytes(self, owner: Index) -> tuple[Floats, Floats]:
+        owners, cp = self.owners, self.cp
+        positions = owners.tokens[owner] / self.microbatch_size
+        scores = positions**2 * cp / 2 * (1 + 0.5 / cp)
+        gathered = owners.kv_elements[owner] * cp * self.element_bytes
+
+        def by_kernels(eager: float, compiled: float) -> Floats:
+            return np.where(self.is_compiled, compiled, eager)
+
+        forward, backward = (
+            by_kernels(*passes) for passes in zip(_GATHERED_PASSES["eager"], _GATHERED_PASSES["compiled"], strict=True)
+        )
+        mask = scores * by_kernels(_MASK_BYTES["eager"], _MASK_BYTES["compiled"])
+        return gathered * forward + mask, gathered * backward
+
+
+def context_attention_of(cases: Cases, owners: Owners) -> ContextAttention:
+    """Return what the cases' attention computes besides."""
+    layouts = cases.layouts
+    is_plain = (cases.each(lambda s: float(s.stack.plain_context_attention)) > 0) & (layouts.cp > 1)
+
+    def uses(method: str) -> NDArray[np.bool_]:
+        return np.asarray(is_plain & (layouts.cp_method == CONTEXT_METHODS.index(method)))
+
+    return ContextAttention(
+        owners=owners,
+        cp=layouts.cp.astype(np.float64),
+        microbatch_size=layouts.microbatch_size.astype(np.float64),
+        is_ring=uses("ring"),
+        gathers_keys=uses("all-gather"),
+        is_compiled=layouts.compiles_blocks,
+        element_bytes=cases.each(lambda s: float(s.workload.activation_element_bytes)),
+    )
