@@ -43,8 +43,9 @@ class Bounds:
 def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
     """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""
     candidates = candidates.take(_may_fit(leanest(candidates, menu), question, menu))
-    # An exchange of keys takes as long whatever is kept, but for what is done again.
-    gains_s = _gain_of_cp_method_s(_fastest(candidates, menu), question, menu)
+    # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges.
+    most = {"activation_checkpoint": max(map(ACTIVATION_CHECKPOINTS.index, menu.activation_checkpoint))}
+    gains_s = _gain_of_cp_method_s(_with_columns(_fastest(candidates, menu), most), question, menu)
     layouts = with_ways(candidates, menu)
     gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))
     useful = ~reduces_needlessly(layouts, question, menu)
@@ -111,8 +112,9 @@ def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> 
             np.flatnonzero(splits_model(other, question) & (taken.cp_method != other.cp_method)) for other in others
         ]
         tables = [taken, *(other.take(row) for other, row in zip(others, changed, strict=True))]
-        cp_s = time_steps(concatenate(tables), question).cp_s
-        own, *each = np.split(cp_s, np.cumsum([len(table) for table in tables])[:-1])
+        step = time_steps(concatenate(tables), question)
+        attention_s = step.cp_s + step.attention_s + step.memory_s + step.recompute_s
+        own, *each = np.split(attention_s, np.cumsum([len(table) for table in tables])[:-1])
         own_s[rows] = least_s[rows] = own
         for row, seconds in zip(changed, each, strict=True):
             least_s[rows[row]] = np.minimum(least_s[rows[row]], seconds)
