@@ -197,6 +197,17 @@ def test_logits_that_are_freed_are_not_there_beside_their_gradient() -> None:
     assert _footprint(setting, *layouts).logits_bytes.tolist() == [12 * logits, 10 * logits / 8]
 
 
+def test_compiled_blocks_recompute_what_tp_gathers_again_and_async_tp_joins() -> None:
+    setting = _setting("llama3-8b", load_stack("meshwright"), seq_len=32_768, global_batch_size=8)
+    layouts = [Layout(dp_shard=2, tp=4, compile=on) for on in (False, True)]
+    eager, compiled, joined = _footprint(setting, *layouts, layouts[1].replace(async_tp=True)).activations_bytes
+    shard = 32_768 / 4 * 2
+    # The largest moment has all blocks; of each one the input of the last matmul, next to gate and up.
+    assert compiled - joined == 32 * shard * 14_336
+    # What norms make; the eager product's activation(gate).
+    assert eager - compiled == pytest.approx(32 * shard * (2 * 4096 + 14_336), rel=0.05)
+
+
 def test_kept_blocks_are_gathered_whole() -> None:
     freed, kept = Layout(dp_shard=8, reshard_after_forward="always"), Layout(dp_shard=8, reshard_after_forward="never")
     setting = _setting("llama3-8b", global_batch_size=8)

@@ -125,6 +125,9 @@ def test_a_shard_that_is_copied_into_a_buffer_of_all_ranks_takes_as_long_as_it_i
         # Fills read nothing; rows written over others are read once, and written once.
         ("aten.new_zeros.default", [(4096, 4096)], 2 * 4096 * 4096),
         ("aten.index_copy_.default", [(4096, 4096), (64,), (64, 4096)], 2 * 2 * 64 * 4096),
+        # One number a row is read, read at its place and written there.
+        ("aten.scatter_add_.default", [(4096, 4096), (4096, 1), (4096, 1)], 3 * 2 * 4096),
+        ("aten.nll_loss_backward.default", [(4096, 4096), (4096, 4096), (4096,)], 2 * 4096 * 4096),
     ],
 )
 def test_only_what_is_written_moves(op: str, inputs: list[tuple[int, ...]], equal_bytes: int) -> None:
