@@ -5,14 +5,14 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
 
     ring        P pieces, each with keys of S / 2 positions: kernels reach the rate of a context that is P times
                 shorter. Each piece is merged into a float32 sum by the logsumexps (a: bytes of an activation):
-                    forward    4 + a for the own piece, 12 + a + 68 / head width for each other one; 4 + a at the end
+                    forward    4 + a for the own piece, 16 + a + 68 / head width for each other one; 4 + a at the end
                     backward   8 + a for each piece into the gradients of queries, of half of the keys and values (own:
                                all); 4 to zero them, 4 + a at the end
                 These are the bytes of a query's element on the last rank, whose queries see all other ranks' keys: the
                 others, which merge as little as half of theirs, wait for it.
-    all-gather  a mask in place of a causal kernel: the first chunk of rank r meets r + 1 chunks, the second 2 P - r,
-                hidden scores included: (2 P + 1) / (2 P) of the causal work. Keys and values of T positions are joined
-                and put in order; their gradients are added up and put back. The mask, one for all heads, is made
+    all-gather  a mask in place of a causal kernel: the first chunk of rank r attends to r + 1 chunks, the second to
+                2 P - r, hidden scores included: (2 P + 1) / (2 P) of the causal work. Keys and values of T positions
+                are joined and put in order, their gradients added up and put back. All heads share one mask
 
 Counted in parallelism/ring_attention.py, partial_attention.py and gathered_attention.py, and in their traces of
 2026-11-23. Ignored: documents, whose masks a ring has no kernel for.
@@ -35,9 +35,9 @@ Index = NDArray[np.int64]
 _WIDE = 4.0
 """Bytes of an element in float32."""
 _LOGSUMEXP_BYTES = 68.0
-"""Of one query of one head: logaddexp (12), two differences (24), their exponentials (16), which weigh (8), a copy (8)."""
+"""Of a query of one head: logaddexp (12), two differences (24), exponentials (16), read as weights (8), a copy (8)."""
 _KERNELS_OF_MERGE = (8.0, 4.0)
-"""Of one piece, forward (logsumexps: 6, two on the sum) and backward (three gradients; the logsumexp made contiguous)."""
+"""Of one piece, forward (6 of logsumexps, 2 of the sum) and backward (3 gradients, a contiguous logsumexp)."""
 _KERNELS_OF_ENDS = (3.0, 6.0)
 """Of the float32 sums: made of the own piece or of zeros, and cast."""
 _GATHERED_PASSES = {"eager": (4.0, 13.0), "compiled": (4.0, 5.0)}
@@ -77,7 +77,10 @@ class ContextAttention:
     def moved_bytes(self, owner: Index) -> tuple[Floats, Floats]:
         """Return the bytes that one block reads and writes besides, forward and backward."""
         (ring_f, ring_b), (gather_f, gather_b) = self._ring_bytes(owner), self._gathered_bytes(owner)
-        return ring_f * self.is_ring + gather_f * self.gathers_keys, ring_b * self.is_ring + gather_b * self.gathers_keys
+        return (
+            ring_f * self.is_ring + gather_f * self.gathers_keys,
+            ring_b * self.is_ring + gather_b * self.gathers_keys,
+        )
 
     def _ring_bytes(self, owner: Index) -> tuple[Floats, Floats]:
         owners, cp, cast = self.owners, self.cp, _WIDE + self.element_bytes
