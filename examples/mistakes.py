@@ -1,6 +1,6 @@
 """Ten mistakes and the message each one gets: makes docs/mistakes.md by running the real command line.
 
-python examples/mistakes.py            writes docs/mistakes.md anew
+python examples/mistakes.py            writes docs/mistakes.md again
 python examples/mistakes.py --check    exits 1 and shows the difference if the page is not what the commands say
 """
 
@@ -50,7 +50,7 @@ class Mistake:
     command: Sequence[str]
     exit_code: int
     files: dict[str, str] = field(default_factory=dict)
-    """Other files beside job.toml."""
+    """Other files next to job.toml."""
     told: str = ""
     """A sentence for what the job does not show."""
     prepare: Callable[[Path], None] | None = None

@@ -44,7 +44,7 @@ def run_ranks(
 
 
 def call_from_file(address: tuple[str, str, str], pickled: bytes) -> Any:
-    """Return what the function at `address` returns; its arguments' types may be defined beside it."""
+    """Return what the function at `address` returns; its arguments' types may be defined next to it."""
     file, module, name = address
     fn = getattr(_load(file, module), name)
     return fn(*pickle.loads(pickled))

@@ -1,4 +1,4 @@
-"""Steps of a pipeline made by hand: forwards and backwards with gathers beside them, messages between stages, an
+"""Steps of a pipeline made by hand: forwards and backwards with gathers next to them, messages between stages, an
 optimizer, and memory that fills and empties; what reports are tested with.
 """
 

@@ -1,4 +1,4 @@
-"""The compiler joins our matmuls with the collectives beside them.
+"""The compiler joins our matmuls with the collectives next to them.
 
 The joint operations exist on CUDA only; here they are ours, which compute the same in the plain order, and count.
 """

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_a_model_of_ones_own_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name == "hf_causal_lm":
         pytest.importorskip("transformers", reason="the example wraps a transformers model")
-    # What `meshwright train` does for modules that lie beside the job file.
+    # What `meshwright train` does for modules that lie next to the job file.
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     job = load_job(EXAMPLES / f"{name}.toml", ["train.steps=12", "run.device=cpu", f"data.cache_dir={tmp_path}"]).job

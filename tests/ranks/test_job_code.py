@@ -73,7 +73,7 @@ class Data:
 
 
 def train(folder: Path, num_ranks: int, **sections: dict[str, object]) -> tuple[int, str]:
-    """Return the exit code and what is printed when the job trains with the module above beside it."""
+    """Return the exit code and what is printed when the job trains with the module above next to it."""
     (folder / "mine.py").write_text(MODULE)
     (folder / "job.toml").write_text(to_toml(Job.from_dict(tiny_job(folder, **sections))))
     command = [sys.executable, "-m", "meshwright", "train", "job.toml", "--ranks", str(num_ranks)]

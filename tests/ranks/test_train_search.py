@@ -60,7 +60,7 @@ dir = "run"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job that searches for its layout, beside a catalogue in which this machine was measured."""
+    """A job that searches for its layout, next to a catalogue in which this machine was measured."""
     for kind, text in (("devices", DEVICE), ("clusters", CLUSTER)):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "cpu-local.toml").write_text(text + SOURCE)

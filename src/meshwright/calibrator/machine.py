@@ -18,7 +18,7 @@ from meshwright.spec.figure import Figure, Source
 def this_machine(device_type: str, num_ranks: int, name: str | None) -> Machine:
     """Return this machine as `num_ranks` ranks on its processor or its CUDA devices, to be called `name`.
 
-    Of an accelerator that the catalogue knows, the datasheet's figures are kept beside the measured ones.
+    Of an accelerator that the catalogue knows, the datasheet's figures are kept next to the measured ones.
     """
     is_cuda = device_type == "cuda"
     hardware = torch.cuda.get_device_name() if is_cuda else processor_name()

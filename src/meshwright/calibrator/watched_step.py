@@ -50,7 +50,7 @@ class WatchedStep:
     exchanged_bytes: int
     """Of their whole tensors."""
     exchanges_s: float
-    """Seconds of the step beside its operators."""
+    """Seconds of the step next to its operators."""
 
 
 def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int, duration_s: float) -> list[WatchedStep]:

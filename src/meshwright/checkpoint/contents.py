@@ -33,7 +33,7 @@ class Chunk(Noun):
     shape: tuple[int, ...]
     """Elements of the box, by dim."""
     file: str
-    """Name of the file beside checkpoint.json."""
+    """Name of the file next to checkpoint.json."""
     start: int
     """First byte in the file."""
     num_bytes: int
@@ -138,7 +138,7 @@ def remedy(folder: Path) -> str:
     older = [step for step in steps if own.isdigit() and step < int(own) and (steps[step] / FILE_NAME).is_file()]
     if older:
         return f"delete this folder to go on from {steps[max(older)].name}, the newest older checkpoint"
-    return "there is no older checkpoint beside it: restore this folder from a copy, or delete it and start again"
+    return "there is no older checkpoint next to it: restore this folder from a copy, or delete it and start again"
 
 
 def _step_numbers(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ _TEMPORARY = re.compile(r".+\.tmp-[0-9a-f]{32}")
 
 
 def temporary_beside(folder: Path) -> Path:
-    """Return a new name beside `folder` that no reader takes for a checkpoint."""
+    """Return a new name next to `folder` that no reader takes for a checkpoint."""
     return folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex}")
 
 

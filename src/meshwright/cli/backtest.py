@@ -19,8 +19,8 @@ _LEAST_WIDTH = 120
 @click.argument("runs_file", metavar="RUNS.csv", type=click.Path(path_type=Path))
 @click.option("--given", multiple=True, type=click.Path(path_type=Path), help="Your own runs: CSV, or a run folder.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write each row's prediction to this CSV file.")
-@click.option("--folds", is_flag=True, help="Also fit anew, each fifth of every stack's configurations left out.")
-@click.option("--leave-out", is_flag=True, help="Also fit anew, each stack left out, and with five of its runs given.")
+@click.option("--folds", is_flag=True, help="Also fit again, each fifth of every stack's configurations left out.")
+@click.option("--leave-out", is_flag=True, help="Also fit again, each stack left out, and with five of its runs given.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     runs_file: Path, given: tuple[Path, ...], out: Path | None, folds: bool, leave_out: bool, as_json: bool

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.spec.device import Device
 
 _FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it runs again.\n"
-# Every size is measured at least once a round, however little time is given, and beside other work it takes longer.
+# Every size is measured at least once a round, however little time is given, and next to other work it takes longer.
 _PATIENCE, _LEAST_S = 10, 600
 _BUILD = "meshwright.trainer.build_step:build_step"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Check as for train --resume.")
 @click.option("--overwrite", is_flag=True, help="Check as for train --overwrite.")
 def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume: bool, overwrite: bool) -> None:
-    """Tell everything that is wrong with JOB_FILE, all at once, or what it would do.
+    """Report everything that is wrong with JOB_FILE, all at once, or what it would do.
 
     Starts no process and needs no torch. Exit code 0: nothing is wrong; 2: something is, or the layout does not fit
     the devices of the cluster that the job names.
@@ -213,7 +213,7 @@ def _data_problems(resolved: ResolvedJob) -> list[str]:
     try:
         architecture = resolve_architecture(job.model)
     except MeshwrightError:
-        architecture = None  # told by _model_problems
+        architecture = None  # reported by _model_problems
     return problems(job.data, job.train.seq_len, architecture.vocab_size if architecture else None)
 
 

@@ -121,7 +121,7 @@ def _torch_build(torch: Any, installed: str) -> Iterator[Finding]:
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm" if torch.version.hip else "CPU"
     if build == "CPU" and nvidia_driver():
         remedy = "reinstall torch with its CUDA build: https://pytorch.org/get-started/locally"
-        yield Finding(group, "torch", f"{installed}, CPU build beside an NVIDIA driver", "missing", remedy)
+        yield Finding(group, "torch", f"{installed}, CPU build next to an NVIDIA driver", "missing", remedy)
     else:
         yield Finding(group, "torch", f"{installed}, {build} build")
     distributed = torch.distributed

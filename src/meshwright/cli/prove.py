@@ -62,7 +62,7 @@ def command(
     if exact and mixed:
         raise ConfigError("--exact computes in float64 and --mixed in bfloat16: give one of them")
     resolved = load_job(job_file)
-    # A module that the job names may lie beside the job file.
+    # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     architecture = resolve_architecture(resolved.job.model)
     asked = [parse_layout(text) for text in layouts] or covering_layouts(architecture)

@@ -24,7 +24,7 @@ _LEAST_WIDTH = 100
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(folder: Path, simulate: bool, as_json: bool) -> None:
     """Show where the steps of the run in RUN_FOLDER went: the floor that physics sets, what is expected above it cause
-    by cause, and what was measured; then by component, beside the step that was profiled, if one was.
+    by cause, and what was measured; then by component, next to the step that was profiled, if one was.
 
     The expectation is that of the layout that the run took, on the machine that its job names (see `meshwright
     calibrate` for this one).
@@ -63,7 +63,7 @@ def _parts(folder: Path, run: MeasuredRun, expected: Candidate, *, simulate: boo
 
 
 def _simulated(folder: Path, run: MeasuredRun) -> Timeline:
-    """Return the run's step, traced anew and played on the machine that the job names."""
+    """Return the run's step, traced again and played on the machine that the job names."""
     from meshwright.simulator.simulate import simulate
     from meshwright.spec.run import Run
     from meshwright.tracer.dry_run import trace_job

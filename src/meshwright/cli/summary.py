@@ -27,7 +27,7 @@ _LEAST_RUN = 3
 
 
 def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str, str]]:
-    """Yield a label and a line for each aspect of a job without problems; num_ranks is None where nobody said it."""
+    """Yield a label and a line for each aspect of a job without problems; num_ranks is None where it is unknown."""
     job = resolved.job
     layout = _layout(job, num_ranks)
     yield "job", f"{resolved.path}: nothing is wrong"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--ranks", type=click.IntRange(min=1), help="Local ranks to start; default: the layout's, or all GPUs.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of the run folder, if there is one.")
-@click.option("--overwrite", is_flag=True, help="Rename an existing run folder out of the way and start anew.")
+@click.option("--overwrite", is_flag=True, help="Rename an existing run folder out of the way and start again.")
 @click.option("--planned", type=click.Path(dir_okay=False), hidden=True, help="What the launcher planned.")
 def command(
     job_file: str, overrides: tuple[str, ...], ranks: int | None, resume: bool, overwrite: bool, planned: str | None
@@ -45,7 +45,7 @@ def command(
         raise ConfigError("--resume continues the run folder and --overwrite replaces it: give one of them")
     resolved = load_job(job_file, overrides)
     run = run_folder(resolved)
-    # A module that the job names may lie beside the job file.
+    # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     if "RANK" in os.environ:
         if "WORLD_SIZE" not in os.environ:

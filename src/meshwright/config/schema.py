@@ -14,7 +14,7 @@ from meshwright.spec.field_docs import field_docs
 from meshwright.spec.job import Job
 
 SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
-"""The schema as shipped; `python -m meshwright.config.reference` writes it anew."""
+"""The schema as shipped; `python -m meshwright.config.reference` writes it again."""
 
 
 def job_schema() -> dict[str, Any]:

@@ -7,7 +7,7 @@
 
 for n ranks in m domains of r = n / m members each, and S bytes of the whole tensor: what an all-gather returns, a
 reduce-scatter is given, an all-reduce is given and returns. The members of a domain split the ring's traffic over their
-shares of the network cards (multi-rail); the other devices of the node use theirs for groups beside this one. An
+shares of the network cards (multi-rail); the other devices of the node use theirs for groups next to this one. An
 all-reduce takes the fastest of the three.
 
 Source: NCCL's own cost model (src/graph/tuning.cc at 5067397). SimAI's published table of ring bandwidths (16 to 1,024

@@ -84,7 +84,7 @@ def memory_use(memory: Footprint, row: int) -> MemoryUse:
 
 
 def fits(memory: Footprint, cases: Cases) -> NDArray[np.bool_]:
-    """Return which cases' reserved bytes are no more than what their device has beside context and communication."""
+    """Return which cases' reserved bytes are no more than what their device has besides context and communication."""
     usable = cases.each(lambda setting: setting.cluster.device.usable_memory_bytes)
     return np.asarray(memory.reserved_bytes <= usable)
 

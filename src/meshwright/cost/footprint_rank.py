@@ -215,7 +215,7 @@ class _Held:
         at_once = np.maximum(self.lasting.whole, self.after_blocks.whole) * self.compute_bytes + one_block
         ahead = np.where(is_beside, np.maximum(at_once, 2 * one_block), 0.0)
         shards = self._new_shards(self.elements.shared)
-        # Where shards are there already, those of the next microbatch are made beside them and added, unit by unit.
+        # Where shards are there already, those of the next microbatch are made next to them and added, unit by unit.
         unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient * self.on_device
         reduced = np.where(self.reduces_each, self.is_sharded * unit, shards)
         divided = self._divided(_larger(self.lasting, self.block))

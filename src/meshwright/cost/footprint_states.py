@@ -1,7 +1,7 @@
 """What a rank holds of each parameter between steps: the parameter, its gradient, its optimizer state.
 
     parameters sharded (FSDP2)   float32 parameter, gradient and two moments, dim 0 padded to the ranks that share it
-    optimizer sharded (ZeRO-1)   16-bit parameter, gradient as microbatches add to it, beside which a microbatch's own
+    optimizer sharded (ZeRO-1)   16-bit parameter, gradient as microbatches add to it, next to which a microbatch's own
                                  stands unless backward adds to it directly; float32 master and two moments over all
                                  data-parallel ranks
     nothing sharded (DDP)        the same, all whole

@@ -96,7 +96,7 @@ def kept_bytes(ops: tuple[Op, ...], formats: Formats, policy: ActivationCheckpoi
 
 @lru_cache(maxsize=1024)
 def transient_bytes(ops: tuple[Op, ...], formats: Formats) -> Bytes:
-    """Return the largest set of gradients that the backward of one op reads and writes beside what is kept."""
+    """Return the largest set of gradients that the backward of one op reads and writes next to what is kept."""
     stream: tuple[Split, float] = ("stream", 2 * _width(ops) * formats.element_bytes)
     return max((_summed([stream, *_gradients(op, formats)]) for op in ops), key=lambda parts: sum(parts.values()))
 

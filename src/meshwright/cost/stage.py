@@ -1,6 +1,6 @@
 """Stages: how unequal pipeline ranks are, and what a schedule's bubble costs, in closed form.
 
-    slowest   even: ceil(L / (pp v)) v blocks, beside the head on the last rank; balanced: the head counts as blocks
+    slowest   even: ceil(L / (pp v)) v blocks, next to the head on the last rank; balanced: the head counts as blocks
     bubble    (pp - 1) (F + B) / v for one microbatch; of a split backward (pp - 1) I / v, I being its first half
 
 Sources: Narayanan et al. 2021 (arXiv:2104.04473) for 1F1B and interleaving, Qi et al. 2023 (arXiv:2401.10241) for zero

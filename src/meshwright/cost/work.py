@@ -211,7 +211,7 @@ def _num_tp_collectives(group: BlockGroup, shares: Shares) -> Floats:
     num_pairs = _num_row_matmuls(group)
     num_pairs += 0.5 * any(isinstance(op, Embedding | Head) for op in group.ops)
     copies = max((op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
-    # Split experts gather and scatter each token's copies, or, beside shared ones, the tokens before they are routed.
+    # Split experts gather and scatter each token's copies, or, next to shared ones, the tokens before they are routed.
     is_shared = any(isinstance(op, Matmul) and op.name == "ffn.shared.down" for op in group.ops)
     more = copies if shares.gathers_routed_tokens else float(copies > 0 and not is_shared)
     return np.where(shares.tp > 1, 2 * num_pairs + np.where(shares.etp > 1, 2.0 * more, 0.0), 0.0)

@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
     identity: str
     """Equal for tokenizers that encode alike; a checkpoint remembers it."""
     version: str
-    """The code that encodes; a new one tokenises anew."""
+    """The code that encodes; a new one tokenises again."""
 
     def encode(self, text: str) -> Tokens:
         """Return the ids of `text`, without any end of text."""
@@ -188,8 +188,8 @@ def _end_of_text(path: Path, vocab: dict[str, int]) -> str:
     if found is None:
         raise DataError(
             f"data.tokenizer = {str(path)!r} has no token to end a document with (looked for eos_token in "
-            f"{config.name} beside it, then for {', '.join(_KNOWN_ENDS_OF_TEXT)}): "
-            "put a tokenizer_config.json beside it that names its eos_token"
+            f"{config.name} next to it, then for {', '.join(_KNOWN_ENDS_OF_TEXT)}): "
+            "put a tokenizer_config.json next to it that names its eos_token"
         )
     return found
 

@@ -102,7 +102,8 @@ class HangWatch:
             temporary.write_text(record.model_dump_json(), encoding="utf-8")
             temporary.replace(path)
         except Exception:
-            # Whatever is wrong with the record must not end a run that may go on, or hide why it ended.
+            # Every exception: the record reads private state of torch and frames of another thread, of a process that
+            # may be failing. An error here must neither stop a run that can continue nor hide why it stopped.
             logger.exception("rank %d could not write its flight record", self._rank)
 
     def _flight_record(self, reason: str, stack: Iterable[tuple[FrameType, int]], error: str | None) -> FlightRecord:

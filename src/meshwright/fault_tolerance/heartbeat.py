@@ -1,6 +1,6 @@
 """Heartbeats: one small file for each rank, overwritten in place by the training loop at every mark.
 
-The loop writes it, not a thread beside it: a thread would go on beating while the loop hangs.
+The loop writes it, not a thread next to it: a thread would go on beating while the loop hangs.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class MixtureOfExperts(nn.Module):
         return (router.load_E, router.balance_loss, router.z_loss, router.num_forwards, self.padded_rows)
 
     def reset_statistics(self) -> None:
-        """Start counting anew."""
+        """Start counting again."""
         for statistic in self.statistics:
             statistic.zero_()
 

@@ -16,7 +16,7 @@
 9. materialise             last: only now does a rank know which part of each tensor is its own, so no rank ever
                            holds the whole model
 
-Each is a file beside this one. Which layouts can be applied at all, spec/validity.py says before any process starts.
+Each is a file next to this one. Which layouts can be applied at all, spec/validity.py says before any process starts.
 """
 
 from torch import nn

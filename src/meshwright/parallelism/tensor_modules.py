@@ -126,7 +126,7 @@ def change_class(module: nn.Module, behaviour: type[ReadsParts], tp_group: dist.
 
 @functools.cache
 def _joined(behaviour: type[ReadsParts], own: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    # Cached: the same class for the same module of every block, or torch.compile would compile each block anew.
+    # Cached: the same class for the same module of every block, or torch.compile would compile each block again.
     parts = {name: property(functools.partial(_read, name=name)) for name in names}
     return type(f"{behaviour.__name__}{own.__name__}", (behaviour, own), parts)
 

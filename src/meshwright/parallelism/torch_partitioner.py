@@ -1,4 +1,4 @@
-"""Compiled recomputation of what is random, beside DTensors: an order that torch gets wrong, set right.
+"""Compiled recomputation of what is random, next to DTensors: an order that torch gets wrong, set right.
 
 A compiled forward hands its backward tensors first, then the meshes of its DTensors. To draw the same numbers again, a
 recomputed block on a CPU hands over the random generator's states too, and torch puts these behind the meshes: what it

@@ -1,4 +1,4 @@
-"""The second part of a split backward: from the nodes that the first part passed, on to the parameters beside its way.
+"""The second part of a split backward: from the nodes that the first part passed, on to the parameters next to its way.
 
 torch has one, as private as the first. Of a parameter that is used twice it reads what it has freed (2.15). In 2.11 it
 also refuses a node of a Python function, such as compiled and recomputed blocks have, adds up the gradients of all

@@ -27,7 +27,7 @@ class Question:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the layout that the search may not change, with their values."""
     given: Layout | None = None
-    """A layout that was set by hand and is judged beside the planner's pick."""
+    """A layout that was set by hand and is judged next to the planner's pick."""
 
     memory_margin: float = DEFAULT_MEMORY_MARGIN
     """Share of the usable memory that layouts leave free to be chosen; one that is given fits without."""

@@ -1,9 +1,9 @@
 """compare: how far a layout's losses, gradients and updated weights lie from those of one process, at worst.
 
 A parameter's gradient is compared as a whole, by its 2-norm, and against that of one process. Where that is tiny (a
-norm whose gradients cancel), rounding in what was summed up is large beside it: a thousandth of the typical parameter's
+norm whose gradients cancel), rounding in what was summed up dominates: a thousandth of the typical parameter's
 norm, that of all gradients over the root of the number of parameters, is the least that counts. Weights are compared by
-the way that they went, like a gradient: beside the weights themselves a wrong update would vanish. But each step rounds
+the way that they went, like a gradient: in the weights themselves a wrong update would vanish. But each step rounds
 them, and where they hardly moved, that is what differs.
 """
 
@@ -71,7 +71,7 @@ def compare(record: WholeRecord, reference: WholeRecord, bars: Bars) -> tuple[Di
 
 
 def _weights(record: WholeRecord, reference: WholeRecord, bar: float) -> list[Difference]:
-    """Return how far each parameter ended from where it should have, beside the way that it should have gone."""
+    """Return how far each parameter ended from where it should have, next to the way that it should have gone."""
     start, end = record.initial_weights, record.weights
     _require_same_names(start, reference.initial_weights)
     _require_same_names(end, reference.weights)

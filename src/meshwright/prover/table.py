@@ -1,4 +1,4 @@
-"""The table of a proof: a line for each layout, its worst differences beside what rounding explains."""
+"""The table of a proof: a line for each layout, its worst differences next to what rounding explains."""
 
 from __future__ import annotations
 

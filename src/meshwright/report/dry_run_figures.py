@@ -27,7 +27,7 @@ _COLOURS = {
 
 
 def waterfall_figure(outcome: Outcome) -> Any:
-    """Return the parts of the step one after another, beside what the formulas say of each."""
+    """Return the parts of the step one after another, next to what the formulas say of each."""
     go, (scale, unit) = import_extra("plotly.graph_objects", PURPOSE), time_scale(outcome.step_s)
     # Of bars in one place the last is on top.
     named = ({"formula": outcome.expected_parts} if outcome.expected_parts else {}) | {"traced": outcome.parts}
@@ -60,7 +60,7 @@ def waterfall_figure(outcome: Outcome) -> Any:
 
 
 def exposed_figure(outcome: Outcome) -> Any:
-    """Return the collectives that are most exposed, by place, beside what of them is hidden."""
+    """Return the collectives that are most exposed, by place, next to what of them is hidden."""
     shown = most_exposed(outcome)
     scale, unit = time_scale(max(one.exposed_s + one.hidden_s for one in shown))
     figure, rows = import_extra("plotly.graph_objects", PURPOSE).Figure(), [place_words(one) for one in shown]

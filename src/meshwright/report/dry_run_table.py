@@ -120,7 +120,7 @@ def rank_words(rank: RankMemory) -> str:
 
 
 def _parts_table(outcome: Outcome) -> Table:
-    """Return the step by component, beside the formulas' where they know the model."""
+    """Return the step by component, next to the formulas' where they know the model."""
     formula = ("formula#", "vs formula#") if outcome.expected_parts else ()
     table = table_of("where the step goes", "traced#", "share#", *formula)
     for name, label in PART_WORDS.items():

@@ -1,4 +1,4 @@
-"""A run's page: what its step was expected to take, cause by cause, beside what it took."""
+"""A run's page: what its step was expected to take, cause by cause, next to what it took."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ _WITHOUT_PEAK = {
     "matmul_s": "matmuls below that rate",
     "attention_s": "attention below that rate",
 }
-"""The same on a device whose peak nobody states, such as a processor."""
+"""The same on a device whose peak FLOP/s is unknown, such as a processor."""
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 HFU_MEANS = "HFU: the same with what is computed again"
-NO_PEAK = "MFU and HFU are unknown: nobody states this device's peak, and the first line is at its best measured rate"
+NO_PEAK = "MFU and HFU are unknown: so is this device's peak FLOP/s, and the first line is at its best measured rate"
 _WIDTH = 22
 _LEAST_SHARE = 0.0005
 

@@ -23,7 +23,7 @@ class Prediction(Noun):
     predicted_peak_bytes: NonNegativeFloat | None = None
     """Peak memory of the fullest rank: allocated or nvidia-smi's where mem_kind says so, else reserved."""
     fits: bool | None = None
-    """Whether reserved bytes are no more than the device has beside context and communication."""
+    """Whether reserved bytes are no more than the device has besides context and communication."""
     assumed: tuple[str, ...] = ()
     """What was taken for granted where the row says nothing."""
     measured_step_time_s: PositiveFloat | None = None

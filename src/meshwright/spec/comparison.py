@@ -26,7 +26,7 @@ class Use(Noun):
     """What one rank, on average, spends on an operation in a step."""
 
     total_s: NonNegativeFloat = 0.0
-    """From its beginning to its end, whatever runs beside it."""
+    """From its beginning to its end, whatever overlaps with it."""
     count: NonNegativeFloat = 0.0
     """How often it runs."""
 
@@ -94,7 +94,7 @@ class Comparison(Noun):
 
 
 def compare(a: Timeline, b: Timeline) -> Comparison:
-    """Return step `a` beside step `b`."""
+    """Return step `a` next to step `b`."""
     uses_a, uses_b = _uses(a), _uses(b)
     operations = [
         _operation(key, uses_a.get(key, Use()), uses_b.get(key, Use())) for key in dict.fromkeys((*uses_a, *uses_b))

@@ -18,7 +18,7 @@ CollectiveKind = Literal[
 ]
 """send is to the next rank while the one before sends here. unshard and reduce-grads are what FSDP does with one unit,
 around its all-gather and reduce-scatter: copies into and out of one buffer, hooks, and the waits of threads. exchange
-is either of the two as steps of training have it, without copies and hooks: what a step takes beside its operators."""
+is either of the two as steps of training have it, without copies and hooks: what a step takes next to its operators."""
 
 MemoryOp = Literal["add", "swiglu", "norm", "rope", "loss", "update", "clip"]
 """A residual addition (backward adds the gradients of its two uses), silu(gate) x up, RMSNorm, rotary embedding,

@@ -29,7 +29,7 @@ class Candidate(Noun):
 
 
 class Contrast(Noun):
-    """The pick beside the best layout that fits and differs from it in a certain key."""
+    """The pick next to the best layout that fits and differs from it in a certain key."""
 
     change: str = Field(min_length=1)
     """The other layout's value of the key, such as tp=4."""

@@ -31,13 +31,13 @@ class Stack(Noun):
     sequence_parallel: bool = True
     """Whether tp ranks share the sequence between matmuls."""
     tp_overlap: bool = False
-    """Whether tensor-parallel collectives run beside their matmuls."""
+    """Whether tensor-parallel collectives overlap with their matmuls."""
     dp_overlap: bool = True
     """Whether gradients are summed while the backward pass goes on."""
     p2p_overlap: bool = True
     """Whether pipeline stages send while they compute."""
     ep_overlap: bool = False
-    """Whether experts' all-to-alls run beside another microbatch's computation."""
+    """Whether experts' all-to-alls overlap with another microbatch's computation."""
     dispatcher: Literal["alltoall", "fused"] = "alltoall"
     """How tokens reach experts: sort and all-to-all, or kernels that send each token once to a node (DeepEP)."""
     grouped_experts: bool = True
@@ -54,7 +54,7 @@ class Stack(Noun):
     gradient_accumulation_dtype: Literal["float32", "bfloat16"] = "float32"
     """Format of the gradient that microbatches add to."""
     fuses_gradient_sum: bool = True
-    """Whether backward adds to that gradient itself; else a microbatch's own gradients stand beside it."""
+    """Whether backward adds to that gradient itself; else a microbatch's own gradients stand next to it."""
     joins_loss: bool = False
     """Whether the loss is one kernel, or compiled to few, and so never holds its logits in float32."""
     keeps_logits: bool = True
@@ -84,7 +84,7 @@ class Stack(Noun):
     frees_sent: bool = False
     """Whether a pipeline stage's output is freed once it is sent: its backward needs the graph behind it only."""
     stages: Literal["even", "balanced"] = "even"
-    """Blocks of pipeline stages: equally many, or fewer beside the embedding and the head."""
+    """Blocks of pipeline stages: equally many, or fewer next to the embedding and the head."""
     shards_ends_apart: bool = False
     """Whether embedding and head are gathered and freed as blocks are, or as one and from forward to backward."""
     expandable_segments: bool = False

@@ -142,7 +142,7 @@ def _reshard_problems(layout: Layout) -> Iterator[str]:
         # FSDP2 makes the meshes of the groups from one rank's own group alone, and refuses parameters that tp has cut.
         others = both([f"layout.{axis} = {degree}" for axis in ("pp", "tp") if (degree := getattr(layout, axis)) > 1])
         yield (
-            f"layout.reshard_after_forward = {kept} keeps parameters on groups of ranks, which torch cannot do beside "
+            f"layout.reshard_after_forward = {kept} keeps parameters on groups of ranks, which torch cannot do with "
             f'{others}: set layout.reshard_after_forward to "always" or "auto"'
         )
     elif isinstance(kept, int) and (layout.fsdp % kept or not 1 < kept < layout.fsdp):

@@ -1,7 +1,7 @@
 """Which kernel F.scaled_dot_product_attention takes on CUDA, and its call on the simulated accelerator.
 
 torch chooses in C++ that is built with CUDA only (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), by rules that
-are written here anew: the first of flash, cuDNN, memory-efficient and math that can do what is asked. They are those of
+are repeated here: the first of flash, cuDNN, memory-efficient and math that can do what is asked. They are those of
 compute capability 9.0 with a cuDNN newer than 9.15, of which torch asks cuDNN before flash: where both can, they make
 the same tensors, and the trace has flash. Not followed: older GPUs and libraries, where what is cuDNN's here (a mask
 with grouped heads) is left to matmuls; cuDNN's heads above 128 wide, but for keys of 192 with values of 128; nested

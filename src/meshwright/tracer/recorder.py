@@ -180,7 +180,7 @@ class Recorder:
 
 
 def _compacted(records: dict[str, NDArray[np.int64]], column: str, interned: Interned[Key]) -> tuple[Key, ...]:
-    """Return what the column names, by first appearance, and number the column anew: equal steps then have equal
+    """Return what the column names, by first appearance, and number the column again: equal steps then have equal
     columns, whatever came before them.
     """
     used, first, where = np.unique(records[column], return_index=True, return_inverse=True)

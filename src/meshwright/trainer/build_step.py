@@ -38,7 +38,7 @@ def build_part_of_step(
 
 
 def _load(job_file: str, overrides: Sequence[str]) -> Job:
-    """Return the job; code of its own is found beside it, as `meshwright train` finds it."""
+    """Return the job; code of its own is found next to it, as `meshwright train` finds it."""
     resolved = load_job(job_file, overrides)
     sys.path.insert(0, str(resolved.folder))
     return resolved.job

@@ -40,7 +40,7 @@ class ExpertLoad:
         self._num_layers = max(len(blocks_of(stage)) for stage in model)
 
     def after_step(self) -> dict[str, float]:
-        """Return the step's metrics, nothing without experts, after updating biases; counts start anew."""
+        """Return the step's metrics, nothing without experts, after updating biases; counts start again."""
         if self._num_experts == 0:
             return {}
         load_LE, others = self._sum_over_ranks()

@@ -88,7 +88,7 @@ def launch(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
             rdzv_endpoint="localhost:0",
             # Without it the host's full name is looked up, which a laptop's network may not answer.
             local_addr="localhost",
-            # A restart by elastic would keep its store and with it the dead ranks' addresses; we start anew.
+            # A restart by elastic would keep its store and with it the dead ranks' addresses; we start again.
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=log_dir),
         )

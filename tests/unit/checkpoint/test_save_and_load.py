@@ -217,7 +217,7 @@ def test_files_of_another_save_are_refused(run: Run) -> None:
 
 def test_the_only_checkpoint_has_no_older_one_to_name(run: Run) -> None:
     (run.checkpoint(10) / "checkpoint.json").unlink()
-    with pytest.raises(CheckpointError, match="no older checkpoint beside it: restore this folder from a copy"):
+    with pytest.raises(CheckpointError, match="no older checkpoint next to it: restore this folder from a copy"):
         load(run.checkpoint(10), zeroed(make_state()))
 
 

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_check_finds_nothing_wrong(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The modules of the user's own lie beside the jobs.
+    # The modules of the user's own lie next to the jobs.
     monkeypatch.chdir(EXAMPLES)
     with pytest.raises(SystemExit) as end:
         main(["check", str(path)])

@@ -1,4 +1,4 @@
-"""`meshwright report`: a run's steps beside what was expected of its layout."""
+"""`meshwright report`: a run's steps next to what was expected of its layout."""
 
 import gzip
 import json

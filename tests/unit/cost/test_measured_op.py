@@ -160,7 +160,7 @@ def test_the_update_takes_what_was_measured() -> None:
 def test_a_hosts_seconds_add_where_it_computes_itself() -> None:
     slow = DEVICE.replace(host_launch_s=figure(3e-5))
     assert step(of(slow)).host_s == pytest.approx(3 * step(of()).host_s)
-    # Beside an accelerator, they hide behind seconds of kernels.
+    # Next to an accelerator, they hide behind seconds of kernels.
     beside = DEVICE.replace(is_host=False, num_sms=figure(100))
     hidden, added = (step(of(device, global_batch_size=64)).host_s for device in (beside, DEVICE))
     assert hidden < 0.05 * added

@@ -143,6 +143,6 @@ def test_balanced_stages_are_never_slower_than_even_ones(pp: int) -> None:
         found = stages("llama3-8b", Layout(pp=pp), kind=kind)
         seconds.append(float(found.slowest_s(np.array([32.0]), np.zeros(1), np.array([2.0]))[0]))
     assert seconds[1] <= seconds[0]
-    # Two blocks' worth of head on the last of 16 ranks: it alone, or beside two blocks.
+    # Two blocks' worth of head on the last of 16 ranks: it alone, or next to two blocks.
     if pp == 16:
         assert seconds == [4.0, 3.0]

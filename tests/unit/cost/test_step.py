@@ -1,4 +1,4 @@
-"""A step is the sum of its causes, none below zero, whatever it is priced beside; better hardware is never slower."""
+"""A step is the sum of its causes, none below zero, whatever it is priced next to; better hardware is never slower."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ LATENT = EXPERTS.replace(
         ("dp_shard=12,reshard_after_forward=5", "layout.reshard_after_forward = 5 must divide layout.dp_shard x cp = "
          '12 into groups of several ranks: set layout.reshard_after_forward to 4 or 6 or "always"'),
         ("dp_shard=4,pp=2,tp=2,reshard_after_forward=2", "layout.reshard_after_forward = 2 keeps parameters on groups "
-         "of ranks, which torch cannot do beside layout.pp = 2 and layout.tp = 2: set layout.reshard_after_forward to "
+         "of ranks, which torch cannot do with layout.pp = 2 and layout.tp = 2: set layout.reshard_after_forward to "
          '"always" or "auto"'),
         ("dp_shard=2,reshard_after_forward=2", "layout.reshard_after_forward = 2 must divide layout.dp_shard x cp = 2 "
          'into groups of several ranks: set layout.reshard_after_forward to "always"'),

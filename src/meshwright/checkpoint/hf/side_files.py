@@ -1,4 +1,4 @@
-"""What lies beside the weights in a Hugging Face folder: configs and the tokenizer's files."""
+"""What lies next to the weights in a Hugging Face folder: configs and the tokenizer's files."""
 
 from __future__ import annotations
 

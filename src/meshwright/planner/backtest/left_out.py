@@ -1,4 +1,4 @@
-"""Backtests whose constants are fitted anew, so that no run is predicted by constants it had a part in."""
+"""Backtests whose constants are fitted again, so that no run is predicted by constants it had a part in."""
 
 from __future__ import annotations
 
