@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.simulator.apart import apart
 from meshwright.simulator.collective_times import MeetingTimes
 from meshwright.simulator.conditions import USUAL, Conditions
-from meshwright.simulator.culprits import blamed
+from meshwright.simulator.culprits import Blame, blamed
 from meshwright.simulator.disagreements import Disagreement, asked_of, first_disagreement
 from meshwright.simulator.group_calls import group_problems
 from meshwright.simulator.matching import Meetings, match
@@ -54,15 +54,20 @@ def _no_time(trace: Trace) -> RecordTimes:
 
 
 def _mismatches(traces: Traces, meetings: Meetings) -> list[Problem]:
-    """Return the first disagreement of each channel, what one rank did wrong once before what follows from it."""
+    """Return the first disagreement of each culprit, with how many others it is to blame for, the surest first."""
     asked = [asked_of(traces, channel) for channel in meetings.channels]
     pairs = zip(meetings.channels, asked, strict=True)
     found = [one for channel, theirs in pairs if (one := first_disagreement(traces, channel, theirs))]
-    return [_problem(traces, one, culprit) for one, culprit in blamed(traces, found, meetings.channels, asked)]
+    first: dict[int, list[Blame]] = {}
+    for blame in blamed(traces, found, meetings.channels, asked):
+        # A pipeline rank of too few microbatches, say, disagrees with all its neighbours.
+        first.setdefault(blame.rank, []).append(blame)
+    return [_problem(traces, blame).replace(num_more=len(more)) for blame, *more in first.values()]
 
 
-def _problem(traces: Traces, one: Disagreement, culprit: int) -> Problem:
+def _problem(traces: Traces, blame: Blame) -> Problem:
     """Return the problem of a channel's operation in which members ask for different things."""
+    one, culprit, is_tie = blame
     channel = one.channel
     places = [
         place_of(traces.traces[rank], int(rows[one.number]), channel.axis)
@@ -78,6 +83,7 @@ def _problem(traces: Traces, one: Disagreement, culprit: int) -> Problem:
         rule=_rule(one),
         others=tuple(places[other] for other in others)[:3],
         group=channel.ranks,
+        is_tie=is_tie,
     )
 
 

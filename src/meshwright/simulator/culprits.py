@@ -1,15 +1,15 @@
 """blamed(): which rank is to blame for each disagreement, by what most ranks do.
 
-In this order, until one rank remains: what most ranks of the group ask for; what the ranks of groups that are alike
-(the same axis and size, messages over the same distance) ask for at the same place; a rank that is to blame elsewhere;
-the rank that runs fewest operations there.
+In this order, until one rank remains: what most ranks of the group ask for; which of these the ranks of groups that are
+alike (the same axis and size, messages over the same distance) ask for at the same place; a rank that is to blame
+elsewhere. Without any of these either side may be wrong, and the one that runs fewest operations there is named first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.simulator.disagreements import Asked, Disagreement
 from meshwright.simulator.matching import Channel
@@ -18,10 +18,25 @@ from meshwright.spec.traces import Traces
 _Votes = Counter[Hashable]
 
 
+class Blame(NamedTuple):
+    """A disagreement and the member of its channel that is to blame."""
+
+    disagreement: Disagreement
+    culprit: int
+    """Position among the channel's members."""
+    is_tie: bool
+    """Whether nothing says that it is not the others that are wrong."""
+
+    @property
+    def rank(self) -> int:
+        """Return the culprit's rank."""
+        return self.disagreement.channel.members[self.culprit]
+
+
 def blamed(
     traces: Traces, found: Sequence[Disagreement], channels: Sequence[Channel], asked: Sequence[Asked]
-) -> list[tuple[Disagreement, int]]:
-    """Return each disagreement with the position of the member to blame, the surest first, by that member's records."""
+) -> list[Blame]:
+    """Return who is to blame for each disagreement, the surest first, by the culprit's records."""
     culprits: dict[int, int] = {}
     for position, one in enumerate(found):
         alike = [theirs for channel, theirs in zip(channels, asked, strict=True) if _is_alike(channel, one.channel)]
@@ -34,7 +49,8 @@ def blamed(
         if position not in sure:
             culprits[position] = _fallback(one, elsewhere)
     order = sorted(range(len(found)), key=lambda at: (at not in sure, _first_record(found[at], culprits[at])))
-    return [(found[position], culprits[position]) for position in order]
+    blames = [Blame(found[position], culprits[position], position not in sure) for position in order]
+    return [blame._replace(is_tie=blame.is_tie and not elsewhere[blame.rank]) for blame in blames]
 
 
 def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[Asked]) -> int | None:
@@ -43,7 +59,8 @@ def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[Asked]) ->
     votes: _Votes = Counter()
     for rank, what in zip(one.channel.members, one.at, strict=True):
         votes[what] += int((classes == rank).sum())
-    usual = _most(votes) or _most(votes + _votes_at(one.number, alike))
+    of_alike = _votes_at(one.number, alike)
+    usual = _most(votes) or _most(Counter({what: votes[what] + of_alike[what] for what in votes}))
     return None if usual is None else _other_than(usual, one.at)
 
 

@@ -22,26 +22,28 @@ _RULE = (
 def group_problems(traces: Traces) -> tuple[Problem, ...]:
     """Return the first call of new_group() that not all ranks make alike; empty where there is none.
 
-    To blame is a rank that leaves the call out, else one that passes other ranks than most.
+    To blame is a rank that leaves the call out, else one that passes other ranks than most. In a tie either side may be
+    wrong, such as where each rank makes its own group only.
     """
     calls = {rank: trace.group_calls for rank, trace in traces.traces.items()}
     for number in range(max(map(len, calls.values()), default=0)):
         at = {rank: own[number].ranks if number < len(own) else None for rank, own in calls.items()}
         if len(set(at.values())) > 1:
-            culprit = _culprit(traces, at)
+            culprit, is_tie = _culprit(traces, at)
             others = [rank for rank in at if at[rank] is not None and at[rank] != at[culprit]]
             places = (_place(traces.traces[rank], number) for rank in others[:3])
             rule, place = _RULE.format(number), _place(traces.traces[culprit], number)
-            return (Problem(kind="collective", culprit=place, rule=rule, others=tuple(places)),)
+            return (Problem(kind="collective", culprit=place, rule=rule, others=tuple(places), is_tie=is_tie),)
     return ()
 
 
-def _culprit(traces: Traces, at: dict[int, tuple[int, ...] | None]) -> int:
+def _culprit(traces: Traces, at: dict[int, tuple[int, ...] | None]) -> tuple[int, bool]:
+    """Return a rank to blame, and whether as many ranks do as it does as do anything else."""
     if None in at.values():
-        return next(rank for rank, ranks in at.items() if ranks is None)
+        return next(rank for rank, ranks in at.items() if ranks is None), False
     votes = Counter(at[rank] for rank in traces.class_of_rank.tolist())
-    usual = votes.most_common(1)[0][0]
-    return max(rank for rank, ranks in at.items() if ranks != usual)
+    (usual, most), (_, second), *_ = votes.most_common()
+    return max(rank for rank, ranks in at.items() if ranks != usual), most == second
 
 
 def _place(trace: Trace, number: int) -> Place:

@@ -72,10 +72,23 @@ class Problem(Noun):
     """What other ranks do there, or wait for."""
     group: tuple[NonNegativeInt, ...] = ()
     """Global ranks of the collective's group, or sender and receiver."""
+    is_tie: bool = False
+    """Whether no majority says which side is wrong: the culprit, or else the others."""
+    num_more: NonNegativeInt = 0
+    """Groups and messages in which the culprit disagrees with others, too, such as after one call that it left out."""
 
     def __str__(self) -> str:
-        lines = [f"{self.rule}", f"  culprit: {self.culprit}"]
-        return "\n".join(lines + [f"  against: {other}" for other in self.others])
+        names = ("either", "or") if self.is_tie else ("culprit", "against")
+        lines = [f"{self.rule}", f"  {names[0]}: {self.culprit}"]
+        lines += [f"  {names[1]}: {other}" for other in self.others]
+        if self.is_tie:
+            lines.append("  no majority of ranks says which of them is wrong: look at both")
+        if self.num_more:
+            lines.append(
+                f"  rank {self.culprit.rank} disagrees in other groups or messages, too ({self.num_more:,}), which may "
+                "follow from this"
+            )
+        return "\n".join(lines)
 
 
 class Hazard(Noun):

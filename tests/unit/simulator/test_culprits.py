@@ -99,6 +99,42 @@ def test_of_two_ranks_the_one_that_other_pairs_contradict_is_to_blame() -> None:
     assert problem.culprit.rank == 2
 
 
+@pytest.mark.parametrize("wrong", FOUR)
+def test_of_two_ranks_with_different_roots_the_one_that_other_pairs_contradict_is_to_blame(wrong: int) -> None:
+    scripts = [Script(rank, 4) for rank in FOUR]
+    for rank, script in enumerate(scripts):
+        pair, column = (rank // 2 * 2, rank // 2 * 2 + 1), (rank % 2, rank % 2 + 2)
+        script.wait(script.collective(pair, op=BROADCAST, agreed=f"root {int(rank == wrong)} of the group"))
+        script.wait(script.collective(column))
+    (problem,) = check(all_of(*scripts))
+    assert (problem.culprit.rank, problem.is_tie) == (wrong, False)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_of_two_ranks_that_nothing_else_distinguishes_either_may_be_wrong(wrong: int) -> None:
+    scripts = [Script(rank, 2) for rank in (0, 1)]
+    for rank, script in enumerate(scripts):
+        script.wait(script.collective((0, 1), op=BROADCAST, agreed=f"root {int(rank == wrong)} of the group"))
+    (problem,) = check(all_of(*scripts))
+    assert problem.is_tie
+    assert {problem.culprit.rank, *(other.rank for other in problem.others)} == {0, 1}
+    assert "either: rank" in str(problem)
+    assert "no majority" in str(problem)
+
+
+def test_a_rank_of_fewer_messages_than_its_neighbours_is_one_problem() -> None:
+    scripts = [Script(rank, 4) for rank in FOUR]
+    for rank, script in enumerate(scripts):
+        for _ in range(2 if rank == 1 else 4):
+            if rank > 0:
+                script.wait(script.receive(rank - 1, FOUR))
+            if rank < 3:
+                script.wait(script.send(rank + 1, FOUR))
+    (problem,) = check(all_of(*scripts))
+    assert (problem.culprit.rank, problem.num_more) == (1, 1)
+    assert "rank 1 disagrees in other groups or messages, too (1)" in str(problem)
+
+
 def test_of_a_message_the_end_that_other_messages_contradict_is_to_blame() -> None:
     scripts = [Script(rank, 4) for rank in FOUR]
     for sender, receiver, received in ((0, 1, 4), (1, 2, 8), (2, 3, 8)):

@@ -52,6 +52,13 @@ def test_a_rank_that_makes_other_groups_is_named(
     assert "use_local_synchronization" in problem.rule
 
 
+def test_where_each_rank_makes_its_own_group_only_both_calls_are_named() -> None:
+    (problem,) = check(traces_of((PAIR,), (PAIR,), (OTHER,), (OTHER,)))
+    assert problem.is_tie
+    assert "either: rank 3 (train.py:8): new_group(ranks 2 and 3)" in str(problem)
+    assert "or: rank 0 (train.py:7): new_group(ranks 0 and 1)" in str(problem)
+
+
 def test_calls_travel_with_their_trace(tmp_path: Path) -> None:
     trace = trace_of(1, (PAIR, ALL))
     trace.save(tmp_path / "trace.npz")
