@@ -1,7 +1,8 @@
 """roles_of: what each storage of a traced step is for, from what reads and writes it, and when.
 
     gradient          there before the step and added to in backward; or made in backward and then used by the optimizer
-                      or by FSDP2's reduction, which reads a block's whole gradients
+                      or by FSDP2's reduction, which reads a block's whole gradients; or made before backward and
+                      all-reduced in place in it, as the buckets that DDP makes in its second step
     parameter         there before the step, and used in a forward, a backward or a recomputation
     optimizer state   there before the step, and used by the optimizer only
     gathered          written by an all-gather of FSDP2, or copied out of it: torch marks that code
@@ -44,9 +45,10 @@ def roles_of(trace: Trace) -> Ints:
     is_optimized = _any_use(trace, optimizer[used_by])
     is_reduced = _any_use(trace, (reduces & ~communicates)[used_by] & ~writes)
     is_added_to = was_there & _any_use(trace, backward[used_by] & writes)
+    is_bucket = _made_in(trace, ~backward) & _any_use(trace, (backward & communicates)[used_by] & writes)
     is_kept = _made_in(trace, ~backward) & _lives_through(trace, backward)
     rules = {
-        TensorRole.GRADIENT: is_added_to | (_made_in(trace, backward) & (is_optimized | is_reduced)),
+        TensorRole.GRADIENT: is_added_to | is_bucket | (_made_in(trace, backward) & (is_optimized | is_reduced)),
         TensorRole.PARAMETER: was_there & _any_use(trace, ~optimizer[used_by]),
         TensorRole.OPTIMIZER_STATE: was_there & is_optimized,
         TensorRole.GATHERED: _any_use(trace, gathers[used_by] & writes),

@@ -37,7 +37,7 @@ from meshwright.tracer.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_fused_optimizer import update_shards_in_place
 from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
-from meshwright.tracer.torch_pipelining import vote_by_own_stages
+from meshwright.tracer.torch_pipelining import mark_stage_messages, vote_by_own_stages
 from meshwright.tracer.unknown_number import UnknownNumber
 from meshwright.tracer.untraceable import refuse_fsdp1, refuse_number, refuse_object_collectives
 
@@ -61,6 +61,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     refuse_fsdp1(recorder.scopes)
     read_without_workers()
     vote_by_own_stages()
+    mark_stage_messages()
     # Draws by a state of random numbers that it keeps on the device; nothing is drawn here.
     replace(OffsetBasedRNGTracker, "_distribute_region", lambda _: lambda *_, **__: nullcontext())
     # By default an optimizer works on lists of tensors, if it knows their type.

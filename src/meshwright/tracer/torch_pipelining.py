@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining under the tracer: objects between stages, and the vote on how they find their shapes.
+"""torch.distributed.pipelining under the tracer: objects and messages between stages, and the vote on their shapes.
 
 Stages find out the shapes that they receive from objects that their neighbours send, unless the program gives examples
 of inputs and outputs. They vote on that by numbers on the device, which fake tensors hold none of: here all stages are
@@ -18,10 +18,32 @@ from meshwright.tracer.object_exchange import ObjectExchange
 from meshwright.tracer.torch_names import replace
 
 
+class StageMessages:
+    """Whether a schedule exchanges messages between stages: their group is often that of all ranks, without a name."""
+
+    is_under_way = False
+
+
 def vote_by_own_stages() -> None:
     """Have schedules decide by the stages of this rank, from now on."""
     if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
         replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
+
+
+def mark_stage_messages() -> None:
+    """Have schedules say when they exchange messages, from now on."""
+    replace(schedules, "_batch_p2p", _marked)
+
+
+def _marked(exchange: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        StageMessages.is_under_way = True
+        try:
+            return exchange(*args, **kwargs)
+        finally:
+            StageMessages.is_under_way = False
+
+    return marked
 
 
 def _decided(warm_up: Callable[..., None]) -> Callable[..., None]:
