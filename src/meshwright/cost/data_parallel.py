@@ -32,6 +32,8 @@ from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.work import BLOCK, Work
 
 Index = NDArray[np.int64]
+_MASTER_BYTES = 4.0
+"""Of a parameter as the optimizer keeps it."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,12 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
 
 
 def fsdp_exposed_s(
-    dp: DataParallel, owner: Index, fabric: Fabric, c: Constants, block: tuple[Floats, Floats], memory_rate: Floats
+    dp: DataParallel, owner: Index, fabric: Fabric, c: Constants, block: tuple[Floats, Floats]
 ) -> Floats:
-    """Return the seconds that FSDP adds to one block's passes (`block`: forward, backward) of one microbatch."""
+    """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch.
+
+    `block` are the seconds of its forward and backward.
+    """
     owners, layouts = dp.work.owners, dp.layouts
     dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
     group = group_of(layouts.tp, layouts.fsdp, fabric)
@@ -126,16 +131,40 @@ def fsdp_exposed_s(
     last = 1.0 / dp.num_microbatches
     gathered = np.where(layouts.is_resharded, 1.0, last)
     again = np.where(layouts.is_resharded, gather, 0.0)
-    copies = 2 * (dense + experts) * dp.gather_bytes / memory_rate * (layouts.fsdp > 1)
-    forward = gathered * (exposed(gather, block[0]) + copies)
+    forward = gathered * exposed(gather, block[0])
     is_each = layouts.reduces_each_microbatch
     behind = np.where(is_each & layouts.splits_backward, 0.0, block[1])
     before_last = np.where(is_each, exposed(again + scatter, behind), exposed(again, block[1]))
     backward = (1 - last) * before_last + last * exposed(again + scatter + summed, behind)
-    backward = backward + gathered * copies
-    added = (dense + experts) * _bytes_to_add(dp) / memory_rate
-    sharded = forward + backward + (1 - last) * added
-    return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), sharded, 0.0)
+    return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
+
+
+def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats) -> Floats:
+    """Return the seconds of what FSDP itself computes for one block and one microbatch: casts, copies, sums."""
+    owners, layouts = dp.work.owners, dp.layouts
+    parameters = owners.dense_parameters[owner] + owners.expert_parameters[owner]
+    last = 1.0 / dp.num_microbatches
+    gathered = np.where(layouts.is_resharded, 1.0, last)
+    # Out of the buffer that was gathered, forward and backward.
+    sharded = 4 * gathered * dp.gather_bytes + (1 - last) * _bytes_to_add(dp)
+    moved = np.where(layouts.fsdp > 1, sharded, _bytes_of_whole(dp))
+    return np.where(dp.shards_parameters, parameters * moved / memory_rate, 0.0)
+
+
+def _bytes_of_whole(dp: DataParallel) -> Floats:
+    """Return the bytes that FSDP moves for each parameter and microbatch where no rank shares it with another.
+
+    FSDP2 still casts parameters and copies them, takes each microbatch's gradients into a sum, and copies that three
+    times: into its buffer, divided, and out of it.
+    """
+    last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
+    parameters = last * (_MASTER_BYTES + 3 * element)
+    out = 4 * reduce
+    # The first microbatch's gradients are cast, those of others added.
+    summed = element + reduce + (1 - last) * reduce + last * (2 * reduce + out)
+    summed = np.where(dp.num_microbatches > 1, summed, element + reduce + out)
+    each = element + reduce + out + (1 - last) * 3 * reduce
+    return np.asarray(parameters + np.where(dp.layouts.reduces_each_microbatch, each, summed))
 
 
 def _bytes_to_add(dp: DataParallel) -> Floats:

@@ -3,6 +3,7 @@
     matmul      max(tile_flops / reached rate, bytes / memory rate) + start
     attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
     the rest    bytes / memory rate + start
+    copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
     on a host   as measured on the machine, with all that the host does besides: host_op_time.py
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.host_memory import copy_seconds
 from meshwright.cost.host_op_time import HostOps
 from meshwright.cost.matmul import is_misaligned, tile_flops
 from meshwright.cost.op_bytes import base_name, is_communication, is_free, moved_bytes
@@ -71,8 +73,10 @@ class _Pricer:
     def seconds(self, signature: Signature) -> float:
         """Return the seconds of one kernel, or of the few that an operator is made of."""
         name = base_name(signature)
-        if is_free(signature):
+        if is_free(signature) or signature.place == "host":
             return 0.0
+        if signature.place != "device":
+            return copy_seconds(signature) + self.constants["kernel_s"]
         if (matmul := matmul_shape(signature, name)) is not None:
             return self._slow * self._matmul_s(matmul, moved_bytes(signature))
         if (attention := attention_shape(signature, name)) is not None:

@@ -25,6 +25,7 @@ from meshwright.cost.data_parallel import (
     data_parallel_of,
     ends_exposed_s,
     exposed_update_s,
+    fsdp_copies_s,
     fsdp_exposed_s,
     replicated_sums_s,
 )
@@ -210,17 +211,20 @@ class StepPricer:
         wait_f = np.where(self.is_host, host_f, _longer(device_f, host_f, sharpness) - device_f)
         wait_b = np.where(self.is_host, host_b, _longer(device_b, host_b, sharpness) - device_b)
         if slot.kind == BLOCK:
-            dp = fsdp_exposed_s(self.parallel, owner, fabric, c, (device_f + wait_f, device_b + wait_b), memory_rate)
+            dp = fsdp_exposed_s(self.parallel, owner, fabric, c, (device_f + wait_f, device_b + wait_b))
         else:
             dp = ends_exposed_s(self.parallel, owner, fabric, c)
-        dp = np.where(self.is_host, 0.0, dp)
+        copies = fsdp_copies_s(self.parallel, owner, memory_rate)
+        if slot.kind != BLOCK:
+            copies = np.where(self.layouts.fsdp == 1, copies, 0.0)
+        dp, copies = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, copies))
         return _Pass(
             ideal_matmul=3 * times.ideal_matmul[owner],
             ideal_attention=3 * times.ideal_attention[owner],
             reached=3 * times.reached_matmul[owner] * slow.compute,
             matmul=mm_f + mm_b,
             attention=att_f + att_b,
-            memory=mem_f + mem_b,
+            memory=mem_f + mem_b + copies,
             host=wait_f + wait_b,
             recompute=rec,
             repeat=repeat,

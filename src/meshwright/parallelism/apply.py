@@ -54,6 +54,6 @@ def parallelize(
         if layout.compile:
             compile_blocks(blocks, layout)
         shard_model(stage, layout, precision, meshes)
-        materialize(stage, meshes.device_type, seed)
+        materialize(stage, meshes.device_type, seed, offloads=layout.cpu_offload)
     share_tied(stages, meshes)
     return stages

@@ -168,8 +168,8 @@ def _mixed_precision(precision: PrecisionSection, *, casts_inputs: bool) -> Mixe
 def _offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
     if not layout.cpu_offload:
         return OffloadPolicy()
-    # Pinned memory is a service of CUDA, and asking for it without is an error.
-    return CPUOffloadPolicy(pin_memory=device_type == "cuda")
+    # Only an accelerator pins memory; on a CPU asking for it is an error.
+    return CPUOffloadPolicy(pin_memory=device_type != "cpu")
 
 
 def _reshard_after_forward(layout: Layout, degree: int) -> bool | int:

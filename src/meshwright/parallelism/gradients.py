@@ -56,7 +56,9 @@ class Gradients:
         """
         norm = self.norm()
         if max_norm > 0 and (gradients := _local_gradients(self._parameters)):
-            torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(gradients[0].dtype))
+            # Offloaded gradients are on the CPU, the norm is on the device.
+            scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(gradients[0])
+            torch._foreach_mul_(gradients, scale)
         return norm
 
     @torch.no_grad()

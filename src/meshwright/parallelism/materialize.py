@@ -9,11 +9,16 @@ from meshwright.models.initial import Constant, fill_normal
 from meshwright.parallelism.torch_compat import canonical_fqn, canonical_parameters, local_box
 
 
-def materialize(model: nn.Module, device_type: str, seed: int) -> None:
-    """Fill what is meta of `model` in place from (seed, name, element index); the rest stays as built."""
+def materialize(model: nn.Module, device_type: str, seed: int, *, offloads: bool = False) -> None:
+    """Fill what is meta of `model` in place from (seed, name, element index); the rest stays as built.
+
+    With `offloads` parameters are on the CPU, where FSDP2 requires those that it offloads; buffers are on the device.
+    """
     if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return
-    model.to_empty(device=device_type)
+    model.to_empty(device="cpu" if offloads else device_type)
+    if offloads:
+        _move_buffers(model, device_type)
     buffers = [(canonical_fqn(fqn), buffer) for fqn, buffer in model.named_buffers()]
     with torch.no_grad():
         for name, tensor in (*canonical_parameters(model), *buffers):
@@ -23,6 +28,12 @@ def materialize(model: nn.Module, device_type: str, seed: int) -> None:
                 local.fill_(initial.value)
             else:
                 fill_normal(local, seed=seed, name=name, global_shape=tensor.shape, offsets=offsets, std=initial.std)
+
+
+def _move_buffers(model: nn.Module, device_type: str) -> None:
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(device_type))
 
 
 def fill_from(model: nn.Module, read: Callable[[str], Tensor]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.offload import PCIE_BYTES_PER_S
+from meshwright.cost.host_memory import PCIE_BYTES_PER_S
 from meshwright.simulator.roles import COMMUNICATES, bytes_by_role, roles_of
 from meshwright.spec.liveness import Liveness, LiveStorage, Saving
 from meshwright.spec.timeline import Floats, TensorRole

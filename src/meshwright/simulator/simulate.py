@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.host_memory import host_seconds
 from meshwright.cost.op_time import op_seconds
 from meshwright.errors import ConfigError
 from meshwright.simulator.apart import apart
@@ -93,6 +94,7 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
     is_meeting = np.isin(records.kind, (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE))
     num_launches = np.where(is_meeting, constants["collective_launches"], device_s > 0)
     host_s = launch_s * num_launches
+    host_s[is_op] += host_seconds(trace.signatures, cluster.devices_per_node)[records.signature[is_op]]
     if _OPTIMIZER in trace.phases:
         host_s[:1] += constants["step_s"] * our_stack_on(cluster).slowness(constants).overhead
     return RecordTimes(device_s, host_s)

@@ -17,6 +17,7 @@ from meshwright.simulator.engine import Host, Played
 from meshwright.simulator.matching import Meetings
 from meshwright.simulator.moments import Moments
 from meshwright.simulator.waited import waited_records
+from meshwright.spec.step_parts import FSDP_MARK
 from meshwright.spec.timeline import Floats, MemoryCurve, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.traces import Traces
@@ -24,6 +25,8 @@ from meshwright.spec.traces import Traces
 HOST = -1
 """The stream number of the host."""
 _HOST_NAME = "host"
+HOST_COPY = "host copy"
+"""Axis of copies between the memories of the host and the device; of FSDP2's it is a part of fsdp."""
 _KINDS = {
     RecordKind.OP: SpanKind.COMPUTE,
     RecordKind.COLLECTIVE: SpanKind.COMMUNICATION,
@@ -98,6 +101,13 @@ def _rank_spans(trace: Trace, meetings: Meetings, when: Moments, host: Host, tex
     axes = texts.axes.positions(tuple(channel.axis for channel in meetings.channels))
     channel = np.where(meeting == NONE, NONE, meetings.channel[meeting] if len(meetings) else NONE)
     channel[waited != NONE] = channel[waited[waited != NONE]]
+    axis = axes[channel]
+    is_copy = np.array([one.place in ("to_device", "to_host") for one in trace.signatures] + [False])[records.signature]
+    kind[is_copy] = SpanKind.COMMUNICATION
+    of_fsdp = np.array([scope.startswith(FSDP_MARK) for scope in trace.scopes] + [False])[records.scope]
+    for mask, name in ((is_copy & ~of_fsdp, HOST_COPY), (is_copy & of_fsdp, f"fsdp ({HOST_COPY})")):
+        if mask.any():
+            axis[mask] = texts.axes.positions((name,))[0]
     columns: dict[str, Any] = {
         "rank": np.full(len(records), host.rank, np.int64),
         "stream": when.stream,
@@ -108,7 +118,7 @@ def _rank_spans(trace: Trace, meetings: Meetings, when: Moments, host: Host, tex
         "scope": texts.scopes.positions(trace.scopes)[records.scope],
         "phase": texts.phases.positions(trace.phases)[records.phase],
         "action": texts.actions.positions(trace.actions)[records.action],
-        "axis": axes[channel],
+        "axis": axis,
         "num_bytes": records.num_bytes,
         "record": np.arange(len(records)),
     }

@@ -20,7 +20,7 @@ class StepParts(Noun):
     """A step's seconds by what the device did, or waited for; `total_s` is their sum."""
 
     compute_s: NonNegativeFloat = 0.0
-    """Forward and backward of the model on the device."""
+    """Forward and backward on the device, with FSDP2's casts, copies within its memory and sums of gradients."""
     recompute_s: NonNegativeFloat = 0.0
     """Forwards done again in the backward."""
     tp_s: NonNegativeFloat = 0.0
@@ -30,12 +30,13 @@ class StepParts(Noun):
     ep_s: NonNegativeFloat = 0.0
     """Expert-parallel all-to-alls that no computation hides."""
     dp_s: NonNegativeFloat = 0.0
-    """Data parallelism: gathers and reductions that no computation hides (fsdp, efsdp, dp_replicate), and what FSDP2
-    itself computes for them: casts, copies out of and into their buffers, sums of gradients over microbatches."""
+    """Data-parallel gathers and reductions that no computation hides (fsdp, efsdp, dp_replicate), and copies of
+    offloaded parameters and gradients between the memories of the host and the device."""
     pp_s: NonNegativeFloat = 0.0
     """Messages between pipeline stages, under way while nothing is computed."""
     other_s: NonNegativeFloat = 0.0
-    """Collectives that no computation hides of groups without an axis, such as all ranks: norm, loss."""
+    """Collectives that no computation hides of groups without an axis, such as all ranks: norm, loss; other copies
+    between the memories of the host and the device."""
     bubble_s: NonNegativeFloat = 0.0
     """Pipeline ranks waiting for a message that nobody has sent yet."""
     optimizer_s: NonNegativeFloat = 0.0
@@ -72,10 +73,10 @@ PART_OF_AXIS = {
 }
 """The part that communication along a mesh axis belongs to; other_s for any other axis."""
 
-_DATA_PARALLEL_MARK = "FSDP::"
+FSDP_MARK = "FSDP::"
 """How torch marks what FSDP2 does between modules; a scope that begins with it is no part of the model."""
 _PART_OF_PHASE = {"recompute": "recompute_s", "optimizer": "optimizer_s"}
-_COMPUTING_PARTS = ("compute_s", "recompute_s", "optimizer_s", "dp_s")
+_COMPUTING_PARTS = ("compute_s", "recompute_s", "optimizer_s")
 _COMMUNICATION_PARTS = tuple(dict.fromkeys((*PART_OF_AXIS.values(), "other_s")))
 
 
@@ -84,9 +85,9 @@ def step_parts(timeline: Timeline, rank: int | None = None) -> StepParts:
 
     At each moment of [0, step_s] the first of these that is so takes it:
 
-    1. The default stream (0) computes: data parallelism what FSDP2 does, else recompute, optimizer or compute, by
-       phase. Or it is busy with the host's work or with data, as the thread of a CPU is that prepares and computes by
-       turns: host, data.
+    1. The default stream (0) computes: recompute, optimizer or compute by phase, and compute what FSDP2 does. Or it is
+       busy with the host's work or with data, as the thread of a CPU is that prepares and computes by turns: host,
+       data.
     2. The default stream or the host waits for communication: that of its axis. Along pp it is a bubble while no
        message of this rank is under way, since then its neighbour has not sent yet. So is waiting for all ranks in a
        pipeline, while that collective is not under way, since then other stages are still at work.
@@ -161,8 +162,8 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
 def parts_of_computing(timeline: Timeline) -> Ints:
     """Return for each span the position in PARTS of what it belongs to if it computes [spans]."""
     by_phase = _positions(timeline.phases, _PART_OF_PHASE, "compute_s", timeline.spans.phase)
-    is_marked = np.array([scope.startswith(_DATA_PARALLEL_MARK) for scope in timeline.scopes] + [False])
-    return np.where(is_marked[timeline.spans.scope], PARTS.index("dp_s"), by_phase)
+    is_marked = np.array([scope.startswith(FSDP_MARK) for scope in timeline.scopes] + [False])
+    return np.where(is_marked[timeline.spans.scope], PARTS.index("compute_s"), by_phase)
 
 
 def _positions(texts: tuple[str, ...], parts: dict[str, str], default: str, column: Ints) -> Ints:

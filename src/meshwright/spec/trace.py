@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
@@ -40,6 +40,10 @@ class RecordKind(IntEnum):
     """The host waits for the device: a number is read, a stream or the device synchronized."""
 
 
+OpPlace = Literal["device", "host", "to_device", "to_host"]
+"""Where an operation runs, or in which direction it copies between the memories of the device and of the host."""
+
+
 class TensorShape(Noun):
     """A tensor's format and dims."""
 
@@ -60,6 +64,7 @@ class Signature(Noun):
     """Of attention: whether a mask leaves out half of the pairs, which `flops` counts nevertheless."""
     read_bytes: NonNegativeInt = 0
     written_bytes: NonNegativeInt = 0
+    place: OpPlace = "device"
     agreed: str = ""
     """Of a collective: arguments that all ranks of its group must pass alike: "max", or "root 2 of the group"."""
     sends: tuple[NonNegativeInt, ...] = ()

@@ -28,12 +28,14 @@ from meshwright.parallelism.torch_operator import (
 )
 from meshwright.spec.trace import NONE, RecordKind, Signature
 from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of
+from meshwright.tracer.host_memory import is_blocking, place_of
 from meshwright.tracer.host_numbers import computed, is_of_the_host, is_whole, is_whole_on_host, numbers_of, tensor_of
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.simulated_device import SimulatedStream
 from meshwright.tracer.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
 from meshwright.tracer.torch_cuda import simulated
 from meshwright.tracer.torch_flops import flops_of
+from meshwright.tracer.torch_pipelining import StageMessages
 from meshwright.tracer.untraceable import refuse, refuse_number
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -135,19 +137,23 @@ class RecordingMode(TorchDispatchMode):
         # What other ranks bring to a collective is taken to be what this one does.
         if self._numbers and found is None:
             self._forget([*(tensor for tensor in inputs if id(tensor) in written), *outputs])
-        is_here = any(tensor.device.type == self.device_type for tensor in (*inputs, *outputs))
-        if found is None and not is_here:
+        place = place_of(func, inputs, outputs, self.device_type)
+        is_here = place not in (None, "host")
+        if found is None and place is None:
             return
         # Making a noun of each operator would take longer than all the rest.
         is_causal = is_causal_attention(func, args, kwargs)
         more = () if found is None else (found.agreed, found.sends, found.receives)
-        key = (func, is_causal, len(inputs), *more, *((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs)))
+        shapes = ((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs))
+        key = (func, place, is_causal, len(inputs), *more, *shapes)
         position = self._signatures.get(key)
         if position is None:
             flops = flops_of(func, args, kwargs, result)
             signature = signature_of(func, inputs, outputs, is_causal=is_causal).replace(flops=flops)
             if found is not None:
                 signature = signature.replace(agreed=found.agreed, sends=found.sends, receives=found.receives)
+            elif place is not None:
+                signature = signature.replace(place=place)
             position = self._signatures[key] = self.recorder.signatures.position(signature)
         if found is None:
             self.recorder.record(RecordKind.OP, signature=position)
@@ -156,6 +162,8 @@ class RecordingMode(TorchDispatchMode):
         for tensor, writes in (*((one, id(one) in written) for one in inputs), *((one, True) for one in outputs)):
             if tensor.device.type == self.device_type:
                 self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
+        if place == "to_host" and is_blocking(func, args, kwargs):
+            self.recorder.record(RecordKind.HOST_SYNC)
 
     def kernel(self, signature: Signature, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
         """Record a kernel that is no operator of torch's: one that a compiler made of several."""
@@ -191,6 +199,8 @@ class RecordingMode(TorchDispatchMode):
         if group is not None and not group[1] and is_all_reduce and self.recorder.scopes.scope.startswith(_FSDP):
             # All that FSDP2 reduces without scattering is over replicas.
             group = (group[0], "dp_replicate")
+        if group is not None and StageMessages.is_under_way:
+            group = (group[0], "pp")
         if group is not None and self._is_joint:
             group = (group[0], f"{group[1]} {JOINT_AXIS}")
         more = {
@@ -330,7 +340,6 @@ class RecordingMode(TorchDispatchMode):
         """Record that the host reads a whole tensor."""
         if tensor.device.type == self.device_type != "cpu":
             tensor.to("cpu")
-            self.recorder.record(RecordKind.HOST_SYNC)
 
     def number(self, tensor: Tensor, place: int = 0) -> float | int | bool:
         """Return a number that the program put there, else one in place of what no fake tensor holds.
