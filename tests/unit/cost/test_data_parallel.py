@@ -93,9 +93,18 @@ def test_a_backward_longer_than_its_reductions_hides_them() -> None:
 
 def test_adding_to_whole_gradients_takes_longer_than_copying_into_reductions() -> None:
     plain = setting("llama3-70b", seq_len=8192, global_batch_size=64 * 16)
-    by_hand = dp_s(changed(plain, fuses_gradient_sum=False), *SYNCED)
-    fused = dp_s(plain, *SYNCED)
+    by_hand = step_times(cases(changed(plain, fuses_gradient_sum=False), *SYNCED)).memory_s
+    fused = step_times(cases(plain, *SYNCED)).memory_s
     assert by_hand[0] - fused[0] > by_hand[1] - fused[1] > 0
+
+
+def test_what_fsdp_computes_on_one_data_parallel_rank_is_no_communication() -> None:
+    plain = setting("llama3-8b", seq_len=8192, global_batch_size=16)
+    sharded, unsharded = (
+        step_times(cases(changed(plain, sharding=name), Layout(tp=8))) for name in ("parameters", "none")
+    )
+    assert sharded.dp_s.tolist() == [0.0]
+    assert sharded.memory_s[0] > unsharded.memory_s[0]
 
 
 def test_replicas_are_summed_once_a_step() -> None:

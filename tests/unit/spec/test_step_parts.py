@@ -78,11 +78,11 @@ def test_each_moment_goes_to_the_first_that_claims_it() -> None:
 
 
 @pytest.mark.parametrize("phase", range(len(PHASES)))
-def test_what_fsdp_computes_is_data_parallelism_in_every_phase(phase: int) -> None:
+def test_what_fsdp_computes_is_compute_in_every_phase(phase: int) -> None:
     rows = [span(COMPUTE, 0, 1, phase=phase, scope=0), span(COMPUTE, 1, 3, scope=1), span(COMPUTE, 3, 4)]
     timeline = replace(timeline_of(rows, 4.0), scopes=("FSDP::all_gather_copy_out (blocks.0)", "blocks.0"))
     parts = step_parts(timeline)
-    assert (parts.dp_s, parts.compute_s, parts.total_s) == (1.0, 3.0, 4.0)
+    assert (parts.dp_s, parts.compute_s, parts.total_s) == (0.0, 4.0, 4.0)
 
 
 def test_a_wait_for_a_neighbour_is_a_bubble_until_the_message_is_under_way() -> None:
