@@ -12,8 +12,7 @@
 Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054), Galvatron (arXiv:2211.13878) for the slowdown. Kept
 parameters travel once a step, gradients once a step or after each microbatch (Layout.gradient_sync). After a backward
 in two parts they are reduced unit by unit, and nothing hides it. Ignored: dim-0 padding of shards; prefetch of more
-than one block; copies on groups of n ranks (reshard_after_forward = n), gathered as from all of them; copies of the
-gradients of a step's first microbatch.
+than one block; copies on groups of n ranks (reshard_after_forward = n), gathered as from all of them; casts of shards.
 """
 
 from __future__ import annotations
@@ -139,14 +138,18 @@ def fsdp_exposed_s(
     return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
 
 
-def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats) -> Floats:
-    """Return the seconds of what FSDP itself computes for one block and one microbatch: casts, copies, sums."""
+def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_block: bool) -> Floats:
+    """Return the seconds of what FSDP itself computes for one owner and one microbatch: casts, copies, sums.
+
+    Blocks may be gathered again in backward, what stands before and after them is not.
+    """
     owners, layouts = dp.work.owners, dp.layouts
     parameters = owners.dense_parameters[owner] + owners.expert_parameters[owner]
     last = 1.0 / dp.num_microbatches
     gathered = np.where(layouts.is_resharded, 1.0, last)
-    # Out of the buffer that was gathered, forward and backward.
-    sharded = 4 * gathered * dp.gather_bytes + (1 - last) * _bytes_to_add(dp)
+    # Out of the buffer that was gathered; blocks that are freed are gathered again.
+    num_gathers = gathered * (2.0 if is_block else 1.0)
+    sharded = 2 * num_gathers * dp.gather_bytes + _bytes_to_reduce(dp)
     moved = np.where(layouts.fsdp > 1, sharded, _bytes_of_whole(dp))
     return np.where(dp.shards_parameters, parameters * moved / memory_rate, 0.0)
 
@@ -167,11 +170,15 @@ def _bytes_of_whole(dp: DataParallel) -> Floats:
     return np.asarray(parameters + np.where(dp.layouts.reduces_each_microbatch, each, summed))
 
 
-def _bytes_to_add(dp: DataParallel) -> Floats:
-    """Return the bytes that are read and written for each parameter to take in one more microbatch's gradients."""
-    into_whole = dp.element_bytes + 2 * dp.reduce_bytes
-    into_shards = dp.element_bytes + dp.reduce_bytes
-    return np.where(dp.fuses_sum, 0.0, np.where(dp.layouts.reduces_each_microbatch, into_shards, into_whole))
+def _bytes_to_reduce(dp: DataParallel) -> Floats:
+    """Return the bytes that are moved for each parameter to add up a microbatch's gradients, or to copy them into the
+    input of a reduction, once a step or in each microbatch.
+    """
+    last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
+    # The first microbatch's gradients are cast, those of others added, and the sums are copied.
+    summed = np.where(dp.num_microbatches > 1, element + 2 * reduce + last * reduce, element + reduce)
+    copied = np.where(dp.layouts.reduces_each_microbatch, element + reduce, summed)
+    return np.where(dp.fuses_sum, 0.0, copied)
 
 
 def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants) -> Floats:

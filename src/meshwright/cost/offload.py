@@ -24,7 +24,8 @@ def copies_s(cases: Cases) -> Floats:
     """Return the seconds that copies of parameters and gradients add to each step; 0 where a layout has none."""
     layouts = cases.layouts
     # Each microbatch gathers forward and backward, or once in all where parameters are kept.
-    gathers = np.where(layouts.is_resharded, 2 * cases.num_microbatches, 1.0)
+    is_freed = layouts.is_resharded & (layouts.fsdp > 1)
+    gathers = np.where(is_freed, 2 * cases.num_microbatches, 1.0)
     copied_s = _own_parameters(cases) * 4 * (gathers + _reductions(cases)) / PCIE_BYTES_PER_S
     return np.where(layouts.cpu_offload, copied_s, 0.0)
 

@@ -214,9 +214,7 @@ class StepPricer:
             dp = fsdp_exposed_s(self.parallel, owner, fabric, c, (device_f + wait_f, device_b + wait_b))
         else:
             dp = ends_exposed_s(self.parallel, owner, fabric, c)
-        copies = fsdp_copies_s(self.parallel, owner, memory_rate)
-        if slot.kind != BLOCK:
-            copies = np.where(self.layouts.fsdp == 1, copies, 0.0)
+        copies = fsdp_copies_s(self.parallel, owner, memory_rate, is_block=slot.kind == BLOCK)
         dp, copies = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, copies))
         return _Pass(
             ideal_matmul=3 * times.ideal_matmul[owner],

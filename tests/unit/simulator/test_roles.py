@@ -62,6 +62,16 @@ def test_each_storage_of_a_sharded_step_is_for_something() -> None:
     }
 
 
+def test_a_bucket_that_is_made_in_forward_and_reduced_in_backward_holds_gradients() -> None:
+    step = WrittenStep()
+    bucket, kept = step.make(16), step.make(8)
+    step.phase = "backward"
+    step.op(reads=(kept,), writes=(bucket,), op="aten.copy_.default")
+    step.op(reads=(bucket,), writes=(bucket,), kind=int(RecordKind.COLLECTIVE), group=0)
+    roles = roles_of(step.trace())
+    assert [TensorRole(roles[one]).name for one in (bucket, kept)] == ["GRADIENT", "ACTIVATION"]
+
+
 def test_the_bytes_of_all_roles_are_those_of_the_trace() -> None:
     trace = sharded_step()[0].trace()
     by_role = bytes_by_role(trace, roles_of(trace))
