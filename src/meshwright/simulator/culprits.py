@@ -1,7 +1,7 @@
 """blamed(): which rank is to blame for each disagreement, by what most ranks do.
 
 In this order, until one rank remains: what most ranks of the group ask for; which of these the ranks of groups that are
-alike (the same axis and size, messages over the same distance) ask for at the same place; a rank that is to blame
+alike (the same axis, ranks at the same distances) ask for at the same place; a rank that is to blame
 elsewhere. Without any of these either side may be wrong, and the one that runs fewest operations there is named first.
 """
 
@@ -89,12 +89,15 @@ def _votes_at(number: int, alike: Sequence[Asked]) -> _Votes:
 
 
 def _is_alike(one: Channel, other: Channel) -> bool:
-    """Return whether two channels are of the same axis and size, or messages over the same distance."""
+    """Return whether two channels are of the same axis, and of ranks at the same distances from each other."""
     if one is other or (one.is_message, one.axis) != (other.is_message, other.axis):
         return False
-    if one.is_message:
-        return one.ranks[1] - one.ranks[0] == other.ranks[1] - other.ranks[0]
-    return len(one.ranks) == len(other.ranks)
+    # Without names of axes, the groups of rows and of columns differ in nothing else.
+    return _distances(one) == _distances(other)
+
+
+def _distances(channel: Channel) -> list[int]:
+    return [rank - channel.ranks[0] for rank in channel.ranks]
 
 
 def _most(votes: Counter[Any]) -> tuple[Hashable] | None:

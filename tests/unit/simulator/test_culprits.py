@@ -110,6 +110,16 @@ def test_of_two_ranks_with_different_roots_the_one_that_other_pairs_contradict_i
     assert (problem.culprit.rank, problem.is_tie) == (wrong, False)
 
 
+def test_a_rank_that_takes_its_row_for_its_column_is_to_blame_in_both() -> None:
+    scripts = [Script(rank, 4) for rank in FOUR]
+    for rank, script in enumerate(scripts):
+        row, column = (rank // 2 * 2, rank // 2 * 2 + 1), (rank % 2, rank % 2 + 2)
+        for group in (row, column, row if rank else column):
+            script.wait(script.collective(group))
+    (problem,) = check(all_of(*scripts))
+    assert (problem.culprit.rank, problem.num_more) == (0, 1)
+
+
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_of_two_ranks_that_nothing_else_distinguishes_either_may_be_wrong(wrong: int) -> None:
     scripts = [Script(rank, 2) for rank in (0, 1)]
