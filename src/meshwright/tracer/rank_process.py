@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import json
@@ -20,8 +19,6 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch import nn
-from torch._C._distributed_c10d import FakeWork, Work
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -36,13 +33,14 @@ from meshwright.tracer.routing import parse_routing, read_as
 from meshwright.tracer.simulated_device import NAME, device, install
 from meshwright.tracer.torch_async_tensor import allow_async_tensor_parallel
 from meshwright.tracer.torch_autocast import cast_on
+from meshwright.tracer.torch_compile import record_compiled, recording_compiler
 from meshwright.tracer.torch_cuda import stand_in_for_cuda
-from meshwright.tracer.torch_names import SUPPORTED
 from meshwright.tracer.torch_patches import apply_patches
 from meshwright.tracer.torch_pipelining import send_objects_by
 from meshwright.tracer.torch_process_group import group_calls, set_torchrun_environment, take_over_process_group
 from meshwright.tracer.torch_reductions import reductions_watched
 from meshwright.tracer.torch_sync_batch_norm import normalize_over_ranks
+from meshwright.tracer.torch_waits import resizing_watched, waiting_watched
 from meshwright.tracer.untraceable import explained
 from meshwright.units import format_bytes
 
@@ -60,7 +58,7 @@ def main() -> None:
     with _failure_said(order), explained(mode.recorder.scopes):
         _builder(order["build"])
         if order["compiles"]:
-            _recording_compiler(mode)
+            recording_compiler(mode)
     _trace_all(mode, order)
 
 
@@ -160,60 +158,11 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
         allow_async_tensor_parallel(NAME)
     mode = RecordingMode(recorder, device_type)
     apply_patches(recorder, mode)
-    _record_what_is_compiled(mode)
+    record_compiled(mode)
     # Both are ours, and modules that use them are imported later, with the builder.
     initial.fill_normal = _leave_as_it_is
     host_values.host_values = read_as(parse_routing(routing), mode.read)  # type: ignore[assignment]
     return mode
-
-
-def _record_what_is_compiled(mode: RecordingMode) -> None:
-    """Have what is to be compiled by Inductor record the kernels that it would make."""
-    compile_module = nn.Module.compile
-
-    def by_recording(compile_: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(compile_)
-        def compiled(*args: Any, **kwargs: Any) -> Any:
-            backend = kwargs.get("backend", "inductor")
-            if backend == "aot_eager":
-                importlib.import_module("meshwright.tracer.torch_random_states").save_no_random_states()
-            if backend == "inductor":
-                kwargs["backend"] = _recording_compiler(mode)
-                # Inductor's own, none of which changes what it fuses.
-                kwargs = {name: value for name, value in kwargs.items() if name not in ("mode", "options")}
-            return compile_(*args, **kwargs)
-
-        return compiled
-
-    def compiled(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        compile_module(module, *args, **kwargs)
-        call: Any = module._compiled_call_impl
-
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            # The hooks that follow calls of other modules are compiled away.
-            mode.recorder.scopes.enter(module)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                mode.recorder.scopes.leave(module)
-
-        module._compiled_call_impl = followed
-
-    torch.compile = by_recording(torch.compile)
-    nn.Module.compile = compiled  # type: ignore[method-assign, assignment]
-
-
-def _recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
-    try:
-        # The compiler takes seconds to import, which only a job that compiles shall wait for.
-        compiled = importlib.import_module("meshwright.tracer.compiled")
-    except ImportError as error:
-        raise UnsupportedError(
-            f"torch {torch.__version__} has another compiler than the one that a dry run of compiled blocks asks for "
-            f"its kernels ({error}): install {SUPPORTED}, or set layout.compile to false"
-        ) from error
-    backend: Callable[..., Any] = compiled.recording_backend(mode)
-    return backend
 
 
 def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int, world_size: int) -> Trace:
@@ -275,44 +224,6 @@ def _builder(build: str) -> Callable[..., Callable[[], object]]:
     module, _, function = build.partition(":")
     found: Callable[..., Callable[[], object]] = getattr(importlib.import_module(module), function)
     return found
-
-
-@contextmanager
-def resizing_watched(mode: RecordingMode) -> Iterator[None]:
-    """FSDP frees what it gathered by giving its storage no bytes, which no operator tells."""
-    resize = torch.UntypedStorage.resize_
-
-    def watched(storage: torch.UntypedStorage, size: int) -> Any:
-        result = resize(storage, size)
-        mode.resized(storage)
-        return result
-
-    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
-
-
-@contextmanager
-def waiting_watched(mode: RecordingMode) -> Iterator[None]:
-    """FSDP2 and messages wait for torch's Work objects, which no operator tells."""
-    originals = [(kind, kind.wait) for kind in (FakeWork, Work)]
-
-    def watched(wait: Callable[..., Any]) -> Callable[..., Any]:
-        def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
-            mode.waited(work)
-            return wait(work, *args, **kwargs)
-
-        return waited
-
-    for kind, wait in originals:
-        kind.wait = watched(wait)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for kind, wait in originals:
-            kind.wait = wait  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
