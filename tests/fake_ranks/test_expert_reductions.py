@@ -34,12 +34,14 @@ def test_the_next_blocks_experts_do_not_wait() -> None:
             for kind, signature, group in zip(records.kind, records.signature, records.group, strict=True)
         ]
     )
-    reductions = np.flatnonzero(is_reduction)
+    reductions = np.flatnonzero(is_reduction).tolist()
     assert len(reductions) > 1
     for reduction in reductions:
         block = block_of(found, reduction)
         assert block is not None
         events = records.event[reduction:][records.kind[reduction:] == RecordKind.RECORD_EVENT]
         waits = np.flatnonzero(is_default & (records.kind == RecordKind.WAIT_EVENT) & (records.event == events[0]))
-        computed = {block_of(found, record) for record in np.flatnonzero(backward & is_default) if record < waits[0]}
+        computed = {
+            block_of(found, record) for record in np.flatnonzero(backward & is_default).tolist() if record < waits[0]
+        }
         assert block == 0 or block - 1 in computed

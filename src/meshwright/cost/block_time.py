@@ -25,6 +25,7 @@ from meshwright.cost.rates import Peaks, Rates, architecture_of
 from meshwright.cost.work import Work
 
 _BACKWARD_LAUNCHES = 1.7
+_FLOAT32_BYTES = 4.0
 _LOSS_BYTES = 16.0
 """Bytes for each logit: 16-bit write and read, float32 softmax, gradient."""
 _PLAIN_LOSS_BYTES = {"whole": (14.0, 22.0), "over tp": (38.0, 14.0)}
@@ -64,6 +65,7 @@ class BlockPricer:
         wide = np.array([s.workload.activation_element_bytes for s in settings], np.float64)
         self.is_low = low[self.line_setting] & lines.is_low
         self.element_bytes = np.where(self.is_low, np.where(four[self.line_setting], 0.5, 1.0), wide[self.line_setting])
+        self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
         self.activation_bytes = wide[self.owner_setting]
         new = np.array([architecture_of(s.cluster.device).startswith("blackwell") for s in settings])
         self.is_new = new[self.line_setting]
@@ -108,6 +110,7 @@ class BlockPricer:
 
     def _reached(self, rates: Rates, constants: Constants) -> Floats:
         rate = np.where(self.is_low, rates.matmul[self.line_setting], rates.matmul16[self.line_setting])
+        rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setting], rate)
         slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)
         return np.asarray(rate / slower / constants["misaligned"] ** self.misaligned)
 
@@ -143,7 +146,8 @@ class BlockPricer:
         passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.settings])[setting]
         biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.settings])[setting]
         routed = np.array([_routing_passes(s, constants) for s in self.settings])[setting]
-        passes = passes * np.where(owners.routed_copies > 0, routed, 1.0)
+        is_routed = (owners.routed_copies > 0) & (owners.eager_forward_elements == 0)
+        passes = passes * np.where(is_routed, routed, 1.0)
         elements = owners.memory_elements * passes + owners.biased_elements * biased
         forward = elements * self.activation_bytes / memory
         loss_f, loss_b = (owners.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
@@ -154,7 +158,14 @@ class BlockPricer:
         sums = self._by_owner(self.weights) * sums / memory
         starts = constants["kernel_s"] * constants["launches_per_op"] * owners.num_ops
         forward = forward + starts
-        return forward + loss_f + cast_forward, 2 * forward + loss_b + cast_backward + sums
+        eager_forward, eager_backward = (
+            moved * self.activation_bytes / memory
+            for moved in (owners.eager_forward_elements, owners.eager_backward_elements)
+        )
+        return (
+            forward + eager_forward + loss_f + cast_forward,
+            2 * forward + eager_backward + loss_b + cast_backward + sums,
+        )
 
     def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
         """Return what the loss moves of each logit, forward and backward."""

@@ -57,6 +57,8 @@ class DataParallel:
     """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
     updated: Floats
     """Parameters that one rank updates."""
+    cuts_other_dims: NDArray[np.bool_]
+    """Whether experts that ranks do not divide are cut in another dim, as ours are."""
     num_microbatches: Floats
 
 
@@ -95,6 +97,7 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         replicated_parameters=of_rank(owners.replicated_parameters)
         * cases.each(lambda s: float(s.stack.sequence_parallel)),
         updated=updated,
+        cuts_other_dims=cases.each(lambda s: float(s.stack.eager_mixtures)) > 0,
         num_microbatches=cases.num_microbatches,
     )
 
@@ -151,7 +154,19 @@ def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_blo
     num_gathers = gathered * (2.0 if is_block else 1.0)
     sharded = 2 * num_gathers * dp.gather_bytes + _bytes_to_reduce(dp)
     moved = np.where(layouts.fsdp > 1, sharded, _bytes_of_whole(dp))
-    return np.where(dp.shards_parameters, parameters * moved / memory_rate, 0.0)
+    num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
+    reordered = 2 * reordered_experts(dp, owner) * (num_gathers * dp.gather_bytes + num_reductions * dp.element_bytes)
+    return np.where(dp.shards_parameters, (parameters * moved + reordered) / memory_rate, 0.0)
+
+
+def reordered_experts(dp: DataParallel, owner: Index) -> Floats:
+    """Return the parameters of experts that ranks cut in another dim than FSDP2's first, since there are fewer of them
+    than ranks, or the ranks do not divide them: what is gathered and what is reduced is copied once more into order.
+    """
+    owners, efsdp = dp.work.owners, np.maximum(dp.layouts.efsdp, 1)
+    is_cut_across = np.mod(owners.num_local_experts[owner], efsdp) != 0
+    has_own_ranks = (dp.layouts.ep > 1) | (dp.layouts.tp > 1)
+    return np.where(is_cut_across & has_own_ranks & dp.cuts_other_dims, owners.expert_parameters[owner], 0.0)
 
 
 def _bytes_of_whole(dp: DataParallel) -> Floats:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
+from itertools import product
 from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats, Setting
 from meshwright.cost.footprint_constants import LOSS_BYTES
@@ -85,14 +87,7 @@ class Memory:
         self.tokens = layouts.microbatch_size * setting.workload.seq_len / layouts.cp
         self.element_bytes = float(setting.workload.activation_element_bytes)
         # A layout may compile an eager stack's blocks.
-        self._by_kernels = {
-            kernels: (
-                Formats.of(setting.workload, setting.stack, kernels, drops_attention=drops_attention(setting)),
-                chosen,
-            )
-            for kernels, chosen in self._kernels().items()
-            if chosen.any()
-        }
+        self._by_formats = [(formats, chosen) for formats, chosen in self._formats() if chosen.any()]
         first, *groups, last = setting.model.groups
         self.blocks = [self._block(group) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
@@ -121,12 +116,21 @@ class Memory:
         ends = np.cumsum([block.count for block in self.blocks])
         return self.cuts.ranks_to_weigh(self.layouts, tuple(ends.tolist()))
 
-    def _kernels(self) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-        name = self.setting.stack.kernels
-        if name != "eager":
-            return {name: np.ones(len(self.layouts), np.bool_)}
-        compiled = self.layouts.compiles_blocks
-        return {"eager": ~compiled, "compiled": compiled}
+    def _formats(self) -> Iterator[tuple[Formats, NDArray[np.bool_]]]:
+        """Yield the formats of kernels that layouts make, with the layouts that do."""
+        setting, layouts, name = self.setting, self.layouts, self.setting.stack.kernels
+        compiled = layouts.compiles_blocks
+        by_kernels = {"eager": ~compiled, "compiled": compiled} if name == "eager" else {name: compiled | True}
+        stay_eager = setting.stack.eager_mixtures & ((layouts.ep > 1) | (layouts.tp > 1))
+        for (kernels, chosen), has_eager in product(by_kernels.items(), (False, True)):
+            formats = Formats.of(
+                setting.workload,
+                setting.stack,
+                kernels,
+                has_eager_mixtures=has_eager,
+                drops_attention=drops_attention(setting),
+            )
+            yield formats, chosen & (stay_eager == has_eager)
 
     def _block(self, group: BlockGroup) -> Block:
         # Mixtures are compiled in parts.
@@ -175,7 +179,7 @@ class Memory:
     def _bytes(self, parts_of: Callable[[Formats], Bytes], *, is_one_graph: bool = True) -> Floats:
         """Return this rank's bytes of one microbatch; `is_one_graph` where a compiler takes all these ops at once."""
         total = np.zeros(len(self.layouts))
-        for formats, chosen in self._by_kernels.values():
+        for formats, chosen in self._by_formats:
             shares = self._shares(is_one_graph=is_one_graph and formats.kernels == "compiled")
             parts = parts_of(formats)
             whole = sum((size * shares[split] for split, size in parts.items()), start=np.zeros(len(self.layouts)))

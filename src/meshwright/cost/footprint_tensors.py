@@ -55,6 +55,8 @@ class Formats(NamedTuple):
 
     kernels: str
     """Stack.kernels."""
+    has_eager_mixtures: bool
+    """Whether a mixture of experts runs operator by operator."""
     attention: str
     """Stack.attention."""
     selective: str
@@ -68,13 +70,22 @@ class Formats(NamedTuple):
     """Whether selective recomputation runs attention again (recompute.py)."""
 
     @classmethod
-    def of(cls, workload: Workload, stack: Stack, kernels: str, *, drops_attention: bool = False) -> Formats:
+    def of(
+        cls,
+        workload: Workload,
+        stack: Stack,
+        kernels: str,
+        *,
+        has_eager_mixtures: bool = False,
+        drops_attention: bool = False,
+    ) -> Formats:
         """Return those of `stack` with the `kernels` that a layout makes of its own."""
         wide = float(workload.activation_element_bytes)
         # Only kernels written for it keep the low-precision copy instead of what it was made from.
         low = {"float8": 1.0, "float4": 0.5}.get(workload.matmul_dtype, wide)
         return cls(
             kernels,
+            has_eager_mixtures or kernels == "eager",
             stack.attention,
             stack.selective,
             wide,
@@ -145,10 +156,11 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
                 # Attention needs its output as it was, the next matmul in its own format.
                 yield "heads", op.num_heads * op.value_head_dim * formats.matmul_bytes
         elif isinstance(op, Elementwise):
-            yield from _kept_by_elementwise(op, before, after, formats)
-        elif isinstance(op, Matmul) and _is_router(op, ops):
+            is_first = before is not None and is_router(before, ops)
+            yield from _kept_by_elementwise(op, None if is_first else before, after, formats)
+        elif isinstance(op, Matmul) and is_router(op, ops):
             yield "rows", op.out_features * _FLOAT32_BYTES
-            if formats.kernels == "eager":
+            if formats.has_eager_mixtures:
                 yield "rows", op.in_features * _FLOAT32_BYTES
 
 
@@ -156,7 +168,7 @@ def _is_read_by_matmul(op: Norm, ops: Sequence[Op], formats: Formats) -> bool:
     """Return whether a matmul keeps what `op` makes: an eager router keeps a copy instead."""
     after = ops[ops.index(op) + 1 :]
     readers = [part for part in after[: _next_norm(after)] if isinstance(part, Matmul | Head)]
-    return any(not (_is_router(part, ops) and formats.kernels == "eager") for part in readers)
+    return any(not (is_router(part, ops) and formats.has_eager_mixtures) for part in readers)
 
 
 def _next_norm(ops: Sequence[Op]) -> int:
@@ -212,15 +224,17 @@ def _kept_by_elementwise(op: Elementwise, before: Op | None, after: Op | None, f
     # Fused kernels weigh routed rows inside the network, where they are narrower.
     if op.keeps_inputs and (is_read or formats.kernels != "fused"):
         yield split, op.reads_per_token * formats.element_bytes
-        if is_read and formats.kernels == "eager" and op.reads_per_token > op.writes_per_token:
-            # activation(gate), which the product with the other half needs.
+        has_factors = op.reads_per_token > op.writes_per_token and not isinstance(after, GroupedMatmul)
+        if is_read and formats.kernels == "eager" and has_factors:
+            # activation(gate), which the product with the other half needs; our experts recompute it.
             yield split, op.writes_per_token * formats.element_bytes
     if is_read:
         is_dense = split == "heads" and isinstance(after, Matmul)
         yield "product" if is_dense else split, op.writes_per_token * formats.matmul_bytes
 
 
-def _is_router(op: Matmul | Head, ops: Sequence[Op]) -> bool:
+def is_router(op: Op, ops: Sequence[Op]) -> bool:
+    """Return whether `op` of a block of `ops` gives each token a score of each expert."""
     return isinstance(op, Matmul) and any(
         isinstance(other, GroupedMatmul) and other.num_experts == op.out_features for other in ops
     )
@@ -259,7 +273,7 @@ def _matmul_output(op: Matmul | GroupedMatmul, ops: Sequence[Op], formats: Forma
     if isinstance(op, GroupedMatmul):
         is_wide = op.out_features == _width(ops)
         yield "rows" if is_wide else "heads", op.experts_per_token * op.out_features * formats.element_bytes
-    elif _is_router(op, ops):
+    elif is_router(op, ops):
         yield "rows", op.out_features * _FLOAT32_BYTES
     elif op.tensor_split == "columns":
         yield "heads", op.out_features * formats.element_bytes

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
+from meshwright.cost.footprint_tensors import is_router
 from meshwright.cost.shares import Shares
 from meshwright.spec.model_spec import BlockGroup
 from meshwright.spec.op import GroupedMatmul, Head, Matmul, Op
@@ -39,6 +40,8 @@ class Matmuls:
     groups: Floats
     """Equal matmuls in one kernel, or one after the other."""
     is_expert: Bools
+    is_float32: Bools
+    """Whether it is computed in float32, as our routers are."""
     is_low: Bools
     """Whether it is computed in the workload's precision; the head stays in 16 bits."""
     cast_inputs: Floats
@@ -57,9 +60,11 @@ def matmul_lines(group: BlockGroup, shares: Shares) -> Iterator[dict[str, NDArra
             columns = shares.tp if op.tensor_split == "columns" else one
             rows = shares.tp if op.tensor_split == "rows" else one
             tokens = shares.tokens_between if op.tensor_split == "none" else shares.tokens
-            yield _cast(
-                op, before, shares, _line(tokens, num_fused * op.out_features / columns, op.in_features / rows, one)
-            )
+            line = _line(tokens, num_fused * op.out_features / columns, op.in_features / rows, one)
+            if shares.routes_in_float32 and is_router(op, group.ops):
+                yield line | {"is_float32": ~line["is_float32"], "is_low": ~line["is_low"]}
+            else:
+                yield _cast(op, before, shares, line)
         elif isinstance(op, GroupedMatmul):
             num_local = op.num_experts / shares.ep
             rows = shares.tokens / shares.tp * shares.etp * op.experts_per_token / num_local
@@ -118,6 +123,7 @@ def _line(
 ) -> dict[str, NDArray[Any]]:
     flags = np.zeros(len(groups), np.bool_)
     shape = {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}
+    shape["is_float32"] = flags
     return shape | dict.fromkeys(("cast_inputs", "cast_weights", "cast_outputs"), 0.0 * m)
 
 

@@ -56,7 +56,7 @@ def moved_bytes(signature: Signature) -> float:
         return float(signature.written_bytes)
     if name in _GATHERS:
         return 2.0 * signature.written_bytes
-    if name in _OVERWRITES:
+    if name in _OVERWRITES or signature.op.endswith(".out"):
         # What is written over is among what the signature calls read.
         return float(max(signature.read_bytes, signature.written_bytes))
     special = _SPECIAL.get(name)

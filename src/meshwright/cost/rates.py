@@ -38,6 +38,8 @@ ARCHITECTURES = {
     "mi355x": "cdna",
 }
 """Architecture by the beginning of a device's catalogue name."""
+_FLOAT32_SHARE = 1 / 16
+"""Of the 16-bit peak, where the catalogue has no float32: the A100's 19.5 of 312 TFLOP/s, near the H100's 67 of 989."""
 _FULL_POWER_W = {"h100-96gb-500w": 700.0}
 
 
@@ -55,6 +57,7 @@ class Peaks:
     dense: Floats
     """Dense peak of the workload's matmuls, FLOP/s: what MFU is a share of."""
     dense16: Floats
+    dense32: Floats
     memory_bytes_per_s: Floats
     num_sms: Floats
     power_share: Floats
@@ -67,6 +70,7 @@ def peaks_of(settings: tuple[Setting, ...]) -> Peaks:
         (
             peak_flops_per_s(setting.cluster.device, setting.workload.matmul_dtype),
             peak_flops_per_s(setting.cluster.device, setting.workload.activation_dtype),
+            _float32_peak(setting),
             figure_of(setting.cluster.device, "memory_bytes_per_s"),
             num_sms(setting.cluster.device),
             power_share(setting.cluster.device),
@@ -74,6 +78,13 @@ def peaks_of(settings: tuple[Setting, ...]) -> Peaks:
         for setting in settings
     ]
     return Peaks(*np.array(columns, np.float64).T)
+
+
+def _float32_peak(setting: Setting) -> float:
+    """Return the dense peak of float32 matmuls, FLOP/s, of which only routers have some."""
+    device = setting.cluster.device
+    given = device.peak_flops_per_s("float32")
+    return given or _FLOAT32_SHARE * peak_flops_per_s(device, setting.workload.activation_dtype)
 
 
 def peak_flops_per_s(device: Device, dtype: str) -> float:
@@ -113,6 +124,7 @@ class Rates:
 
     matmul: Floats
     matmul16: Floats
+    matmul32: Floats
     attention: Floats
     memory: Floats
 
@@ -124,6 +136,7 @@ def rates_of(settings: tuple[Setting, ...], peaks: Peaks, constants: Constants) 
     return Rates(
         matmul=peaks.dense * shares[0] * power,
         matmul16=peaks.dense16 * shares[1] * power,
+        matmul32=peaks.dense32 * shares[1] * power,
         attention=peaks.dense16 * shares[2] * power,
         memory=peaks.memory_bytes_per_s * constants["memory_rate"],
     )

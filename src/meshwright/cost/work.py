@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.eager_mixture import MIXTURE_OPS, eager_elements, is_eager
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.matmul_lines import (
     Matmuls,
@@ -66,6 +67,9 @@ class Owners:
     """The same with heads repeated until cp ranks get equally many, as ulysses needs them."""
     memory_elements: Floats
     """Elements that memory-bound ops of the forward pass read and write."""
+    eager_forward_elements: Floats
+    """What a mixture of experts that runs operator by operator reads and writes, which is not in memory_elements."""
+    eager_backward_elements: Floats
     biased_elements: Floats
     """Elements that experts' biases, clamps and scales read and write, an operator each."""
     loss_elements: Floats
@@ -89,6 +93,8 @@ class Owners:
     """Those of them that tp does not divide."""
     expert_parameters: Floats
     """The same of experts."""
+    num_local_experts: Floats
+    """Experts of one rank, before data-parallel ranks share them."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,8 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
     kv_heads = zero if core is None else np.maximum(core.num_kv_heads / shares.tp, 1)
     head_width = 0.0 if core is None else (core.head_dim + core.value_head_dim) / 2
     context = 1.0 if core is None else core.mean_context(shares.seq_len)
+    eager, (eager_forward, eager_backward) = is_eager(group.ops, shares), eager_elements(group.ops, shares)
+    plain = [op for op in group.ops if not op.name.endswith("bias")]
     values = {
         "kind": zero + kind,
         "count": zero + group.count,
@@ -164,7 +172,10 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "score_elements": tokens * heads * shares.seq_len,
         "kv_elements": 2 * tokens * kv_heads * head_width,
         "swapped_kv_elements": 2 * tokens * np.lcm(kv_heads.astype(np.int64), shares.cp) * head_width,
-        "memory_elements": zero + sum(moved_elements(op, shares) for op in group.ops if not op.name.endswith("bias")),
+        "memory_elements": zero
+        + sum(moved_elements(op, shares) * (1 - eager * (op.name in MIXTURE_OPS)) for op in plain),
+        "eager_forward_elements": eager_forward,
+        "eager_backward_elements": eager_backward,
         "biased_elements": zero + sum(moved_elements(op, shares) for op in group.ops if op.name.endswith("bias")),
         "loss_elements": zero + sum(tokens * op.vocab_size / shares.tp for op in group.ops if isinstance(op, Head)),
         "last_matmul_share": zero + last_matmul_share(group),
@@ -178,6 +189,8 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "replicated_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
     }
+    values["num_local_experts"] = max((op.num_experts for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
+    values["num_local_experts"] = values["num_local_experts"] / shares.ep
     values["expert_parameters"] = values["expert_parameters"] / (shares.ep * shares.etp)
     return values
 

@@ -44,6 +44,10 @@ class Stack(Noun):
     """Whether all experts of a rank are one kernel."""
     fused_experts: bool = False
     """Whether that kernel does the experts' activation and casts too."""
+    eager_mixtures: bool = False
+    """Whether a mixture of experts stays a kernel for each operator where its experts have ranks of their own (ep, tp),
+    though blocks are compiled, its router multiplies in float32, and experts that data-parallel ranks do not divide are
+    cut in another dim (ours)."""
     cuda_graphs: Literal["none", "routing", "blocks", "step"] = "none"
     """What is replayed from CUDA graphs, and so costs the host nothing: a mixture's routing, blocks but for their
     experts, whole steps."""
