@@ -153,6 +153,7 @@ def groups_of(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
 def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[Any]]:
     cores = [op for op in group.ops if isinstance(op, Attention)]
     routed = [op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)]
+    num_experts = max((op.num_experts for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
     core = cores[0] if cores else None
     tokens, zero = shares.tokens, np.zeros_like(shares.tokens)
     heads = 0.0 if core is None else core.num_heads / shares.tp
@@ -185,12 +186,11 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "num_tp_collectives": zero + _num_tp_collectives(group, shares),
         "num_tp_inputs": np.where(shares.tp > 1, _num_row_matmuls(group), 0.0),
         "routed_copies": zero + (max(routed) if routed else 0),
+        "num_local_experts": num_experts / shares.ep,
         "dense_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops),
         "replicated_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
     }
-    values["num_local_experts"] = max((op.num_experts for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
-    values["num_local_experts"] = values["num_local_experts"] / shares.ep
     values["expert_parameters"] = values["expert_parameters"] / (shares.ep * shares.etp)
     return values
 
