@@ -115,7 +115,8 @@ def test_computing_again_is_never_faster(case: tuple[str, Layout], stack: str) -
     every = [layout.replace(activation_checkpoint="full", activation_checkpoint_every=n) for n in (1, 2, 4)]
     selective, none = (layout.replace(activation_checkpoint=policy) for policy in ("selective", "none"))
     full_s, half_s, quarter_s, selective_s, none_s = total_s(setting(model, stack=stack), *every, selective, none)
-    assert full_s > half_s > quarter_s > none_s
+    # Blocks are counted within their stage: every second and every fourth of a stage of two are the same.
+    assert full_s >= half_s >= quarter_s > none_s
     assert full_s > selective_s > none_s
 
 
