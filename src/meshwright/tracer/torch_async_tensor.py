@@ -25,9 +25,12 @@ from torch._ops import OpOverload
 from torch.distributed import _symmetric_memory  # noqa: F401  (defines the joint operations)
 from torch.distributed.distributed_c10d import _get_group_size_by_name
 
+from meshwright.errors import UnsupportedError
 from meshwright.parallelism import torch_symmetric_memory
 from meshwright.tracer.torch_names import replace
 
+JOINS_ALIKE = "2.13"
+"""The release whose joint operations were compared with their parts: 2.11 and 2.15 join others (2026-11-23)."""
 JOINT_AXIS = "(symmetric memory)"
 """What is added to the axis of a group where its ranks read each other's memory: copy engines do it, not NCCL."""
 _collectives = torch.ops._c10d_functional
@@ -42,6 +45,11 @@ def join_matmuls(graph: fx.GraphModule) -> None:
     """Join matmuls with their collectives in place, as the compiler does where layout.async_tp asked for it."""
     if not torch._inductor.config._micro_pipeline_tp:
         return
+    if not torch.__version__.startswith(JOINS_ALIKE):
+        raise UnsupportedError(
+            f"torch {torch.__version__} joins matmuls and collectives otherwise than torch {JOINS_ALIKE}, whose joint "
+            f"operations a dry run records: install torch {JOINS_ALIKE}, or set layout.async_tp to false"
+        )
     # Imported here: it takes seconds, which only compiled jobs need.
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass  # noqa: PLC0415
     from torch._inductor.fx_passes.post_grad import view_to_reshape  # noqa: PLC0415
