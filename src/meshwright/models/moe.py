@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from meshwright.models.expert_rows import collect, reorder, spread, swiglu, token_rows
 from meshwright.models.grouped_matmul import grouped_matmul, required_alignment
-from meshwright.models.rope import at_least_float32
 from meshwright.spec.moe_architecture import MoEArchitecture
 
 
@@ -110,7 +109,8 @@ class Router(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Routing:
         """Return where the tokens go; in training their losses are part of the weights' gradient."""
-        logits_BSE = F.linear(at_least_float32(x_BSD), at_least_float32(self.weight))
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        logits_BSE = F.linear(x_BSD.to(wide), self.weight.to(wide))
         scores_BSE = logits_BSE.softmax(-1) if self.rules.score == "softmax" else logits_BSE.sigmoid()
         expert_BSK = self._choose(scores_BSE.detach())
         weight_BSK = scores_BSE.gather(-1, expert_BSK)
