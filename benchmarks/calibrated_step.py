@@ -51,7 +51,7 @@ SHAPES = (
 def main() -> int:
     """Return the exit code: 0 if every shape's step is within the bar."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.calibrated_step", description=__doc__)
-    parser.add_argument("--catalogue", type=Path, help="folder of a calibration to take; default: calibrate anew")
+    parser.add_argument("--catalogue", type=Path, help="folder of a calibration to take; default: calibrate again")
     parser.add_argument("--seconds", type=float, default=60.0, help="of calibrating")
     parser.add_argument("--steps", type=int, default=20, help="of each run")
     parser.add_argument("--runs", type=int, default=3, help="of each shape; the one with the lowest median counts")

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.collective_times import meeting_times
+from meshwright.simulator.collective_times import comm_op_times
 from meshwright.simulator.matching import match
 from meshwright.simulator.play_traces import Costs, play_traces
 from meshwright.simulator.simulate import record_times_of, simulate
@@ -35,10 +35,10 @@ def main() -> None:
     cluster = load_cluster("h100-ib400").with_num_devices(WORLD_SIZE)
     traces = big_step()
     num_records = sum(len(trace.records) for trace in traces.traces.values())
-    meetings = match(traces)
+    comm_ops = match(traces)
     records = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
-    costs = Costs(records, meeting_times(traces, meetings, cluster))
-    engine_s = min(_cpu_s(lambda: play_traces(traces, meetings, costs)) for _ in range(tries))
+    costs = Costs(records, comm_op_times(traces, comm_ops, cluster))
+    engine_s = min(_cpu_s(lambda: play_traces(traces, comm_ops, costs)) for _ in range(tries))
     whole_s = min(_cpu_s(lambda: simulate(traces, cluster)) for _ in range(tries))
     print(f"{num_records:,} records of {NUM_STAGES} ranks that stand for {WORLD_SIZE:,}")
     print(f"engine     {engine_s:6.2f} s  {num_records / engine_s:>12,.0f} records/s")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.simulator.collective_times import MeetingTimes
+from meshwright.simulator.collective_times import CommOpTimes
 from meshwright.simulator.conditions import USUAL, Conditions
 from meshwright.simulator.engine import Played
-from meshwright.simulator.matching import Meetings, match
+from meshwright.simulator.matching import CommOps, match
 from meshwright.simulator.moments import Moments, moments_of
 from meshwright.simulator.play_traces import Costs, play_traces
 from meshwright.simulator.program import RecordTimes
@@ -139,28 +139,28 @@ def play_scripts(
     conditions: Conditions = USUAL,
     load: float = 1.0,
     slowdown: float = 0.0,
-) -> tuple[Meetings, Played, dict[int, Moments]]:
-    """Return what was played, each meeting on the links inside its domain, which it takes a share `load` of."""
-    meetings = match(traces)
-    wire_s, ones = np.zeros(len(meetings)), np.ones(len(meetings))
+) -> tuple[CommOps, Played, dict[int, Moments]]:
+    """Return what was played, each comm op on the links inside its domain, which it takes a share `load` of."""
+    comm_ops = match(traces)
+    wire_s, ones = np.zeros(len(comm_ops)), np.ones(len(comm_ops))
     records = {}
     for script in scripts:
         rank = script.traced.rank
         records[rank] = RecordTimes(np.array(script.device_s), np.array(script.host_s))
         for row, seconds in script.wire_s.items():
-            wire_s[meetings.of_record[rank][row]] = seconds
-    times = MeetingTimes(0 * ones, wire_s, load * ones, 0 * ones, 0 * ones)
+            wire_s[comm_ops.of_record[rank][row]] = seconds
+    times = CommOpTimes(0 * ones, wire_s, load * ones, 0 * ones, 0 * ones)
     played = play_traces(
         traces,
-        meetings,
+        comm_ops,
         Costs(records, times, is_host=scripts[0].traced.device == "cpu", slowdown=slowdown),
         conditions,
     )
     hosts = {host.rank: host for host in played.hosts}
     return (
-        meetings,
+        comm_ops,
         played,
-        {rank: moments_of(trace, meetings, played, hosts[rank]) for rank, trace in traces.traces.items()},
+        {rank: moments_of(trace, comm_ops, played, hosts[rank]) for rank, trace in traces.traces.items()},
     )
 
 

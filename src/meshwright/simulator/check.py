@@ -13,12 +13,12 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.simulator.apart import apart
-from meshwright.simulator.collective_times import MeetingTimes
+from meshwright.simulator.collective_times import CommOpTimes
 from meshwright.simulator.conditions import USUAL, Conditions
 from meshwright.simulator.culprits import Blame, blamed
 from meshwright.simulator.disagreements import Disagreement, asked_of, first_disagreement
 from meshwright.simulator.group_calls import group_problems
-from meshwright.simulator.matching import Meetings, match
+from meshwright.simulator.matching import CommOps, match
 from meshwright.simulator.places import missing_place, place_of, some_ranks
 from meshwright.simulator.play_traces import Costs, play_traces
 from meshwright.simulator.program import RecordTimes
@@ -34,11 +34,11 @@ def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]
     if mismatched:
         return mismatched
     traces = apart(traces, [fault.rank for fault in conditions.faults])
-    meetings = match(traces)
-    nothing = np.zeros(len(meetings))
+    comm_ops = match(traces)
+    nothing = np.zeros(len(comm_ops))
     no_time = {rank: _no_time(trace) for rank, trace in traces.traces.items()}
-    costs = Costs(no_time, MeetingTimes(nothing, nothing, nothing, nothing, nothing))
-    return stuck_problems(traces, meetings, play_traces(traces, meetings, costs, conditions))
+    costs = Costs(no_time, CommOpTimes(nothing, nothing, nothing, nothing, nothing))
+    return stuck_problems(traces, comm_ops, play_traces(traces, comm_ops, costs, conditions))
 
 
 def mismatches(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
@@ -53,13 +53,13 @@ def _no_time(trace: Trace) -> RecordTimes:
     return RecordTimes(np.zeros(len(trace.records)), np.zeros(len(trace.records)))
 
 
-def _mismatches(traces: Traces, meetings: Meetings) -> list[Problem]:
+def _mismatches(traces: Traces, comm_ops: CommOps) -> list[Problem]:
     """Return the first disagreement of each culprit, with how many others it is to blame for, the surest first."""
-    asked = [asked_of(traces, channel) for channel in meetings.channels]
-    pairs = zip(meetings.channels, asked, strict=True)
+    asked = [asked_of(traces, channel) for channel in comm_ops.channels]
+    pairs = zip(comm_ops.channels, asked, strict=True)
     found = [one for channel, theirs in pairs if (one := first_disagreement(traces, channel, theirs))]
     first: dict[int, list[Blame]] = {}
-    for blame in blamed(traces, found, meetings.channels, asked):
+    for blame in blamed(traces, found, comm_ops.channels, asked):
         # A pipeline rank of too few microbatches, say, disagrees with all its neighbours.
         first.setdefault(blame.rank, []).append(blame)
     return [_problem(traces, blame).replace(num_more=len(more)) for blame, *more in first.values()]

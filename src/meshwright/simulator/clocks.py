@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.engine import MARK, RUN, WAIT, Host, Played, Stream
 from meshwright.simulator.instances import Instances, instances_of
-from meshwright.simulator.matching import Meetings
+from meshwright.simulator.matching import CommOps
 from meshwright.simulator.noise import OfRanks, of_group, slowness_of_ranks
 from meshwright.simulator.waited import waited_records
 from meshwright.spec.timeline import Floats
@@ -27,13 +27,13 @@ from meshwright.spec.trace import NONE, RecordKind, Trace
 from meshwright.spec.traces import Traces
 
 
-def clocks(traces: Traces, meetings: Meetings, played: Played, conditions: Conditions) -> Played:
+def clocks(traces: Traces, comm_ops: CommOps, played: Played, conditions: Conditions) -> Played:
     """Return the step as the first rank of each class sees it, and when the last of all ranks is done.
 
     `played` is the same step with one clock for each class.
     """
-    board = _Board(traces, meetings, played, conditions)
-    hosts = [_Host(host, traces, meetings, conditions) for host in played.hosts]
+    board = _Board(traces, comm_ops, played, conditions)
+    hosts = [_Host(host, traces, comm_ops, conditions) for host in played.hosts]
     for host in hosts:
         host.hand_over(board)
     while board.runnable:
@@ -45,18 +45,18 @@ def clocks(traces: Traces, meetings: Meetings, played: Played, conditions: Condi
 class _Board:
     """Arrivals at collectives and messages, and their ends; each a vector over the instances of its channel."""
 
-    def __init__(self, traces: Traces, meetings: Meetings, played: Played, conditions: Conditions) -> None:
-        self.instances = [instances_of(channel, traces) for channel in meetings.channels]
-        self._channels, self._channel = meetings.channels, meetings.channel.tolist()
+    def __init__(self, traces: Traces, comm_ops: CommOps, played: Played, conditions: Conditions) -> None:
+        self.instances = [instances_of(channel, traces) for channel in comm_ops.channels]
+        self._channels, self._channel = comm_ops.channels, comm_ops.channel.tolist()
         self._took_s = [
             _took_s(channel.axis, played.ended_at[numbers] - played.began_at[numbers], own, conditions)
-            for channel, own in zip(meetings.channels, self.instances, strict=True)
-            for numbers in (slice(channel.first, channel.first + channel.num_meetings),)
+            for channel, own in zip(comm_ops.channels, self.instances, strict=True)
+            for numbers in (slice(channel.first, channel.first + channel.num_comm_ops),)
         ]
         self._missing = [len(self._channels[number].members) for number in self._channel]
         self._arrived_s: dict[int, Floats] = {}
         self._ended_s: dict[int, Floats] = {}
-        self.num_meetings, nothing = len(meetings), np.full(len(meetings), -1.0)
+        self.num_comm_ops, nothing = len(comm_ops), np.full(len(comm_ops), -1.0)
         self.seen = {host.rank: (nothing.copy(), nothing.copy()) for host in played.hosts}
         """By first rank of a class when each of its collectives and messages begins and ends; -1 of others."""
         self.marked_s: dict[int, Floats] = {}
@@ -72,7 +72,7 @@ class _Board:
         self._arrived_s[number] = latest_s
         self._missing[number] -= 1
         channel = self._channels[self._channel[number]]
-        last = channel.first + channel.num_meetings - 1
+        last = channel.first + channel.num_comm_ops - 1
         is_next = number == channel.first or number - 1 in self._ended_s
         while is_next and self._missing[number] == 0:
             self._run(number)
@@ -165,13 +165,13 @@ class _Stream:
 class _Host:
     """The hosts of all ranks of a class."""
 
-    def __init__(self, host: Host, traces: Traces, meetings: Meetings, conditions: Conditions) -> None:
+    def __init__(self, host: Host, traces: Traces, comm_ops: CommOps, conditions: Conditions) -> None:
         self.host, self.ranks = host, np.flatnonzero(traces.class_of_rank == host.rank)
         slowness = slowness_of_ranks(conditions, self.ranks.tolist())
         self.streams = [
             _Stream(one, self, OfRanks(conditions, slowness, self.ranks, one.number)) for one in host.streams
         ]
-        self.side_of = _sides(traces.traces[host.rank], meetings)
+        self.side_of = _sides(traces.traces[host.rank], comm_ops)
         """By record of a collective, a message or a wait for one the side of its channel that the rank is on."""
         self._stopped_s = np.zeros(len(self.ranks))
         self._stops: list[tuple[float, float]] = []
@@ -180,9 +180,9 @@ class _Host:
         """Return when the signal that a record waits for is there for each rank; None before."""
         if signal in board.marked_s:
             return board.marked_s[signal]
-        if signal < board.num_meetings:
+        if signal < board.num_comm_ops:
             return board.ended_s(signal, self.side_of[record])
-        return 0.0 if signal == board.num_meetings else None
+        return 0.0 if signal == board.num_comm_ops else None
 
     def run(self, board: _Board) -> None:
         """Continue after a host sync whose signal is complete."""
@@ -227,12 +227,12 @@ class _Host:
         return self.host
 
 
-def _sides(trace: Trace, meetings: Meetings) -> dict[int, int]:
+def _sides(trace: Trace, comm_ops: CommOps) -> dict[int, int]:
     rank, records = trace.traced.rank, trace.records
-    number = meetings.of_record[rank]
+    number = comm_ops.of_record[rank]
     sides = {}
     for row in np.flatnonzero(number != NONE).tolist():
-        channel = meetings.channels[meetings.channel[number[row]]]
+        channel = comm_ops.channels[comm_ops.channel[number[row]]]
         if channel.is_message:
             sides[row] = int(records.kind[row] == RecordKind.RECEIVE)
         else:

@@ -35,7 +35,7 @@ from meshwright.cost.slowness import Slowness, Stacks, is_omni_path
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import UnsupportedError
 from meshwright.simulator.hops import PodWays, hops_of, pod_ways_of, spine_of_hops
-from meshwright.simulator.matching import Channel, Meetings
+from meshwright.simulator.matching import Channel, CommOps
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.trace import Ints, Trace
 from meshwright.spec.traces import Traces
@@ -61,8 +61,8 @@ _KIND_OF_NAME = {
 
 
 @dataclass(frozen=True)
-class MeetingTimes:
-    """One element a meeting."""
+class CommOpTimes:
+    """One element a communication op."""
 
     latency_s: Floats
     """Before the first byte arrives."""
@@ -78,21 +78,21 @@ class MeetingTimes:
     """By channel; a channel that stays inside of pods has none."""
 
 
-def meeting_times(traces: Traces, meetings: Meetings, cluster: Cluster) -> MeetingTimes:
-    """Return what each meeting takes on `cluster`; raises UnsupportedError for an operator that nobody knows, or
+def comm_op_times(traces: Traces, comm_ops: CommOps, cluster: Cluster) -> CommOpTimes:
+    """Return what each comm op takes on `cluster`; raises UnsupportedError for an operator that nobody knows, or
     where ranks meet over a link without a rate.
     """
     fabric = reached_fabric(cluster)
-    columns = np.zeros((5, len(meetings)))
+    columns = np.zeros((5, len(comm_ops)))
     pod_ways = {}
-    for number, channel in enumerate(meetings.channels):
-        at = channel.first + np.arange(channel.num_meetings)
+    for number, channel in enumerate(comm_ops.channels):
+        at = channel.first + np.arange(channel.num_comm_ops)
         priced = _message_times if channel.is_message else _collective_times
         columns[:, at], ways = priced(channel, traces, fabric)
         if ways:
             pod_ways[number] = ways
     latency_s, wire_s, inside, network, spine = columns
-    return MeetingTimes(latency_s, wire_s, inside, network, spine, pod_ways)
+    return CommOpTimes(latency_s, wire_s, inside, network, spine, pod_ways)
 
 
 def reached_fabric(cluster: Cluster) -> Fabric:
@@ -130,7 +130,7 @@ def kind_of(op: str) -> str:
 
 
 def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
-    """Return the columns of MeetingTimes [5, meetings] of a channel of messages, and its ways between pods."""
+    """Return the columns of CommOpTimes [5, comm_ops] of a channel of messages, and its ways between pods."""
     num_bytes, hops = _num_bytes(channel, traces), hops_of(channel, traces)
     domains = hops // int(fabric.domain_size)
     crosses = bool((domains[:, 0] != domains[:, 1]).any())
@@ -156,8 +156,8 @@ def _collective_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple
 
 
 def _num_bytes(channel: Channel, traces: Traces) -> Floats:
-    """Return the bytes of each of a channel's meetings: of an uneven all-to-all those of the rank that has most."""
-    num_bytes = np.zeros(channel.num_meetings)
+    """Return the bytes of each of a channel's comm ops: of an uneven all-to-all those of the rank that has most."""
+    num_bytes = np.zeros(channel.num_comm_ops)
     for rank, rows in zip(channel.members, channel.rows, strict=True):
         own = traces.traces[rank].records.num_bytes[rows]
         num_bytes[: len(own)] = np.maximum(num_bytes[: len(own)], own)
@@ -176,7 +176,7 @@ def _longest(channel: Channel, traces: Traces) -> tuple[Ints, Trace]:
 
 
 def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
-    """Return latency, seconds on the wire, and shares of the links inside, between domains and pods [5, meetings]."""
+    """Return latency, seconds on the wire, and shares of the links inside, between domains and pods [5, comm_ops]."""
     formula = _FORMULAS[kind]
     whole_s = np.broadcast_to(formula(num_bytes, group, fabric), num_bytes.shape)
     latency_s = np.minimum(formula(np.zeros_like(num_bytes), group, fabric), whole_s)

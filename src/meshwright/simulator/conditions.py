@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.errors import ConfigError
-from meshwright.simulator.collective_times import MeetingTimes
-from meshwright.simulator.matching import Meetings
+from meshwright.simulator.collective_times import CommOpTimes
+from meshwright.simulator.matching import CommOps
 from meshwright.simulator.program import RecordTimes
 from meshwright.spec.fault import Fault
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
@@ -63,12 +63,12 @@ def records_under(
     return changed
 
 
-def meetings_under(conditions: Conditions, traces: Traces, meetings: Meetings, times: MeetingTimes) -> MeetingTimes:
-    """Return what each meeting takes with the faults of `conditions`."""
-    slower = np.ones(len(meetings))
+def comm_ops_under(conditions: Conditions, traces: Traces, comm_ops: CommOps, times: CommOpTimes) -> CommOpTimes:
+    """Return what each communication op takes with the faults of `conditions`."""
+    slower = np.ones(len(comm_ops))
     for rank, trace in traces.traces.items():
         for fault in _of(conditions, traces, rank, "slow-link"):
-            met = meetings.of_record[rank][_in_phase(fault, trace)]
+            met = comm_ops.of_record[rank][_in_phase(fault, trace)]
             slower[np.unique(met[met != NONE])] *= fault.argument
     return replace(times, latency_s=times.latency_s * slower, wire_s=times.wire_s * slower)
 

@@ -2,11 +2,11 @@
 
     host      hands records to streams in order, as fast as it can; stops where it waits for the device
     stream    plays its records in order: each begins when the one before has ended and the host has handed it over
-    meeting   a collective or a message: begins when all who take part have come and the channel's last one has ended;
+    comm op   a collective or a message: begins when all who take part have come and the channel's last one has ended;
               the streams that came go on; who waits for it goes on when it ends
 
 A stream needs no clock that others share: it plays on until it waits for a signal that is not there, and goes on, later
-in our time and not in its own, when the signal comes. Only meetings are played in order of time, since those that are
+in our time and not in its own, when the signal comes. Only comm ops are played in order of time, since those that are
 under way at once share links (links.py). That order is right because nothing new can begin before the next one ends:
 by then all streams have played as far as they could. Nothing is drawn, so that the same programs always end the same.
 """
@@ -39,16 +39,16 @@ def play(programs: Sequence[Program], table: Table) -> Played:
         ended = table.links.next_end()
         if ended is None:
             break
-        meeting, at_s = ended
-        table.end(meeting, at_s + _late_s(meeting, at_s, table, hosts))
-    num_meetings = len(table.missing)
-    return Played(hosts, np.array(table.began_at), np.array(table.signal_at[:num_meetings]))
+        comm_op, at_s = ended
+        table.end(comm_op, at_s + _late_s(comm_op, at_s, table, hosts))
+    num_comm_ops = len(table.missing)
+    return Played(hosts, np.array(table.began_at), np.array(table.signal_at[:num_comm_ops]))
 
 
-def _late_s(meeting: int, at_s: float, table: Table, hosts: Sequence[Host]) -> float:
-    """Return by how much a meeting is late since its ranks computed beside it; their computing is then late, too."""
-    began_s, late_s = table.began_at[meeting], 0.0
-    for member in table.members[meeting]:
+def _late_s(comm_op: int, at_s: float, table: Table, hosts: Sequence[Host]) -> float:
+    """Return by how much a comm op is late since its ranks computed next to it; their computing is then late, too."""
+    began_s, late_s = table.began_at[comm_op], 0.0
+    for member in table.members[comm_op]:
         default = hosts[member].streams[0]
         if default.now_s > began_s:
             late_s = max(late_s, default.slow_down(began_s, at_s, table.slowdown))
@@ -57,18 +57,18 @@ def _late_s(meeting: int, at_s: float, table: Table, hosts: Sequence[Host]) -> f
 
 @dataclass
 class Table:
-    """Where ranks meet: signals that came, meetings that fill, and who can go on."""
+    """Where ranks meet: signals that came, communication ops that fill, and who can go on."""
 
     links: Links
     signal_at: list[float]
-    """When each signal came. The first are the ends of meetings."""
+    """When each signal came. The first are the ends of communication ops."""
     missing: list[int]
-    """How many have yet to come to each meeting."""
+    """How many have yet to come to each communication op."""
     is_last: list[bool]
-    """Whether a meeting is its channel's last; else the next one has the next number."""
+    """Whether a communication op is its channel's last; else the next one has the next number."""
     is_first: list[bool]
     members: list[tuple[int, ...]]
-    """Programs that take part in each meeting."""
+    """Programs that take part in each communication op."""
     slowdown: float
     """Of computing and communicating at once, as slowdown.py has it."""
     came_at: list[float]
@@ -83,26 +83,26 @@ class Table:
         if signal in self.waiting:
             self.runnable.extend(self.waiting.pop(signal))
 
-    def come(self, meeting: int, at_s: float) -> None:
-        """Let one more come to a meeting, which begins if nobody is missing."""
-        self.missing[meeting] -= 1
-        if at_s > self.came_at[meeting]:
-            self.came_at[meeting] = at_s
-        if self.missing[meeting] == 0 and (self.is_first[meeting] or self.signal_at[meeting - 1] >= 0.0):
-            self._begin(meeting)
+    def come(self, comm_op: int, at_s: float) -> None:
+        """Let one more come to a communication op, which begins if nobody is missing."""
+        self.missing[comm_op] -= 1
+        if at_s > self.came_at[comm_op]:
+            self.came_at[comm_op] = at_s
+        if self.missing[comm_op] == 0 and (self.is_first[comm_op] or self.signal_at[comm_op - 1] >= 0.0):
+            self._begin(comm_op)
 
-    def end(self, meeting: int, at_s: float) -> None:
-        """Let a meeting end, and the next of its channel begin if all are there."""
-        self.give(meeting, at_s)
-        if not self.is_last[meeting] and self.missing[meeting + 1] == 0:
-            self._begin(meeting + 1)
+    def end(self, comm_op: int, at_s: float) -> None:
+        """Let a communication op end, and the next of its channel begin if all are there."""
+        self.give(comm_op, at_s)
+        if not self.is_last[comm_op] and self.missing[comm_op + 1] == 0:
+            self._begin(comm_op + 1)
 
-    def _begin(self, meeting: int) -> None:
-        at_s = self.came_at[meeting]
-        if not self.is_first[meeting]:
-            at_s = max(at_s, self.signal_at[meeting - 1])
-        self.began_at[meeting] = at_s
-        self.links.begin(meeting, at_s)
+    def _begin(self, comm_op: int) -> None:
+        at_s = self.came_at[comm_op]
+        if not self.is_first[comm_op]:
+            at_s = max(at_s, self.signal_at[comm_op - 1])
+        self.began_at[comm_op] = at_s
+        self.links.begin(comm_op, at_s)
 
 
 class Stream:
@@ -123,7 +123,7 @@ class Stream:
         """The end of what was played."""
         self.busy = Busy(self.seconds, self.played_at)
         self.late_s: dict[int, float] = {}
-        """By how much what ran beside communication ended later, by the place of the last record then played."""
+        """By how much what ran next to communication ended later, by the place of the last record then played."""
 
     def hand_over(self, until: int, stopped_s: float) -> None:
         """Take all records before `until`, a position in the trace, from a host that had stopped for so long."""
@@ -236,9 +236,9 @@ class Played:
     hosts: tuple[Host, ...]
     """With their streams, in the order of the programs."""
     began_at: Floats
-    """When each meeting began; -1 of one that never did [meetings]."""
+    """When each communication op began; -1 of one that never did [comm_ops]."""
     ended_at: Floats
-    """[meetings]"""
+    """[comm_ops]"""
     seen: Mapping[int, tuple[Floats, Floats]] = field(default_factory=dict)
     """The same two for a rank whose own times differ from those of other ranks that meet there."""
     last_s: float = 0.0
@@ -251,7 +251,7 @@ class Played:
         return max(self.last_s, *ends_s)
 
     def times_of(self, rank: int) -> tuple[Floats, Floats]:
-        """Return when each meeting began and ended, as a rank that takes part sees it [meetings]."""
+        """Return when each communication op began and ended, as a rank that takes part sees it [comm_ops]."""
         return self.seen.get(rank, (self.began_at, self.ended_at))
 
     @property

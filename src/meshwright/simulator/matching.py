@@ -1,4 +1,4 @@
-"""Which records of different ranks are one meeting: a collective that they take part in, or a message between two.
+"""Which records of different ranks are one comm op: a collective that they take part in, or a message between two.
 
 Collectives of a group are matched by their order in it, messages by their order from one rank to another. Where one
 rank's trace stands for many, its partners are not there; their representatives are. Groups that are alike (the same
@@ -30,21 +30,21 @@ class Channel:
     members: tuple[int, ...]
     """Representatives that have to be there: of a message the sender's and the receiver's."""
     first: int
-    """Its first meeting; the others have the numbers that follow."""
-    num_meetings: int
+    """Its first communication op; the others have the numbers that follow."""
+    num_comm_ops: int
     rows: tuple[Ints, ...]
-    """Each member's records, in order; fewer than num_meetings where one of them misses some."""
+    """Each member's records, in order; fewer than num_comm_ops where one of them misses some."""
 
 
 @dataclass(frozen=True)
-class Meetings:
-    """All meetings of a step, numbered channel by channel."""
+class CommOps:
+    """All communication ops of a step, numbered channel by channel."""
 
     channels: tuple[Channel, ...]
     of_record: dict[int, Ints]
-    """For each representative's records the meeting that it is part in; -1 of none [records]."""
+    """For each representative's records the communication op that it is part in; -1 of none [records]."""
     channel: Ints
-    """[meetings]"""
+    """[comm_ops]"""
 
     def __len__(self) -> int:
         return len(self.channel)
@@ -65,7 +65,7 @@ class _Found:
     """By representative and kind of record."""
 
 
-def match(traces: Traces) -> Meetings:
+def match(traces: Traces) -> CommOps:
     """Return which records meet; whether all that should be there are is for check() to say."""
     found: dict[Hashable, _Found] = {}
     for rank, trace in sorted(traces.traces.items()):
@@ -75,7 +75,7 @@ def match(traces: Traces) -> Meetings:
     channels: list[Channel] = []
     first = 0
     for one in found.values():
-        num_meetings = max(len(rows) for rows in one.sides.values())
+        num_comm_ops = max(len(rows) for rows in one.sides.values())
         for (rank, _), rows in one.sides.items():
             of_record[rank][rows] = first + np.arange(len(rows))
         rows_of_members = tuple(one.sides.get(side, _NO_ROWS) for side in _sides(one))
@@ -87,13 +87,13 @@ def match(traces: Traces) -> Meetings:
                 group=one.group,
                 members=one.members,
                 first=first,
-                num_meetings=num_meetings,
+                num_comm_ops=num_comm_ops,
                 rows=rows_of_members,
             )
         )
-        first += num_meetings
-    lengths = [channel.num_meetings for channel in channels]
-    return Meetings(tuple(channels), of_record, np.repeat(np.arange(len(channels)), lengths))
+        first += num_comm_ops
+    lengths = [channel.num_comm_ops for channel in channels]
+    return CommOps(tuple(channels), of_record, np.repeat(np.arange(len(channels)), lengths))
 
 
 _NO_ROWS = np.zeros(0, np.int64)

@@ -1,7 +1,7 @@
 """memory_of(): a rank's device memory over its step: its storages, replayed through torch's allocator.
 
 The host allocates and frees in the order of the records; a record's memory counts from when the device comes to it, so
-that the curve lies beside what runs. What was there before the step is allocated first, in its order. Where the host
+that the curve lies next to what runs. What was there before the step is allocated first, in its order. Where the host
 itself computes there is no such allocator, and what is asked for is what is taken.
 """
 

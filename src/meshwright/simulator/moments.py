@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.simulator.engine import Host, Played, Stream
-from meshwright.simulator.matching import Meetings
+from meshwright.simulator.matching import CommOps
 from meshwright.spec.timeline import Floats
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 
@@ -21,19 +21,19 @@ class Moments:
     stream: Ints
 
 
-def moments_of(trace: Trace, meetings: Meetings, played: Played, host: Host) -> Moments:
+def moments_of(trace: Trace, comm_ops: CommOps, played: Played, host: Host) -> Moments:
     """Return when each record of one rank was."""
     start_s, end_s = np.full((2, len(trace.records)), np.nan)
     stream = trace.records.stream.copy()
     for one in host.streams:
         _set_stream(one, trace, start_s, end_s, stream)
-    meeting = meetings.of_record[host.rank]
-    rows = np.flatnonzero(meeting != NONE)
+    comm_op = comm_ops.of_record[host.rank]
+    rows = np.flatnonzero(comm_op != NONE)
     began_at, ended_at = played.times_of(host.rank)
-    ended = ended_at[meeting[rows]] >= 0
-    start_s[rows] = np.where(ended, began_at[meeting[rows]], np.nan)
-    end_s[rows] = np.where(ended, ended_at[meeting[rows]], np.nan)
-    _, channel = np.unique(meetings.channel[meeting[rows]], return_inverse=True)
+    ended = ended_at[comm_op[rows]] >= 0
+    start_s[rows] = np.where(ended, began_at[comm_op[rows]], np.nan)
+    end_s[rows] = np.where(ended, ended_at[comm_op[rows]], np.nan)
+    _, channel = np.unique(comm_ops.channel[comm_op[rows]], return_inverse=True)
     stream[rows] = 1 + int(trace.records.stream.max(initial=0)) + channel.ravel()
     return Moments(start_s, end_s, stream)
 

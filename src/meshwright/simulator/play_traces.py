@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.simulator.collective_times import MeetingTimes
+from meshwright.simulator.collective_times import CommOpTimes
 from meshwright.simulator.conditions import USUAL, Conditions, dropped_by, stops_of
 from meshwright.simulator.engine import PENDING, Played, Table, play
 from meshwright.simulator.hops import PodWays
 from meshwright.simulator.links import Links
-from meshwright.simulator.matching import Channel, Meetings
+from meshwright.simulator.matching import Channel, CommOps
 from meshwright.simulator.program import Program, RecordTimes, Signals, program_of
 from meshwright.spec.traces import Traces
 
@@ -24,34 +24,34 @@ class Costs:
 
     records: Mapping[int, RecordTimes]
     """By representative."""
-    meetings: MeetingTimes
+    comm_ops: CommOpTimes
     is_host: bool = False
     """Whether the host itself computes (Device.is_host)."""
     slowdown: float = 0.0
     """Of computing and communicating at once."""
 
 
-def play_traces(traces: Traces, meetings: Meetings, costs: Costs, conditions: Conditions = USUAL) -> Played:
+def play_traces(traces: Traces, comm_ops: CommOps, costs: Costs, conditions: Conditions = USUAL) -> Played:
     """Return when everything was; of `conditions` only what stops ranks or drops messages, costs know the rest."""
-    signals = Signals(len(meetings))
+    signals = Signals(len(comm_ops))
     stops = stops_of(conditions, traces)
     programs = []
     for rank, trace in sorted(traces.traces.items()):
-        program = program_of(trace, meetings.of_record[rank], costs.records[rank], signals, is_host=costs.is_host)
+        program = program_of(trace, comm_ops.of_record[rank], costs.records[rank], signals, is_host=costs.is_host)
         programs.append(program.failing(stops.get(rank), dropped_by(conditions, traces, rank)))
-    return play(programs, _table(programs, meetings, costs, signals))
+    return play(programs, _table(programs, comm_ops, costs, signals))
 
 
-def _table(programs: list[Program], meetings: Meetings, costs: Costs, signals: Signals) -> Table:
-    times, place = costs.meetings, {program.rank: number for number, program in enumerate(programs)}
+def _table(programs: list[Program], comm_ops: CommOps, costs: Costs, signals: Signals) -> Table:
+    times, place = costs.comm_ops, {program.rank: number for number, program in enumerate(programs)}
     uses: list[list[tuple[int, float]]] = []
     members: list[tuple[int, ...]] = []
-    is_first = np.zeros(len(meetings), bool)
-    is_last = np.zeros(len(meetings), bool)
+    is_first = np.zeros(len(comm_ops), bool)
+    is_last = np.zeros(len(comm_ops), bool)
     inside, network, spine = times.inside.tolist(), times.network.tolist(), times.spine.tolist()
     pod_ways = _distinct_ways(times.pod_ways)
-    for position, channel in enumerate(meetings.channels):
-        numbers = range(channel.first, channel.first + channel.num_meetings)
+    for position, channel in enumerate(comm_ops.channels):
+        numbers = range(channel.first, channel.first + channel.num_comm_ops)
         is_first[channel.first] = is_last[numbers[-1]] = True
         ways = _ways(channel, place)
         members += [tuple(place[rank] for rank in channel.members)] * len(numbers)
@@ -73,13 +73,13 @@ def _table(programs: list[Program], meetings: Meetings, costs: Costs, signals: S
         slowdown=costs.slowdown,
         is_last=is_last.tolist(),
         is_first=is_first.tolist(),
-        came_at=[0.0] * len(meetings),
-        began_at=[PENDING] * len(meetings),
+        came_at=[0.0] * len(comm_ops),
+        began_at=[PENDING] * len(comm_ops),
     )
 
 
 def _ways(channel: Channel, place: Mapping[int, int]) -> list[int]:
-    """Return whose ways out and in a channel's meetings take: links carry both directions in full."""
+    """Return whose ways out and in a channel's communication ops take: links carry both directions in full."""
     if channel.is_message:
         sender, receiver = channel.members
         return [2 * place[sender], 2 * place[receiver] + 1]

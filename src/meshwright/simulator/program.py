@@ -1,7 +1,7 @@
 """Program: what one rank plays, as its trace says, made ready for the engine: streams, and the host that feeds them.
 
 Four instructions are left of all kinds of records: RUN for some seconds, WAIT for a signal, MARK one, MEET the others.
-A signal is a moment that something waits for: the end of a meeting, an event, a place that the host waits for. Where
+A signal is a moment that something waits for: the end of a comm op, an event, a place that the host waits for. Where
 the host itself computes (Device.is_host) there is one stream, which the host's own seconds are part of.
 """
 
@@ -26,7 +26,7 @@ class Instruction(IntEnum):
     MARK = 2
     """Gives its signal."""
     MEET = 3
-    """Hands its meeting to the communication library, and goes on."""
+    """Hands its communication op to the communication library, and goes on."""
 
 
 _INSTRUCTION_OF = {
@@ -64,7 +64,7 @@ class Program:
     stream: Ints
     instruction: Ints
     signal: Ints
-    """Of waits and marks; the meeting's number of a MEET, whose end is the signal of the same number."""
+    """Of waits and marks; the communication op's number of a MEET, whose end is the signal of the same number."""
     times: RecordTimes
     syncs: tuple[tuple[int, int], ...]
     """Records after which the host stops, and the signals that it then waits for."""
@@ -80,11 +80,11 @@ class Program:
 
 
 class Signals:
-    """Gives out numbers of signals: those of meetings, then one that was always there, then any."""
+    """Gives out numbers of signals: those of communication ops, then one that was always there, then any."""
 
-    def __init__(self, num_meetings: int) -> None:
-        self.always = num_meetings
-        self.count = num_meetings + 1
+    def __init__(self, num_comm_ops: int) -> None:
+        self.always = num_comm_ops
+        self.count = num_comm_ops + 1
 
     def take(self, number: int) -> Ints:
         """Return `number` new ones."""
@@ -92,14 +92,14 @@ class Signals:
         return np.arange(self.count - number, self.count)
 
 
-def program_of(trace: Trace, meeting: Ints, times: RecordTimes, signals: Signals, *, is_host: bool) -> Program:
-    """Return what the trace's rank plays, given the meeting that each record is part in, and times."""
+def program_of(trace: Trace, comm_op: Ints, times: RecordTimes, signals: Signals, *, is_host: bool) -> Program:
+    """Return what the trace's rank plays, given the communication op that each record is part in, and times."""
     records = trace.records
     table = np.array([_INSTRUCTION_OF[kind] for kind in RecordKind])
     instruction = table[records.kind]
     signal = np.full(len(records), signals.always, np.int64)
     meets = instruction == Instruction.MEET
-    signal[meets] = meeting[meets]
+    signal[meets] = comm_op[meets]
     marks = instruction == Instruction.MARK
     signal[marks] = signals.take(int(marks.sum()))
     syncs = _set_waits(records, signal)

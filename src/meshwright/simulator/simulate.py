@@ -14,10 +14,10 @@ from meshwright.simulator.apart import apart
 from meshwright.simulator.background import in_background
 from meshwright.simulator.check import check
 from meshwright.simulator.clocks import clocks
-from meshwright.simulator.collective_times import meeting_times, our_stack_on
-from meshwright.simulator.conditions import USUAL, Conditions, meetings_under, records_under
-from meshwright.simulator.host_meetings import on_the_host
-from meshwright.simulator.matching import Meetings, match
+from meshwright.simulator.collective_times import comm_op_times, our_stack_on
+from meshwright.simulator.conditions import USUAL, Conditions, comm_ops_under, records_under
+from meshwright.simulator.host_comm_ops import on_the_host
+from meshwright.simulator.matching import CommOps, match
 from meshwright.simulator.memory import memory_of, totals_of
 from meshwright.simulator.moments import moments_of
 from meshwright.simulator.play_traces import Costs, play_traces
@@ -45,32 +45,32 @@ def simulate(traces: Traces, cluster: Cluster, name: str = "", conditions: Condi
     a rate that the step needs.
     """
     traces = apart(traces, [fault.rank for fault in conditions.faults])
-    meetings = match(traces)
+    comm_ops = match(traces)
     ranks, num_records = list(traces.traces), sum(len(trace.records) for trace in traces.traces.values())
     totals_of_rank = partial(totals_of, device=cluster.device, conditions=conditions)
     with in_background(totals_of_rank, [traces.traces[rank] for rank in ranks], num_records) as found:
-        costs = costs_of(traces, meetings, cluster, conditions)
-        played = play_traces(traces, meetings, costs, conditions)
+        costs = costs_of(traces, comm_ops, cluster, conditions)
+        played = play_traces(traces, comm_ops, costs, conditions)
         if not played.is_done:
             problems = "\n".join(str(problem) for problem in check(traces, conditions))
             raise NeverEnds(f"the step of {name or 'these traces'} never ends:\n{problems}")
         if conditions.is_noisy:
-            played = clocks(traces, meetings, played, conditions)
-        when = {host.rank: moments_of(traces.traces[host.rank], meetings, played, host) for host in played.hosts}
+            played = clocks(traces, comm_ops, played, conditions)
+        when = {host.rank: moments_of(traces.traces[host.rank], comm_ops, played, host) for host in played.hosts}
         totals = dict(zip(ranks, found(), strict=True))
     memory = tuple(memory_of(traces.traces[rank], when[rank].start_s, totals[rank]) for rank in when)
-    return timeline_of(traces, meetings, played, when, _source(traces, cluster, name), memory)
+    return timeline_of(traces, comm_ops, played, when, _source(traces, cluster, name), memory)
 
 
-def costs_of(traces: Traces, meetings: Meetings, cluster: Cluster, conditions: Conditions = USUAL) -> Costs:
+def costs_of(traces: Traces, comm_ops: CommOps, cluster: Cluster, conditions: Conditions = USUAL) -> Costs:
     """Return what everything takes on `cluster`."""
     records = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
-    times = meeting_times(traces, meetings, cluster)
+    times = comm_op_times(traces, comm_ops, cluster)
     if cluster.device.is_host:
-        records, times = on_the_host(traces, records, meetings, times, cluster.intra_node)
+        records, times = on_the_host(traces, records, comm_ops, times, cluster.intra_node)
     return Costs(
         records=records_under(conditions, traces, records),
-        meetings=meetings_under(conditions, traces, meetings, times),
+        comm_ops=comm_ops_under(conditions, traces, comm_ops, times),
         is_host=cluster.device.is_host,
         # What was timed on a host was timed with both.
         slowdown=0.0 if cluster.device.is_host else fitted_constants()["overlap_slowdown"],
@@ -91,8 +91,8 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
     if cluster.device.is_host:
         return RecordTimes(device_s, np.zeros(len(records)))
     launch_s = constants["launch_s.eager"] if figure is None else figure.value
-    is_meeting = np.isin(records.kind, (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE))
-    num_launches = np.where(is_meeting, constants["collective_launches"], device_s > 0)
+    is_comm_op = np.isin(records.kind, (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE))
+    num_launches = np.where(is_comm_op, constants["collective_launches"], device_s > 0)
     host_s = launch_s * num_launches
     host_s[is_op] += host_seconds(trace.signatures, cluster.devices_per_node)[records.signature[is_op]]
     if _OPTIMIZER in trace.phases:

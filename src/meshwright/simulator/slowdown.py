@@ -1,11 +1,11 @@
 """Slowdown: what computing and communicating at the same time costs both of them.
 
-    extra = slowdown x the seconds for which a rank computed while a meeting was under way
+    extra = slowdown x the seconds for which a rank computed while a communication op was under way
 
-by which the meeting ends later, and the rank's default stream goes on later from where it is: C seconds of computing
-beside M of communication take max(C, M) + slowdown x min(C, M), as the planner has it (cost/data_parallel.py), with the
+by which the comm op ends later, and the rank's default stream goes on later from where it is: C seconds of computing
+over M of communication take max(C, M) + slowdown x min(C, M), as the planner has it (cost/data_parallel.py), with the
 same constant. Source: Galvatron (arXiv:2211.13878); kernels of both share a device's processors and memory. Ignored:
-which of the operations it slows; what other streams compute; that a meeting which ends later holds its links longer.
+which of the operations it slows; what other streams compute; that a comm op which ends later holds its links longer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """timeline_of(): what the engine played, as a Timeline.
 
-Meetings stand on streams of their own, one a channel, as communication libraries have them, numbered after the
+Communication ops stand on streams of their own, one a channel, as communication libraries have them, numbered after the
 device's. A wait is a span if it took any time, with the axis of what it was for; where it was for an event, of what the
 event's stream had itself just waited for.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.simulator.engine import Host, Played
-from meshwright.simulator.matching import Meetings
+from meshwright.simulator.matching import CommOps
 from meshwright.simulator.moments import Moments
 from meshwright.simulator.waited import waited_records
 from meshwright.spec.step_parts import FSDP_MARK
@@ -67,7 +67,7 @@ class Texts:
 
 def timeline_of(
     traces: Traces,
-    meetings: Meetings,
+    comm_ops: CommOps,
     played: Played,
     when: Mapping[int, Moments],
     source: TimelineSource,
@@ -75,7 +75,7 @@ def timeline_of(
 ) -> Timeline:
     """Return what was played as a timeline of all representatives, each one's spans by their start."""
     texts = Texts(*(Names() for _ in range(5)))
-    parts = [_rank_spans(traces.traces[host.rank], meetings, when[host.rank], host, texts) for host in played.hosts]
+    parts = [_rank_spans(traces.traces[host.rank], comm_ops, when[host.rank], host, texts) for host in played.hosts]
     ranks, counts = np.unique(traces.class_of_rank, return_counts=True)
     return Timeline(
         source=source,
@@ -92,14 +92,14 @@ def timeline_of(
     )
 
 
-def _rank_spans(trace: Trace, meetings: Meetings, when: Moments, host: Host, texts: Texts) -> Spans:
+def _rank_spans(trace: Trace, comm_ops: CommOps, when: Moments, host: Host, texts: Texts) -> Spans:
     records = trace.records
     kind = np.array([_KINDS[one] for one in RecordKind], np.int64)[records.kind]
-    meeting, signature = meetings.of_record[host.rank], records.signature.copy()
+    comm_op, signature = comm_ops.of_record[host.rank], records.signature.copy()
     waited = waited_records(trace)
     signature[waited != NONE] = records.signature[waited[waited != NONE]]
-    axes = texts.axes.positions(tuple(channel.axis for channel in meetings.channels))
-    channel = np.where(meeting == NONE, NONE, meetings.channel[meeting] if len(meetings) else NONE)
+    axes = texts.axes.positions(tuple(channel.axis for channel in comm_ops.channels))
+    channel = np.where(comm_op == NONE, NONE, comm_ops.channel[comm_op] if len(comm_ops) else NONE)
     channel[waited != NONE] = channel[waited[waited != NONE]]
     axis = axes[channel]
     is_copy = np.array([one.place in ("to_device", "to_host") for one in trace.signatures] + [False])[records.signature]

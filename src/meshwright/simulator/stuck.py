@@ -1,6 +1,6 @@
 """stuck_problems(): why a step that was played stands still.
 
-A rank stands where one of its streams, or its host, waits for a meeting to which not all have come. Who has not come
+A rank stands where one of its streams, or its host, waits for a comm op to which not all have come. Who has not come
 stands somewhere else, or has stopped: one follows from each rank to those that it waits for, until one comes to a rank
 that stopped, or to where one has been.
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.simulator.engine import Host, Played
-from meshwright.simulator.matching import Meetings
+from meshwright.simulator.matching import CommOps
 from meshwright.simulator.places import place_of
 from meshwright.simulator.program import Instruction
 from meshwright.spec.problem import Place, Problem
@@ -21,31 +21,31 @@ from meshwright.spec.traces import Traces
 
 @dataclass(frozen=True)
 class _Standing:
-    """A rank that waits: at which record, for which meeting, and for whom."""
+    """A rank that waits: at which record, for which communication op, and for whom."""
 
     record: int
-    meeting: int
+    comm_op: int
     missing: tuple[int, ...]
     lost: tuple[int, ...]
     """Those of the missing that have passed the place where they should have come: a message that was never sent."""
 
 
-def stuck_problems(traces: Traces, meetings: Meetings, played: Played) -> tuple[Problem, ...]:
+def stuck_problems(traces: Traces, comm_ops: CommOps, played: Played) -> tuple[Problem, ...]:
     """Return the problems of a step that was played as far as it went; empty if it ended."""
     if played.is_done:
         return ()
-    standing = {host.rank: _standing(host, meetings, played) for host in played.hosts}
+    standing = {host.rank: _standing(host, comm_ops, played) for host in played.hosts}
     waiting = {rank: one for rank, one in standing.items() if one is not None}
     gone = [host for host in played.hosts if host.num_handed < len(host.host_s)]
     if gone:
-        return tuple(_stopped(traces, meetings, host, waiting) for host in gone)
+        return tuple(_stopped(traces, comm_ops, host, waiting) for host in gone)
     lost = [one for one in waiting.values() if one.lost]
     if lost:
-        return tuple(_lost(traces, meetings, one, waiting) for one in lost[:1])
-    return (_circle(traces, meetings, waiting),)
+        return tuple(_lost(traces, comm_ops, one, waiting) for one in lost[:1])
+    return (_circle(traces, comm_ops, waiting),)
 
 
-def _standing(host: Host, meetings: Meetings, played: Played) -> _Standing | None:
+def _standing(host: Host, comm_ops: CommOps, played: Played) -> _Standing | None:
     """Return what a rank waits for that others have not come to, its first record that does."""
     found = []
     for stream in host.streams:
@@ -53,27 +53,27 @@ def _standing(host: Host, meetings: Meetings, played: Played) -> _Standing | Non
         if place == len(stream.handed_at) or stream.instructions[place] != Instruction.WAIT:
             continue
         signal = stream.signals[place]
-        if signal < len(meetings):
-            meeting = _first_pending(signal, meetings, played)
-            found.append(_Standing(int(stream.records[place]), meeting, *_absent(meeting, meetings, played)))
+        if signal < len(comm_ops):
+            comm_op = _first_pending(signal, comm_ops, played)
+            found.append(_Standing(int(stream.records[place]), comm_op, *_absent(comm_op, comm_ops, played)))
     return min(found, key=lambda one: one.record, default=None)
 
 
-def _first_pending(meeting: int, meetings: Meetings, played: Played) -> int:
-    """Return the meeting of the same channel that holds this one up."""
-    first = meetings.channels[int(meetings.channel[meeting])].first
-    while meeting > first and played.ended_at[meeting - 1] < 0:
-        meeting -= 1
-    return meeting
+def _first_pending(comm_op: int, comm_ops: CommOps, played: Played) -> int:
+    """Return the communication op of the same channel that holds this one up."""
+    first = comm_ops.channels[int(comm_ops.channel[comm_op])].first
+    while comm_op > first and played.ended_at[comm_op - 1] < 0:
+        comm_op -= 1
+    return comm_op
 
 
-def _absent(meeting: int, meetings: Meetings, played: Played) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the representatives that have not come to a meeting, and those of them that never will."""
-    channel = meetings.channels[int(meetings.channel[meeting])]
+def _absent(comm_op: int, comm_ops: CommOps, played: Played) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the representatives that have not come to a communication op, and those of them that never will."""
+    channel = comm_ops.channels[int(comm_ops.channel[comm_op])]
     hosts = {host.rank: host for host in played.hosts}
     missing, lost = [], []
     for rank, rows in zip(channel.members, channel.rows, strict=True):
-        record = int(rows[meeting - channel.first])
+        record = int(rows[comm_op - channel.first])
         if not hosts[rank].has_passed(record):
             missing.append(rank)
         elif hosts[rank].instruction[record] != Instruction.MEET:
@@ -81,50 +81,50 @@ def _absent(meeting: int, meetings: Meetings, played: Played) -> tuple[tuple[int
     return tuple(missing + lost), tuple(lost)
 
 
-def _waits(traces: Traces, meetings: Meetings, waiting: Mapping[int, _Standing]) -> tuple[Place, ...]:
+def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Standing]) -> tuple[Place, ...]:
     """Return what waiting ranks have come to and others not."""
     places = []
     for rank, one in waiting.items():
-        channel = meetings.channels[int(meetings.channel[one.meeting])]
+        channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
         places.append(place_of(traces.traces[rank], one.record, channel.axis))
     return tuple(places)
 
 
-def _stopped(traces: Traces, meetings: Meetings, host: Host, waiting: Mapping[int, _Standing]) -> Problem:
+def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int, _Standing]) -> Problem:
     others = {rank: one for rank, one in waiting.items() if rank != host.rank}
     return Problem(
         kind="stopped",
         culprit=place_of(traces.traces[host.rank], host.num_handed),
         rule=f"rank {host.rank} stopped, and {len(others)} others that stand for {_count(traces, others)} ranks wait",
-        others=_waits(traces, meetings, others),
+        others=_waits(traces, comm_ops, others),
     )
 
 
-def _lost(traces: Traces, meetings: Meetings, one: _Standing, waiting: Mapping[int, _Standing]) -> Problem:
-    """Return the problem of a meeting to which one never comes that waits for nothing: a message that was lost."""
-    channel = meetings.channels[int(meetings.channel[one.meeting])]
+def _lost(traces: Traces, comm_ops: CommOps, one: _Standing, waiting: Mapping[int, _Standing]) -> Problem:
+    """Return the problem of a comm op to which one never comes that waits for nothing: a message that was lost."""
+    channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
     culprit = one.lost[0]
     rows = channel.rows[channel.members.index(culprit)]
-    record = int(rows[one.meeting - channel.first])
+    record = int(rows[one.comm_op - channel.first])
     return Problem(
         kind="message" if channel.is_message else "collective",
         culprit=place_of(traces.traces[culprit], record, channel.axis),
         rule=f"rank {culprit} never sends what {_count(traces, waiting)} ranks wait for, at once or after each other",
-        others=_waits(traces, meetings, waiting),
+        others=_waits(traces, comm_ops, waiting),
         group=channel.ranks,
     )
 
 
-def _circle(traces: Traces, meetings: Meetings, waiting: Mapping[int, _Standing]) -> Problem:
+def _circle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Standing]) -> Problem:
     seen: list[int] = []
     rank = min(waiting)
     while rank not in seen:
         seen.append(rank)
         rank = next(other for other in waiting[rank].missing if other in waiting)
     circle = seen[seen.index(rank) :]
-    places = _rarest_first(_waits(traces, meetings, {one: waiting[one] for one in circle}))
+    places = _rarest_first(_waits(traces, comm_ops, {one: waiting[one] for one in circle}))
     told = [f"rank {one} for rank {other}" for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)]
-    channel = meetings.channels[int(meetings.channel[waiting[circle[0]].meeting])]
+    channel = comm_ops.channels[int(comm_ops.channel[waiting[circle[0]].comm_op])]
     return Problem(
         kind="deadlock",
         culprit=places[0],

@@ -1,4 +1,4 @@
-"""What ranks, streams and meetings do to each other's times, on steps written by hand."""
+"""What ranks, streams and communication ops do to each other's times, on steps written by hand."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ACTIONS = st.one_of(
 
 @dataclass
 class Oracle:
-    """Writes the scripts, and keeps when each record begins and ends beside them."""
+    """Writes the scripts, and keeps when each record begins and ends next to them."""
 
     scripts: list[Script] = field(default_factory=lambda: [Script(rank, WORLD_SIZE) for rank in range(WORLD_SIZE)])
     host_s: list[float] = field(default_factory=lambda: [0.0] * WORLD_SIZE)

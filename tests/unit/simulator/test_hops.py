@@ -9,7 +9,7 @@ from hand_traces import Script, all_of
 from meshwright.cost.group import group_of
 from meshwright.cost.point_to_point import mean_send_s, send_s
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.collective_times import meeting_times, reached_fabric
+from meshwright.simulator.collective_times import comm_op_times, reached_fabric
 from meshwright.simulator.matching import match
 from meshwright.simulator.simulate import simulate
 from meshwright.spec.cluster import Cluster, Link
@@ -40,9 +40,9 @@ FOUR_STAGES = np.repeat(PIPELINE, 8)
 
 def _wire_s(traces: Traces) -> dict[tuple[int, ...], float]:
     """Return by sender and receiver the seconds of a message's bytes, alone in the network."""
-    meetings = match(traces)
-    times = meeting_times(traces, meetings, CLUSTER)
-    return {channel.ranks: float(times.wire_s[channel.first]) for channel in meetings.channels}
+    comm_ops = match(traces)
+    times = comm_op_times(traces, comm_ops, CLUSTER)
+    return {channel.ranks: float(times.wire_s[channel.first]) for channel in comm_ops.channels}
 
 
 def _pipeline(*hops: tuple[int, int]) -> dict[int, Script]:

@@ -12,7 +12,7 @@ from meshwright.cost.group import group_of
 from meshwright.cost.point_to_point import send_s
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.collective_times import group_at, kind_of, meeting_times, reached_fabric
+from meshwright.simulator.collective_times import comm_op_times, group_at, kind_of, reached_fabric
 from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.matching import match
 from meshwright.simulator.simulate import simulate
@@ -56,13 +56,13 @@ def test_a_collective_takes_what_the_planner_says_of_its_ranks() -> None:
         for ours, theirs in zip(vars(group).values(), vars(group_of(stride, len(ranks), fabric)).values(), strict=True):
             assert ours == theirs
     traces = _classes()
-    times = meeting_times(traces, match(traces), CLUSTER)
+    times = comm_op_times(traces, match(traces), CLUSTER)
     whole_s = float(all_reduce_s(NUM_BYTES, group_of(1, 16, fabric), fabric))
     np.testing.assert_allclose(times.latency_s + times.wire_s, whole_s, rtol=1e-12)
     spans = _step().spans
-    is_meeting = spans.kind == SpanKind.COMMUNICATION
-    # What computes beside it costs a little.
-    np.testing.assert_allclose((spans.end_s - spans.start_s)[is_meeting], whole_s, rtol=1e-3)
+    is_comm_op = spans.kind == SpanKind.COMMUNICATION
+    # What computes next to it costs a little.
+    np.testing.assert_allclose((spans.end_s - spans.start_s)[is_comm_op], whole_s, rtol=1e-3)
 
 
 def test_messages_and_exchanges_take_what_the_planner_says() -> None:
@@ -73,7 +73,7 @@ def test_messages_and_exchanges_take_what_the_planner_says() -> None:
     for script in (first, second):
         script.collective((0, 1), op="_c10d_functional.all_to_all_single.default", axis="ep", num_bytes=NUM_BYTES)
     traces = all_of(first, second)
-    times = meeting_times(traces, match(traces), CLUSTER)
+    times = comm_op_times(traces, match(traces), CLUSTER)
     pair = group_of(1, 2, fabric)
     expected = [float(formula(NUM_BYTES, pair, fabric)) for formula in (send_s, all_to_all_s)]
     assert sorted((times.latency_s + times.wire_s).tolist()) == pytest.approx(sorted(expected), rel=1e-12)
@@ -87,9 +87,9 @@ def test_a_group_across_nodes_loads_the_network_and_one_of_neighbours_does_not()
         script.collective((rank % 8, rank % 8 + 8), op=ALL_GATHER, axis="fsdp", num_bytes=NUM_BYTES)
         scripts.append(script)
     traces = all_of(*scripts)
-    meetings = match(traces)
-    times = meeting_times(traces, meetings, CLUSTER)
-    is_tp = np.array([channel.axis == "tp" for channel in meetings.channels])[meetings.channel]
+    comm_ops = match(traces)
+    times = comm_op_times(traces, comm_ops, CLUSTER)
+    is_tp = np.array([channel.axis == "tp" for channel in comm_ops.channels])[comm_ops.channel]
     assert set(times.inside[is_tp].tolist()) == {1.0}
     assert set(times.network[is_tp].tolist()) == {0.0}
     assert set(times.network[~is_tp].tolist()) == {1.0}
@@ -136,10 +136,10 @@ def test_spans_of_a_stream_follow_each_other_and_end_with_the_step() -> None:
 
 def test_the_host_waits_in_a_span_of_its_own() -> None:
     spans = _step().of_rank(0)
-    last_meeting_s = spans.end_s[spans.kind == SpanKind.COMMUNICATION].max()
+    last_comm_op_s = spans.end_s[spans.kind == SpanKind.COMMUNICATION].max()
     host = spans.take(spans.stream == -1)
     assert (host.kind == SpanKind.HOST).all()
-    assert (host.end_s == last_meeting_s).any()
+    assert (host.end_s == last_comm_op_s).any()
 
 
 def test_memory_is_what_is_alive_as_torch_rounds_it() -> None:

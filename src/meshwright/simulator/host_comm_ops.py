@@ -1,6 +1,6 @@
-"""on_the_host: what meetings cost the ranks where they compute on the cores that also move the bytes.
+"""on_the_host: what communication ops cost the ranks where they compute on the cores that also move the bytes.
 
-    each member's stream is busy for as long as the meeting takes, from when it comes to it
+    each member's stream is busy for as long as the communication op takes, from when it comes to it
     parameters and gradients that ranks share take what they were seen to take in steps (CollectivePoint "exchange")
 
 Nothing hides there: gloo's threads take the core that would compute meanwhile, and what was measured is what a
@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.simulator.collective_times import MeetingTimes
-from meshwright.simulator.matching import Meetings
+from meshwright.simulator.collective_times import CommOpTimes
+from meshwright.simulator.matching import CommOps
 from meshwright.simulator.program import RecordTimes
 from meshwright.spec.cluster import Link
 from meshwright.spec.trace import NONE, Trace
@@ -27,20 +27,20 @@ _SHARING_AXIS = "fsdp"
 
 
 def on_the_host(
-    traces: Traces, records: Mapping[int, RecordTimes], meetings: Meetings, times: MeetingTimes, link: Link | None
-) -> tuple[dict[int, RecordTimes], MeetingTimes]:
-    """Return the seconds of records with those of the meetings that they are part in, and of meetings."""
+    traces: Traces, records: Mapping[int, RecordTimes], comm_ops: CommOps, times: CommOpTimes, link: Link | None
+) -> tuple[dict[int, RecordTimes], CommOpTimes]:
+    """Return the seconds of records with those of the comm ops that they are part in, and of comm ops."""
     took_s = times.latency_s + times.wire_s
     line = next((point for point in link.collectives if point.kind == "exchange"), None) if link else None
     if line is not None:
         for rank, trace in traces.traces.items():
-            rows = np.flatnonzero(_shares_state(trace) & (meetings.of_record[rank] != NONE))
+            rows = np.flatnonzero(_shares_state(trace) & (comm_ops.of_record[rank] != NONE))
             exchanged_s = line.latency_s.value + trace.records.num_bytes[rows] / line.bytes_per_s.value
-            took_s[meetings.of_record[rank][rows]] = exchanged_s
+            took_s[comm_ops.of_record[rank][rows]] = exchanged_s
     changed = {}
     for rank, of_rank in records.items():
-        met = meetings.of_record[rank]
-        met_s = np.append(took_s, 0.0)[met]  # The last is that of no meeting, -1.
+        met = comm_ops.of_record[rank]
+        met_s = np.append(took_s, 0.0)[met]  # The last is that of no communication op, -1.
         changed[rank] = RecordTimes(of_rank.device_s + met_s, np.zeros(len(met)))
     return changed, replace(times, latency_s=took_s, wire_s=np.zeros_like(took_s))
 
