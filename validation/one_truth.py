@@ -47,7 +47,7 @@ _SCHEDULED_KEYS = (
     "layout.dp_shard=2",
     "layout.tp=1",
     "layout.activation_checkpoint=full",
-    "train.global_batch_size=32",
+    "train.global_batch_tokens=262144",
     "layout.microbatch_size=1",
     "cluster.num_devices=8",
 )
