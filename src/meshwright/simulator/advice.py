@@ -34,6 +34,8 @@ def _change_of_program(one: Exposed) -> str:
             return "set_modules_to_backward_prefetch(), or fully_shard(..., reshard_after_forward=False)"
         return "set_modules_to_forward_prefetch()"
     if one.scope.startswith(FSDP_REDUCE):
+        if "allreduce" in one.op:
+            return "more tokens in each backward"
         return "more tokens in each backward, or fully_shard() over fewer ranks (a mesh with a replicated dimension)"
     least_s = _LEAST_PART * one.gain_s
     earlier = ["start it as soon as its input is written"] if one.earlier_s > least_s else []

@@ -141,7 +141,7 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
     spans = timeline.spans
     is_default = spans.stream == 0
     by_phase = parts_of_computing(timeline)
-    by_axis = _positions(timeline.axes, PART_OF_AXIS, "other_s", spans.axis)
+    by_axis = _parts_of_communicating(timeline)
     computes, communicates = spans.kind == SpanKind.COMPUTE, spans.kind == SpanKind.COMMUNICATION
     for name in _COMPUTING_PARTS:
         yield name, is_default & computes & (by_phase == PARTS.index(name)), None
@@ -162,8 +162,23 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
 def parts_of_computing(timeline: Timeline) -> Ints:
     """Return for each span the position in PARTS of what it belongs to if it computes [spans]."""
     by_phase = _positions(timeline.phases, _PART_OF_PHASE, "compute_s", timeline.spans.phase)
+    return np.where(_is_of_fsdp(timeline), PARTS.index("compute_s"), by_phase)
+
+
+def _parts_of_communicating(timeline: Timeline) -> Ints:
+    """Return for each span the position in PARTS of what it belongs to if it communicates [spans].
+
+    FSDP2's own is data-parallel whatever a program calls the dims of its mesh.
+    """
+    by_axis = _positions(timeline.axes, PART_OF_AXIS, "other_s", timeline.spans.axis)
+    is_unknown = by_axis == PARTS.index("other_s")
+    return np.where(is_unknown & _is_of_fsdp(timeline), PARTS.index("dp_s"), by_axis)
+
+
+def _is_of_fsdp(timeline: Timeline) -> Mask:
     is_marked = np.array([scope.startswith(FSDP_MARK) for scope in timeline.scopes] + [False])
-    return np.where(is_marked[timeline.spans.scope], PARTS.index("compute_s"), by_phase)
+    of_spans: Mask = is_marked[timeline.spans.scope]
+    return of_spans
 
 
 def _positions(texts: tuple[str, ...], parts: dict[str, str], default: str, column: Ints) -> Ints:

@@ -85,6 +85,13 @@ def test_what_fsdp_computes_is_compute_in_every_phase(phase: int) -> None:
     assert (parts.dp_s, parts.compute_s, parts.total_s) == (0.0, 4.0, 4.0)
 
 
+def test_what_fsdp_sends_along_a_dim_of_any_name_is_data_parallel() -> None:
+    own, program = (span(COMMUNICATION, 0, 2, stream=1, scope=place, **of_axis("world")) for place in (0, 1))
+    scopes, axes = ("FSDP::post_backward_reduce (blocks.0)", "blocks.0"), ("tp", "fsdp", "cp", "replicas")
+    parts = [step_parts(replace(timeline_of([row], 2.0), scopes=scopes, axes=axes)) for row in (own, program)]
+    assert [(one.dp_s, one.other_s) for one in parts] == [(2.0, 0.0), (0.0, 2.0)]
+
+
 def test_a_wait_for_a_neighbour_is_a_bubble_until_the_message_is_under_way() -> None:
     pp = of_axis("pp")
     parts = step_parts(timeline_of([span(WAIT, 0, 5, **pp), span(COMMUNICATION, 3, 5, stream=2, **pp)], step_s=5.0))
