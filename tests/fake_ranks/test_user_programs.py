@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parents[2] / "examples" / "user_programs.py"
-QUICK = ("compiled_blocks", "accelerate_ddp")
+QUICK = ("accelerate_ddp",)
 SIMULATED = (
     "hf_llama",
     "ddp_loader",

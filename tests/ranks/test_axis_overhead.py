@@ -12,6 +12,7 @@ from repository import ROOT
 _COMMAND = (sys.executable, "-m", "benchmarks.axis_overhead", "--size", "tiny", "--rounds", "2", "--json")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="torch's own tensor parallelism is off by 2e-5 in torch 2.11")
 def test_every_way_of_every_axis_finds_the_same_losses() -> None:
     ended = subprocess.run(_COMMAND, cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -24,7 +24,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FinishedR
 
 
 @pytest.mark.parametrize("degrees", _DEGREES, ids=str)
-@pytest.mark.parametrize("recompute", ["full", "selective"])
+@pytest.mark.parametrize("recompute", [pytest.param("full", marks=pytest.mark.long), "selective"])
 def test_compiled_blocks_train_the_same(
     reference: tuple[Path, FinishedRun], tmp_path: Path, degrees: dict[str, int], recompute: str
 ) -> None:

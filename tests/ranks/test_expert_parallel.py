@@ -221,7 +221,7 @@ def test_ranks_whose_experts_no_token_chooses_take_part(num_shared_experts: int)
     [
         {"activation_checkpoint": "full"},
         {"activation_checkpoint": "selective"},
-        {"compile": True, "compile_backend": "aot_eager"},
+        pytest.param({"compile": True, "compile_backend": "aot_eager"}, marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -116,10 +116,10 @@ def test_an_exception_in_data_of_ones_own_names_its_place(tmp_path: Path) -> Non
     ("given", "message"),
     [
         (model("ReturnsTuple"), "the model's forward returned tuple for targets of (1, 32)"),
-        (model("NothingToTrain"), "the model has no trainable parameters"),
         *(
             pytest.param(given, message, marks=pytest.mark.long)
             for given, message in (
+                (model("NothingToTrain"), "the model has no trainable parameters"),
                 (model("LossOfEachToken"), "returned a tensor of shape (32,), but a scalar tensor is needed"),
                 (model("Works", num_logits=10), "the model's forward returned 10 logits"),
             )
@@ -135,12 +135,14 @@ def test_what_breaks_the_contract_is_explained_without_a_traceback(
     assert message in output.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_model_that_ends_in_a_linear_layer_trains_without_a_warning(tmp_path: Path) -> None:
     code, output = train(tmp_path, 2, model=model("Works"))
     assert code == ExitCode.DONE, output
     assert "Warning" not in output
 
 
+@pytest.mark.long
 def test_a_run_that_was_told_to_stop_says_how_to_go_on(tmp_path: Path) -> None:
     code, output = train(tmp_path, 1, train={"stop_after": 2})
     assert code == ExitCode.RETRY, output

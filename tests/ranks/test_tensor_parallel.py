@@ -37,7 +37,7 @@ def _on_a_rank(architecture: LlamaArchitecture, dtype: torch.dtype, layout: Layo
         ({"tp": 4}, {"num_kv_heads": 1}),
         ({"tp": 2}, {"tie_embeddings": True}),
         ({"tp": 2, "dp_shard": 2}, {"num_kv_heads": 1, "tie_embeddings": True}),
-        ({"tp": 2, **_COMPILED}, {"num_kv_heads": 1, "qk_norm": True}),
+        pytest.param({"tp": 2, **_COMPILED}, {"num_kv_heads": 1, "qk_norm": True}, marks=pytest.mark.long),
         ({"tp": 2, "dp_shard": 2, **_COMPILED}, {}),
     ],
     ids=str,

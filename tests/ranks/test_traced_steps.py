@@ -29,10 +29,10 @@ QUICK = {
     "fsdp, recomputed": (*SMALL, "layout.dp_shard=2", "layout.activation_checkpoint=full"),
     "tp": (*SMALL, "layout.tp=2"),
     "pp": (*SMALL, "layout.pp=2"),
-    "cp": (*SMALL, "layout.cp=2"),
     "ep": (*EXPERTS, "layout.dp_shard=2", "layout.ep=2"),
 }
 LONG = {
+    "cp": (*SMALL, "layout.cp=2"),
     "fsdp": (*SMALL, "layout.dp_shard=2"),
     "fsdp, gathered once": (*SMALL, "layout.dp_shard=2", "layout.reshard_after_forward=never"),
     "fsdp, bfloat16": (*SMALL, "layout.dp_shard=2", "precision.compute=bfloat16"),

@@ -125,7 +125,11 @@ def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, ExitCode.RETRY), (signal.SIGHUP, ExitCode.RETRY), (signal.SIGINT, ExitCode.INTERRUPTED)],
+    [
+        (signal.SIGTERM, ExitCode.RETRY),
+        pytest.param(signal.SIGHUP, ExitCode.RETRY, marks=pytest.mark.long),
+        (signal.SIGINT, ExitCode.INTERRUPTED),
+    ],
     ids=str,
 )
 def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: ExitCode) -> None:
@@ -140,6 +144,7 @@ def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal
     assert command.run.checkpoint_steps() == [command.manifest.results["last_step"]]
 
 
+@pytest.mark.long
 def test_a_run_that_is_still_written_is_left_alone(tmp_path: Path) -> None:
     command = Command(tmp_path, **ENDLESS)
     process = command.start()
@@ -173,6 +178,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     assert_all_gone(command.manifest.attempts[-1].pids)
 
 
+@pytest.mark.long
 def test_torchrun_does_the_same(tmp_path: Path) -> None:
     (tmp_path / "torchrun").mkdir()
     (tmp_path / "own").mkdir()
@@ -193,6 +199,7 @@ def test_torchrun_does_the_same(tmp_path: Path) -> None:
     assert torchrun.manifest.results["parameter_hash"] == own.manifest.results["parameter_hash"]
 
 
+@pytest.mark.long
 def test_an_existing_run_is_kept_unless_asked(tmp_path: Path) -> None:
     command = Command(tmp_path)
     assert command.train()[0] == 0
@@ -207,6 +214,7 @@ def test_an_existing_run_is_kept_unless_asked(tmp_path: Path) -> None:
     assert (aside / "manifest.json").read_text() == before
 
 
+@pytest.mark.long
 def test_a_restart_by_torchrun_goes_on_even_if_its_first_start_was_to_overwrite(tmp_path: Path) -> None:
     command = Command(tmp_path)
     assert command.train("train.stop_after=3")[0] == ExitCode.RETRY
@@ -230,6 +238,7 @@ def test_a_run_that_is_past_the_step_to_stop_after_stays_stopped(tmp_path: Path)
     assert command.run.checkpoint_steps() == [3]
 
 
+@pytest.mark.long
 def test_another_job_cannot_be_resumed_into_a_run(tmp_path: Path) -> None:
     command = Command(tmp_path)
     assert command.train()[0] == 0

@@ -212,6 +212,7 @@ def test_planning_never_imports_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=600)
 
 
+@pytest.mark.long
 def test_given_runs_calibrate_the_software(capsys: pytest.CaptureFixture[str]) -> None:
     runs = str(Path(__file__).parents[3] / "validation" / "published_runs.csv")
     assert run([*SMALL, "--json", "--stack", "torchtitan-2024"]) == ExitCode.DONE

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from meshwright.config.keys import job_keys
 from meshwright.config.load import inspect_job
@@ -22,14 +22,14 @@ def read_back(text: str) -> Job:
     return inspection.resolved.job
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=30)
 @given(jobs())
 def test_a_job_reads_back_equal(job: Job) -> None:
     assert read_back(to_toml(job)) == job
     assert read_back(to_toml(job, comments=False)) == job
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=30)
 @given(jobs())
 def test_a_job_survives_json(job: Job) -> None:
     assert Job.from_json(job.to_json()) == job
