@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.simulator.check import check
 from meshwright.spec.layout import Layout
 from meshwright.spec.trace import Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.trace_order import fingerprint, first_difference, in_order
@@ -93,6 +94,15 @@ def test_a_step_with_another_load_is_the_one_that_is_traced_with_it() -> None:
         assert traces.traces[rank].live_bytes().tolist() == trace.live_bytes().tolist()
         assert sum_flops(traces.traces[rank]) == sum_flops(trace)
         assert traces.traces[rank].groups == in_order(trace).groups
+
+
+def test_ranks_of_every_load_receive_what_the_others_send() -> None:
+    layout = ["model.options={num_layers=1}", "layout.dp_shard=16", "layout.ep=4"]
+    overrides = [*layout, "train.global_batch_size=32", "train.seq_len=64"]
+    traces = trace_job(MIXTURE, overrides, how=How(use_cache=False, routing="zipf:1.2"))
+    # Rank 1 is computed from ranks 0 and 2.
+    assert sorted(traces.traces) == [0, 1, 2]
+    assert check(traces) == ()
 
 
 def sum_flops(trace: Trace) -> int:

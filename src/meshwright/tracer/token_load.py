@@ -2,9 +2,9 @@
 else.
 
 Every size of a step is affine in the rows that arrive for a rank's experts: dims of tensors, FLOPs of grouped matmuls,
-bytes read, written, sent and held. Two ranks of the same pipeline rank with different loads give both coefficients,
-and so the sizes of all others. What an all-to-all carries is the larger of what a rank sends, which all have alike, and
-what it receives; that is taken from its tensors.
+bytes read, written and held, and bytes sent to and received from each rank. Two ranks of the same pipeline rank with
+different loads give both coefficients, and so the sizes of all others. What an all-to-all carries is the larger of what
+a rank sends, which all have alike, and what it receives; that is taken from its tensors.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ def _mixed(heavy: Signature, light: Signature, weight: float) -> Signature:
         name: _number(getattr(heavy, name), getattr(light, name), weight)
         for name in ("flops", "read_bytes", "written_bytes")
     }
-    return heavy.replace(**shapes, **counts)
+    pairs = {
+        name: tuple(_number(*bytes_, weight) for bytes_ in zip(getattr(heavy, name), getattr(light, name), strict=True))
+        for name in ("sends", "receives")
+    }
+    return heavy.replace(**shapes, **counts, **pairs)
 
 
 def _number(heavy: int, light: int, weight: float) -> int:
