@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshwright.cli.finite_range import FiniteRange
+
 if TYPE_CHECKING:
     from meshwright.calibrator.measure import Measurements
     from meshwright.calibrator.watched_step import WatchedStep
@@ -30,7 +32,7 @@ _BUILD = "meshwright.trainer.build_step:build_step"
 @click.option(
     "--seconds",
     "duration_s",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=30,
     show_default=True,
     help="Roughly; on a processor as long again for steps.",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.cli.finite_range import FiniteRange
+
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
     from meshwright.planner.budget import Run
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from meshwright.spec.plan import Plan
 
 _LEAST_WIDTH = 80
+_RATE = FiniteRange(min=0, max=1e9)
+"""A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
 _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 
 
@@ -32,11 +36,11 @@ _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 @click.option("--stack", help="Software to predict; default: meshwright.")
 @click.option("--given", multiple=True, type=click.Path(path_type=Path), help="Past runs that calibrate the software.")
 @click.option("--tokens", help="Tokens of the whole run, such as 15T: adds days, failures and cost.")
-@click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), multiple=True, help="One for each --cluster.")
+@click.option("--price-per-gpu-hour", type=_RATE, multiple=True, help="One for each --cluster.")
 @click.option("--deadline", help="Days that the run may take, such as 60d.")
 @click.option("--frontier", is_flag=True, help="With --tokens: the same run on fewer devices and on more.")
-@click.option("--failures-per-gpu-day", type=click.FloatRange(min=0), help="Default: Llama 3's, 4.7e-4.")
-@click.option("--restart-minutes", type=click.FloatRange(min=0), help="From a failure to new steps; default 15.")
+@click.option("--failures-per-gpu-day", type=_RATE, help="Default: Llama 3's, 4.7e-4.")
+@click.option("--restart-minutes", type=_RATE, help="From a failure to new steps; default 15.")
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
 @click.option("--simulate", type=click.IntRange(min=0), help="Finalists to trace and simulate before one is picked.")
 @click.option("--write", is_flag=True, help="Put the layout into the job file.")

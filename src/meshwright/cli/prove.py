@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshwright.cli.finite_range import FiniteRange
+
 if TYPE_CHECKING:
     from meshwright.spec.proof import LayoutProof, Proof
 
 
 _NO_LIMIT = 10_000
-_SECONDS = click.FloatRange(min=1)
+_SECONDS = FiniteRange(min=1)
 
 
 @click.command()

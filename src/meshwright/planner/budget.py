@@ -66,7 +66,8 @@ def budget(run: Run, cluster: Cluster, candidate: Candidate, reliability: Reliab
 def mean_time_between_failures_s(num_devices: int, reliability: Reliability) -> float | None:
     """Return the seconds between two endings of a job on `num_devices`; None where nothing fails."""
     per_day = num_devices * reliability.failures_per_device_day
-    return _DAY_S / per_day if per_day else None
+    mtbf_s = _DAY_S / per_day if per_day else math.inf
+    return mtbf_s if math.isfinite(mtbf_s) else None
 
 
 def best_interval_s(checkpoint_s: float, mtbf_s: float) -> float:

@@ -51,6 +51,19 @@ def test_what_does_not_fit_is_rejected_by_name(capsys: pytest.CaptureFixture[str
     assert "rejected: pick with" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("option", ["--price-per-gpu-hour", "--failures-per-gpu-day", "--restart-minutes"])
+@pytest.mark.parametrize("number", ["inf", "nan", "1e308", "-1"])
+def test_a_rate_that_no_calculation_can_use_is_refused(
+    option: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*SMALL, "--tokens", "1T", option, number]) == ExitCode.BAD_INPUT
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
+def test_a_device_that_fails_once_in_longer_than_a_float_holds_never_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "one failure in" not in page(capsys, "--tokens", "1T", "--failures-per-gpu-day", "1e-320")
+
+
 LONG_STEPS = [
     ("llama3-70b", "h100:8", "131072"),
     ("llama3-8b", "rtx-4090:8", "8192"),
