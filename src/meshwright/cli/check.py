@@ -54,11 +54,12 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
     No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
     """
     from meshwright.errors import MeshwrightError
+    from meshwright.hardware.catalogue import load_cluster
     from meshwright.hardware.local import LOCAL
     from meshwright.planner.ask import Options, question_of
     from meshwright.planner.verdict import verdict
     from meshwright.spec.model_source import resolve_architecture
-    from meshwright.units import format_bytes, format_duration
+    from meshwright.units import counted, format_bytes, format_duration
 
     job = resolved.job
     count = num_ranks or (job.layout.num_ranks if job.layout.rest_axis is None else job.cluster.num_devices)
@@ -66,6 +67,7 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
         return [], None
     sized = replace(resolved, job=job.replace(cluster=job.cluster.replace(num_devices=count)))
     try:
+        load_cluster(job.cluster.name).with_num_devices(count, f"a layout of {counted(count, 'rank')}")
         found = verdict(replace(question_of(sized, Options()), given=job.layout.resolve(count)))
     except MeshwrightError as error:
         return [("step", f"not estimated: {error}")], None
@@ -174,6 +176,7 @@ def _layout_problems(job: Job, num_ranks: int | None) -> list[str]:
 def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:
     from meshwright.hardware.catalogue import load_cluster, load_device
     from meshwright.hardware.local import LOCAL
+    from meshwright.units import counted
 
     section, problems = job.cluster, []
     device = section.device
@@ -196,6 +199,11 @@ def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:
         problems.append(
             f"{key} = {value} has {available} devices but the layout needs {needed}: "
             f"change {key}, or lower a degree in [layout]"
+        )
+    elif num_ranks is None and needed not in (None, 1) and needed < (section.num_devices or 0):
+        problems.append(
+            f"cluster.num_devices = {available} but the layout has {counted(needed, 'rank')}: set both to one number, "
+            "or a degree in [layout] to -1, which takes the devices that the others leave"
         )
     return problems
 

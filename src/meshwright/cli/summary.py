@@ -128,7 +128,13 @@ def _stages_line(job: Job, layout: Layout) -> str:
         return f"{layout.num_stages} of your own model{given}"
     boundaries = stage_boundaries(layout, model_spec(architecture), job.train.seq_len)
     sizes = [end - start for start, end in pairwise([0, *boundaries, architecture.num_layers])]
-    return f"{layout.num_stages}, of {_listed(list(_runs(sizes)))} blocks"
+    return f"{layout.num_stages}, of {_listed(list(_runs(sizes)))} blocks{_without_blocks(sizes)}"
+
+
+def _without_blocks(sizes: Sequence[int]) -> str:
+    """Return what the first and the last stage hold where they have no block; no other stage can be without."""
+    ends = (("the first", sizes[0], "the embedding"), ("the last", sizes[-1], "the final norm and the head"))
+    return "".join(f"; {which} holds {what} alone" for which, size, what in ends if size == 0)
 
 
 def _runs(sizes: Sequence[int]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from meshwright.spec.model_spec import model_spec
 from meshwright.spec.sections import ModelSection
 from meshwright.spec.size_rules import length_problems
 from meshwright.spec.workload import Precision, Workload
-from meshwright.units import format_count
+from meshwright.units import counted, format_count
 
 _BATCH_TOLERANCE = 0.05
 _MAX_BATCH_TOKENS = 10**12
@@ -149,7 +149,8 @@ def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
     if section.num_devices is not None:
         return cluster.with_num_devices(section.num_devices)
     is_set = not job.layout.search and job.layout.rest_axis is None and any(axis in fixed for axis in AXES)
-    return cluster.with_num_devices(job.layout.num_ranks) if is_set else cluster
+    num_ranks = job.layout.num_fixed_ranks
+    return cluster.with_num_devices(num_ranks, f"a layout of {counted(num_ranks, 'rank')}") if is_set else cluster
 
 
 def _given_layout(job: Job, fixed: dict[str, Any], num_devices: int) -> Layout | None:

@@ -103,18 +103,22 @@ class Cluster(Noun):
             return None
         return self.inter_node.bytes_per_s.value * self.num_nics_per_node / self.devices_per_node
 
-    def with_num_devices(self, num_devices: int) -> Self:
-        """Return the same cluster with `num_devices` devices; raises ConfigError where they are no whole nodes."""
+    def with_num_devices(self, num_devices: int, what: str = "") -> Self:
+        """Return the same cluster with `num_devices` devices; raises ConfigError where they are no whole nodes.
+
+        `what` has that many, if it is not what a job or a command line gives as cluster.num_devices.
+        """
+        what = what or f"cluster.num_devices = {num_devices}"
         node = self.devices_per_node
         if num_devices > node and num_devices % node:
             lower = num_devices // node * node
             raise ConfigError(
-                f"cluster.num_devices = {num_devices} fills no whole number of {self.name} nodes "
+                f"{what} fills no whole number of {self.name} nodes "
                 f"({node} devices each): set it to {lower} or {lower + node}"
             )
         if num_devices > max(self.domain_size, node) and self.inter_node is None:
             raise ConfigError(
-                f"cluster.num_devices = {num_devices} but {self.name} is a single node of {node} devices "
+                f"{what} but {self.name} is a single node of {node} devices "
                 f"without a network: set it to {node} or less, or choose another cluster.name"
             )
         return self.replace(num_devices=num_devices)

@@ -69,7 +69,14 @@ def test_the_summary_says_how_a_model_is_split(capsys: pytest.CaptureFixture[str
 
 def test_many_equal_stages_are_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", str(ROOT / "examples" / "llama3-405b-16k.toml")]) == 0
-    assert "stages  128, of 0, 126 x 1, 0 blocks\n" in capsys.readouterr().out
+    ends = "; the first holds the embedding alone; the last holds the final norm and the head alone"
+    assert f"stages  128, of 0, 126 x 1, 0 blocks{ends}\n" in capsys.readouterr().out
+
+
+def test_ranks_that_fill_no_node_are_those_of_the_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[cluster]\nname = "h100-ib400"\n[layout]\ndp_shard = 9\n[train]\nglobal_batch_size = 9\n'
+    step = summary_of(capsys, job_file(text))["step"]
+    assert step.startswith("not estimated: a layout of 9 ranks fills no whole number of h100-ib400 nodes")
 
 
 @pytest.mark.parametrize("name", sorted(Layout.model_fields))
@@ -190,6 +197,9 @@ def catalogue(kind: str) -> Path:
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 16\n[train]\nglobal_batch_size = 16',
          "job.toml:3: cluster.num_devices = 8 has 8 devices but the layout needs 16: change cluster.num_devices, or "
          "lower a degree in [layout]"),
+        ('[cluster]\nname = "h100-ib400"\nnum_devices = 16\n[layout]\ndp_shard = 8\n',
+         "job.toml:3: cluster.num_devices = 16 but the layout has 8 ranks: set both to one number, or a degree in "
+         "[layout] to -1, which takes the devices that the others leave"),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 12\n',
          "job.toml:3: cluster.num_devices = 12 fills no whole number of h100-ib400 nodes (8 devices each): set it to 8 "
          "or 16"),
