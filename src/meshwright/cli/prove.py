@@ -53,6 +53,7 @@ def command(
 
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
+    from meshwright.cli.output_files import require_file
     from meshwright.config.load import load_job
     from meshwright.errors import ConfigError, ExitCode
     from meshwright.prover.page import matrix_page
@@ -63,6 +64,8 @@ def command(
 
     if exact and mixed:
         raise ConfigError("--exact computes in float64 and --mixed in bfloat16: give one of them")
+    if matrix is not None:
+        require_file("--matrix", matrix)
     resolved = load_job(job_file)
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))

@@ -29,7 +29,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--slow-rank", multiple=True, help="RANK:FACTOR, such as 3:1.5: a rank that computes slower.")
 @click.option("--html", type=_FILE, help="Write the report as one page that needs no network.")
 @click.option("--perfetto", type=_FILE, help="Write the timeline for ui.perfetto.dev; packed if it ends in .gz.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write everything into this folder.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write everything into this folder.")
 @click.option("--no-cache", is_flag=True, help="Trace again what was traced before.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(words: tuple[str, ...], **given: Any) -> None:

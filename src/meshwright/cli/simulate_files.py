@@ -21,34 +21,20 @@ class Files(NamedTuple):
 
 def files_of(given: dict[str, Any]) -> Files:
     """Return the files to write, all of them with --out; raises before anything is traced where they cannot be."""
+    from meshwright.cli.output_files import require_file, require_folder
     from meshwright.extras import import_extra
     from meshwright.report.timeline_figures import PURPOSE
 
     html, perfetto, out = given["html"], given["perfetto"], given["out"]
     if out is not None:
-        _require_writable("--out", out)
+        require_folder("--out", out)
         html, perfetto = html or out / "report.html", perfetto or out / "timeline.perfetto.json.gz"
     for option, file in (("--html", given["html"]), ("--perfetto", given["perfetto"])):
         if file is not None:
-            _require_writable(option, file.parent)
+            require_file(option, file)
     if html is not None:
         import_extra("plotly", PURPOSE)
     return Files(html, perfetto, out)
-
-
-def _require_writable(option: str, folder: Path) -> None:
-    """Make the folder and a file in it, which is gone again; raises ConfigError where either fails."""
-    import tempfile
-
-    from meshwright.errors import ConfigError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(
-            f"{option}: cannot write to the folder {folder} ({error.strerror or error}): name one that can be written"
-        ) from error
 
 
 def write_files(run: DryRun, timeline: Timeline | None, traces: Traces, files: Files) -> None:

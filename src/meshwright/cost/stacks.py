@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 
 from meshwright.errors import ConfigError
 from meshwright.spec.stack import Stack
+from meshwright.spec.suggestion import did_you_mean
 
 GENERIC = "generic"
 OURS = "meshwright"
@@ -23,9 +23,8 @@ def stacks() -> dict[str, Stack]:
 
 
 def load_stack(name: str) -> Stack:
-    """Return the stack called `name`; raises ConfigError naming the nearest one."""
+    """Return the stack called `name`; raises ConfigError with the nearest one, if any is near."""
     known = stacks()
     if name not in known:
-        nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"stack = {name!r} is none of {', '.join(known)}: did you mean {nearest!r}?")
+        raise ConfigError(f"stack = {name!r} is none of {', '.join(known)}{did_you_mean(name, known)}")
     return known[name]

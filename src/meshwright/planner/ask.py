@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +23,7 @@ from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.sections import ModelSection
 from meshwright.spec.size_rules import length_problems
+from meshwright.spec.suggestion import did_you_mean
 from meshwright.spec.workload import Precision, Workload
 from meshwright.units import counted, format_count
 
@@ -165,8 +165,8 @@ def _workload(job: Job, options: Options) -> Workload:
         return job.workload
     choices = get_args(Precision)
     if options.precision not in choices:
-        nearest = get_close_matches(options.precision, choices, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"--precision {options.precision} is none of {', '.join(choices)}: did you mean {nearest!r}?")
+        meant = did_you_mean(options.precision.replace("fp", "float"), choices)
+        raise ConfigError(f"--precision {options.precision} is none of {', '.join(choices)}{meant}")
     return job.workload.replace(precision=options.precision)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from meshwright.spec.hf_config import architecture_from_hf
 from meshwright.spec.noun import Noun
 from meshwright.spec.presets import PRESETS
 from meshwright.spec.sections import ModelSection
+from meshwright.spec.suggestion import did_you_mean
 from meshwright.spec.user_object import is_object_source
 
 
@@ -32,8 +32,8 @@ def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
         architecture = architecture_from_hf(_read_config(Path(os.path.expanduser(section.source))), section.source)
     else:
         raise ConfigError(
-            f"model.source = {section.source!r} is no preset, no file and no my_module:MyModel: "
-            f"did you mean {_nearest(section.source, list(PRESETS))}? (`meshwright list models` shows the presets)"
+            f"model.source = {section.source!r} is no preset, no file and no my_module:MyModel"
+            f"{did_you_mean(section.source, PRESETS)} (`meshwright list models` shows the presets)"
         )
     return _with_options(architecture, section)
 
@@ -68,8 +68,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> LlamaArchitecture:
     fields = list(type(architecture).model_fields)
     unknown = [
-        f"model.options.{name} is no field of the architecture of {section.source!r}: "
-        f"did you mean {_nearest(name, fields)}? (fields: {', '.join(fields)})"
+        f"model.options.{name} is no field of the architecture of {section.source!r}{did_you_mean(name, fields)} "
+        f"(fields: {', '.join(fields)})"
         for name in section.options
         if name not in fields
     ]
@@ -93,7 +93,3 @@ def _explain(problem: Any, source: str) -> str:
         place = "model.options." + ".".join(str(part) for part in problem["loc"])
         return f"{place} is missing" if problem["type"] == "missing" else f"{place} = {problem['input']!r}: {reason}"
     return f"model.options do not fit {source!r}: {reason}"
-
-
-def _nearest(word: str, choices: list[str]) -> str:
-    return get_close_matches(word.lower(), choices, n=1, cutoff=0.0)[0]

@@ -142,11 +142,30 @@ def test_a_folder_that_cannot_be_written_is_refused_before_tracing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     monkeypatch.setattr("meshwright.tracer.dry_run.trace_job", lambda *_, **__: pytest.fail("traced"))
-    # A folder in which none can be made, by root neither.
-    file = "/proc/report" if option == "--out" else "/proc/report/file"
-    assert "cannot write to the folder /proc/report" in refusal(
+    # A folder in which no file can be made, not by root either.
+    folder = "/proc/report" if option == "--out" else "/proc"
+    file = folder if option == "--out" else "/proc/file"
+    assert f"cannot write to the folder {folder}" in refusal(
         capsys, TINY, "--cluster", "h100-ib400:2", f"{option}={file}"
     )
+
+
+@pytest.mark.parametrize("option", ["--html", "--perfetto"])
+def test_a_folder_that_does_not_exist_is_not_made_for_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    monkeypatch.setattr("meshwright.tracer.dry_run.trace_job", lambda *_, **__: pytest.fail("traced"))
+    file = tmp_path / "missing" / "page"
+    said = refusal(capsys, TINY, "--cluster", "h100-ib400:2", option, str(file))
+    assert f"there is no folder {file.parent}" in said
+    assert not file.parent.exists()
+
+
+def test_a_file_is_no_folder_for_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    said = refusal(capsys, TINY, "--cluster", "h100-ib400:2", "--out", str(file))
+    assert said.startswith(f"error: --out {file} is a file")
 
 
 def test_a_missing_package_is_named_before_tracing(
