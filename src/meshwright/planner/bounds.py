@@ -82,6 +82,8 @@ def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:
         "reduces_each_microbatch": np.where(
             candidates.fsdp > 1, any(menu.reduces_each_microbatch), all(menu.reduces_each_microbatch)
         ),
+        # What it joins with a reduce-scatter is recomputed, not kept.
+        "async_tp": (candidates.tp > 1) & any(menu.async_tp) & any(menu.compile),
         "cpu_offload": any(menu.cpu_offload),
         "compile": any(menu.compile),
     }

@@ -66,6 +66,20 @@ def price(layouts: LayoutTable, question: Question, *, only_fitting: bool = True
     if only_fitting:
         fits = headroom >= question.margin_bytes
         layouts, memory, headroom = layouts.take(fits), memory.take(fits), headroom[fits]
+    return _timed_as_weighed(layouts, memory, headroom, question)
+
+
+def price_leaner(layouts: LayoutTable, question: Question) -> Priced:
+    """Return the layouts that fit, priced; one that fits with async_tp alone has it."""
+    memory, headroom = weigh(layouts, question, question.margin_bytes)
+    fits = headroom >= question.margin_bytes
+    as_they_are = _timed_as_weighed(layouts.take(fits), memory.take(fits), headroom[fits], question)
+    # What it joins with a reduce-scatter is recomputed, not kept.
+    others = layouts.take(~fits & (layouts.tp > 1) & layouts.compile & ~layouts.async_tp)
+    return join([as_they_are, price(replace(others, async_tp=np.ones(len(others), np.bool_)), question)])
+
+
+def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats, question: Question) -> Priced:
     step = time_steps(layouts, question)
     return Priced(layouts, memory, headroom, with_bubbles(step, cases_of(layouts, question), question))
 

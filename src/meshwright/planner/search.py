@@ -4,7 +4,7 @@
 2. What cannot fit is dropped, and the rest gets bounds that no layout with other choices is faster than (bounds.py).
 3. In the order of the bounds, all pipelines and methods of context parallelism are priced, until the bounds pass the
    fastest layout that fits by a margin; and on to a certain number, so that the list of alternatives is not short.
-   What no pipeline makes fit is dropped there: most ways to spend memory are never reached.
+   What neither a pipeline nor async_tp makes fit is dropped there: most ways to spend memory are never reached.
 4. The best of these are varied by the choices that change time a little. A few are at once, to end the search sooner.
 """
 
@@ -19,7 +19,7 @@ from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import Ints, concatenate
 from meshwright.planner.bounds import Bounds, bounds_of, may_fit
 from meshwright.planner.menu import Menu
-from meshwright.planner.price import Priced, join, price
+from meshwright.planner.price import Priced, join, price, price_leaner
 from meshwright.planner.question import Question
 from meshwright.planner.simplicity import RANKING_ERROR
 from meshwright.planner.space import splits, with_choices, with_fine_choices
@@ -57,6 +57,7 @@ def search(question: Question, menu: Menu, min_scored: int | None = None) -> Fou
     min_scored = default_min_scored(question) if min_scored is None else min_scored
     bounds = bounds_of(splits(question, menu), question, menu)
     parts, waiting = [price(bounds.layouts.take(np.arange(0)), question)], []
+    first_priced = price_leaner if len(menu.async_tp) > 1 else price
     num_scored, best_s = 0, np.inf
     for rows in _pieces(bounds, question, menu):
         if num_scored >= min_scored and bounds.least_s[rows[0]] > best_s * _MARGIN:
@@ -65,9 +66,9 @@ def search(question: Question, menu: Menu, min_scored: int | None = None) -> Fou
         num_scored += len(waiting[-1])
         # Before enough are scored no time ends the search, so that several pieces can be priced at once.
         if num_scored >= min_scored or sum(map(len, waiting)) >= _LARGEST_PIECE:
-            parts.append(price(concatenate(waiting), question))
+            parts.append(first_priced(concatenate(waiting), question))
             best_s, waiting = min(best_s, _fastest_s(parts[-1], best_s, question, menu)), []
-    priced = join(parts + [price(table, question) for table in waiting])
+    priced = join(parts + [first_priced(table, question) for table in waiting])
     order = np.argsort(_promised_s(priced, menu), kind="stable")
     refined = with_fine_choices(priced.layouts.take(order[:_NUM_REFINED]), question, menu)
     num_scored += len(refined) - len(order[:_NUM_REFINED])

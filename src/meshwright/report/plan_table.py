@@ -75,8 +75,8 @@ def _pick_notes(plan: Plan) -> Iterator[str]:
     if plan.fastest != plan.pick:
         gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
         yield (
-            f"fastest: {_spaced(plan.fastest.layout)}: {percent(gain)} faster (within the error of ranking), "
-            f"{_memory_needed(plan)}"
+            f"fastest: {_spaced(plan.fastest.layout)}: {percent(gain)} faster than the pick (within the error of "
+            f"ranking), {_memory_needed(plan)}"
         )
     if plan.pick.unmeasured:
         yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
@@ -186,7 +186,7 @@ def _causes(contrast: Contrast, plan: Plan) -> str:
 def _rejections(plan: Plan) -> Table | None:
     if not plan.rejections:
         return None
-    table = table_of("rejected: pick with", "vs pick#", "reason, and cheapest changes that fit")
+    table = table_of("rejected: pick with", "vs pick#", "reason, and cheapest changes that fit (vs pick)")
     pick_s = plan.pick.estimate.step.total_s
     for rejection in plan.rejections:
         fixes = "; ".join(f"{fix.change} ({signed(fix.step_s / pick_s - 1)})" for fix in rejection.fixes)

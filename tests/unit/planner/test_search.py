@@ -24,6 +24,9 @@ QUESTIONS = {
     "8b on 16, long": ask("llama3-8b", 16, seq_len=32_768, batch=4),
     "70b on 32": ask("llama3-70b", 32, seq_len=4096, batch=16),
     "mixture on 16": ask("mixtral-8x7b", 16, seq_len=2048, batch=8),
+    "8b on 8, with async_tp alone": ask(
+        "llama3-8b", 8, seq_len=24_576, batch=16, tp=2, dp_shard=4, activation_checkpoint="none"
+    ),
     "8b on 8, set": ask("llama3-8b", 8, seq_len=2048, batch=8, pp=2, activation_checkpoint="full"),
 }
 
