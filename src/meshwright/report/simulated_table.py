@@ -19,12 +19,15 @@ def simulated_page(plan: Plan) -> Iterator[RenderableType]:
     if not kept:
         return
     table = table_of("simulated finalists", "step#", "simulated#", "#", "memory#", "simulated#", "#")
-    for one in (*kept, *plan.dropped):
-        table.add_row(_spaced(one), *_figures(one), style="green" if one is plan.pick else None)
+    named = [("pick" if one is plan.pick else str(place), one) for place, one in enumerate((*kept, *plan.dropped), 1)]
+    for name, one in named:
+        table.add_row(name, *_figures(one), style="green" if one is plan.pick else None)
     yield ""
     yield table
-    for one in plan.dropped:
-        yield f"[red]dropped[/]: {_spaced(one)}: {escape(why_dropped(one, plan.usable_memory_bytes) or '')}"
+    # Next to six columns of figures 80 columns leave a layout less than the width of its longest key and value.
+    for name, one in named:
+        why = why_dropped(one, plan.usable_memory_bytes)
+        yield f"{name}: {_spaced(one)}" + (f": [red]dropped[/]: {escape(why)}" if why else "")
 
 
 def why_dropped(candidate: Candidate, usable_bytes: int) -> str | None:

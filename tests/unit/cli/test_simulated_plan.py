@@ -14,6 +14,7 @@ from meshwright.cli.simulate_layouts import Steps
 from meshwright.config.load import load_job
 from meshwright.planner.ask import Options, question_of
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Plan
 from meshwright.spec.simulated_step import SimulatedStep
 from meshwright.units import GiB
@@ -86,6 +87,18 @@ def test_a_simpler_layout_wins_within_the_error_of_ranking(
     plan, _ = plan_of(capsys, *SMALL, "--simulate", "2")
     assert plan.pick.layout == asked[0]
     assert [runner.layout for runner in plan.runners_up[:1]] == [asked[1]]
+
+
+def test_no_value_of_a_simulated_layout_is_broken_over_two_lines(
+    steps_are: Callable[..., list[Layout]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = steps_are(SLOW, FAST, SLOW)
+    assert run([*SMALL, "--simulate", "3"]) == 0
+    part = capsys.readouterr().out.partition("simulated finalists")[2].partition("where the step goes")[0]
+    assert max(map(len, part.splitlines())) <= 80
+    for layout in asked:
+        for value in layout_text(layout).split(","):
+            assert value in part
 
 
 def test_what_cannot_be_picked_drops_out_with_its_reason(
