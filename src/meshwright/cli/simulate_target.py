@@ -110,19 +110,26 @@ def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: 
     require_ranks(conditions, given["ranks"])
     program = Program(_importable(given["build"]), given["ranks"], tuple(words), routing=given["routing"])
     traces = trace_program(program, every_rank=given["every_rank"])
+    if not any(len(trace.records) for trace in traces.traces.values()):
+        raise ConfigError(
+            f"{given['build']}: its step runs no operation of the device on any rank, so there is nothing to simulate: "
+            "return a step that computes on tensors of `device`"
+        )
     return Subject(given["build"], given["build"], cluster, None, None, None), traces
 
 
 def _importable(build: str) -> str:
     """Return a builder as module:function; the folder of one that is in a file is where modules are looked for."""
     place, colon, function = build.partition(":")
-    if not colon:
-        from meshwright.errors import ConfigError
+    from meshwright.errors import ConfigError
 
+    if not colon or not function:
         raise ConfigError(f"--build {build} names no function: write FILE.py:FUNCTION or MODULE:FUNCTION")
     file = Path(place)
     if file.suffix != ".py":
         return build
+    if not file.is_file():
+        raise ConfigError(f"--build {build}: there is no file {file.resolve()}: give the path of a Python file")
     sys.path.insert(0, str(file.resolve().parent))
     return f"{file.stem}:{function}"
 

@@ -226,7 +226,7 @@ class Host:
     @property
     def end_s(self) -> float:
         """Return when it handed over its last record."""
-        return float(self.issued_s[-1]) + self.stopped_s
+        return (float(self.issued_s[-1]) if len(self.issued_s) else 0.0) + self.stopped_s
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Played:
     @property
     def end_s(self) -> float:
         """Return when the last host or stream was done."""
-        ends_s = (max(host.end_s, *(stream.now_s for stream in host.streams)) for host in self.hosts)
+        ends_s = (max((host.end_s, *(stream.now_s for stream in host.streams))) for host in self.hosts)
         return max(self.last_s, *ends_s)
 
     def times_of(self, rank: int) -> tuple[Floats, Floats]:

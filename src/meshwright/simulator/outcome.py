@@ -51,11 +51,12 @@ def rank_times(timeline: Timeline, layout: Layout | None) -> tuple[RankTime, ...
 
 
 def rank_memory(timeline: Timeline, traces: Traces, layout: Layout | None) -> tuple[RankMemory, ...]:
-    """Return the fullest moment of each of the ranks."""
+    """Return the fullest moment of each of the ranks that hold memory."""
     counts = dict(zip(timeline.ranks, timeline.stands_for, strict=True))
     return tuple(
         _fullest(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout))
         for curve in timeline.memory
+        if len(curve.allocated_bytes)
     )
 
 
@@ -65,6 +66,7 @@ def _pipeline_rank(rank: int, layout: Layout | None) -> int:
 
 def _fullest(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) -> RankMemory:
     moment = int(curve.allocated_bytes.argmax())
+    # NONE for an idle rank, which has no records.
     record = min(int(curve.record[moment]), len(trace.records) - 1)
     by_role = zip(TensorRole, curve.by_role[moment].tolist(), strict=True)
     return RankMemory(
@@ -75,9 +77,9 @@ def _fullest(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: in
         reserved_bytes=int(curve.reserved_bytes.max()),
         by_role={role.name.lower(): num_bytes for role, num_bytes in by_role if num_bytes},
         at_s=float(curve.at_s[moment]),
-        phase=_text(trace.phases, trace.records.phase[record]),
-        scope=_text(trace.scopes, trace.records.scope[record]),
-        op=_op(trace, record),
+        phase="" if record == NONE else _text(trace.phases, trace.records.phase[record]),
+        scope="" if record == NONE else _text(trace.scopes, trace.records.scope[record]),
+        op="" if record == NONE else _op(trace, record),
         largest=_largest(trace, record),
     )
 

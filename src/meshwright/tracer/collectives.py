@@ -67,9 +67,12 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
     num_bytes = max((_num_bytes(one) for one in (*given.values(), result)), default=0)
     if func._opname in ("send", "recv_"):
         kind = RecordKind.SEND if func._opname == "send" else RecordKind.RECEIVE
-        peer = NONE if ranks is None else ranks[given.get("dst", given.get("src"))]
+        place = given.get("dst", given.get("src"))
+        peer = NONE if ranks is None else _require_member(ranks, place, func)[place]
         written = () if kind == RecordKind.SEND else tuple(tensors_in(given["tensors"]))
         return FoundCollective(kind, group, peer, num_bytes=num_bytes, written=written)
+    if ranks is not None and "root_rank" in given:
+        _require_member(ranks, given["root_rank"], func)
     place = dist.get_rank(process_group)
     exchange = exchange_of(func._opname, given, 1 if ranks is None else len(ranks), place)
     return FoundCollective(
@@ -83,6 +86,15 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
         written=_written(given, place) if func.namespace == _NAMESPACES[0] else (),
         is_barrier="barrier" in func._opname,
     )
+
+
+def _require_member(ranks: tuple[int, ...], place: int, func: Any) -> tuple[int, ...]:
+    if not 0 <= place < len(ranks):
+        raise ValueError(
+            f"{func._opname} names rank {place} of its group, which has ranks 0 to {len(ranks) - 1}: "
+            "use one of them, such as (rank + 1) % world_size"
+        )
+    return ranks
 
 
 def _num_bytes(argument: Any) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import os
 import resource
@@ -11,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +20,12 @@ from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from meshwright.errors import MeshwrightError, UnsupportedError
+from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.models import initial
 from meshwright.parallelism import host_values
 from meshwright.spec.trace import Trace, Traced
 from meshwright.tracer.object_exchange import ObjectExchange, waiting_ranks
+from meshwright.tracer.program_builder import find_builder, step_of
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.routing import parse_routing, read_as
@@ -56,7 +55,7 @@ def main() -> None:
         mode = prepare(order["device"], order["routing"])
     # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
     with _failure_said(order), explained(mode.recorder.scopes):
-        _builder(order["build"])
+        find_builder(order["build"])
         if order["compiles"]:
             recording_compiler(mode)
     _trace_all(mode, order)
@@ -84,9 +83,9 @@ def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> None:
             continue
         rank = running.pop(pid)
         done.add(rank)
-        if status:
+        if status or not _is_written(order, rank):
             _kill(running)
-            sys.exit(_failure(str(rank), os.waitstatus_to_exitcode(status)))
+            sys.exit(_failure(order, rank, os.waitstatus_to_exitcode(status)))
     _kill(running)
 
 
@@ -108,7 +107,7 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    code: int = ExitCode.DO_NOT_RETRY
     try:
         send_objects_by(ObjectExchange(_exchange_folder(order), rank))
         with _failure_said(order, rank), explained(mode.recorder.scopes):
@@ -129,17 +128,30 @@ def _failure_said(order: dict[str, Any], rank: int | None = None) -> Iterator[No
     try:
         yield
     except MeshwrightError as error:
-        whole = Path(f"{order['said']}.{os.getpid()}")
-        whole.write_text(json.dumps({"rank": rank, "why": str(error)}), encoding="utf-8")
-        # The first rank to fail is the one that is reported.
-        with suppress(FileExistsError):
-            os.link(whole, order["said"])
+        _say(order, rank, str(error))
         raise
 
 
-def _failure(rank: str, code: int) -> str:
-    if code >= 0:
+def _say(order: dict[str, Any], rank: int | None, why: str) -> None:
+    whole = Path(f"{order['said']}.{os.getpid()}")
+    whole.write_text(json.dumps({"rank": rank, "why": why}), encoding="utf-8")
+    # The first rank to fail is the one that is reported.
+    with suppress(FileExistsError):
+        os.link(whole, order["said"])
+
+
+def _is_written(order: dict[str, Any], rank: int) -> bool:
+    return str(rank) not in order["out"] or Path(order["out"][str(rank)]).exists()
+
+
+def _failure(order: dict[str, Any], rank: int, code: int) -> str:
+    """Return why the process of a rank ended without its trace."""
+    if code == ExitCode.DO_NOT_RETRY:
         return f"rank {rank} failed as said above"
+    if code >= 0:
+        why = f"its process exited with code {code}, as by os._exit(): every rank has to return from each step"
+        _say(order, rank, why)
+        return f"rank {rank}: {why}"
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     name = signal.Signals(-code).name
     return f"rank {rank} was ended by {name}; a tracing process held {format_bytes(peak)} at most" + (
@@ -187,7 +199,7 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
         reductions_watched(mode),
         recorder.scopes.followed(),
     ):
-        step = _built(build, torch.device(mode.device_type), rank, world_size, *arguments)
+        step = step_of(build, torch.device(mode.device_type), rank, world_size, *arguments)
         for _ in range(_NUM_STEPS_BEFORE):
             step()
         recorder.begin()
@@ -205,25 +217,6 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
 
 def _leave_as_it_is(*_: Any, **__: Any) -> None:
     """Stand in for drawing initial weights: fake tensors hold no numbers, and drawing them takes the longest."""
-
-
-def _built(build: str, *arguments: Any) -> Callable[[], object]:
-    """Return the step that a builder makes; raises UnsupportedError for one that does not take (device, rank, ...)."""
-    builder = _builder(build)
-    try:
-        inspect.signature(builder).bind(*arguments)
-    except TypeError as error:
-        raise UnsupportedError(
-            f"{build} does not take (device, rank, world_size{', ...' if len(arguments) > 3 else ''}): {error}: "
-            "make it a function of these that returns a step, which takes nothing"
-        ) from None
-    return builder(*arguments)
-
-
-def _builder(build: str) -> Callable[..., Callable[[], object]]:
-    module, _, function = build.partition(":")
-    found: Callable[..., Callable[[], object]] = getattr(importlib.import_module(module), function)
-    return found
 
 
 if __name__ == "__main__":

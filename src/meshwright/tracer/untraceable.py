@@ -37,6 +37,12 @@ def explained(scopes: Scopes) -> Iterator[None]:
         yield
     except MeshwrightError:
         raise
+    except SystemExit as error:
+        code = "" if error.code is None else repr(error.code)
+        raise UnsupportedError(
+            f"sys.exit({code}) is called{line_of_error(error)}: every rank has to return from each step, "
+            "since the others wait for it"
+        ) from error
     except Exception as error:
         where = f" in {scopes.left_by_error}" if scopes.left_by_error else ""
         raise UnsupportedError(f"{type(error).__name__}{where}{line_of_error(error)}: {_first_line(error)}") from error

@@ -1,0 +1,94 @@
+"""A program that cannot be traced is refused in one message: its file and line, the rule, and what to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import run
+from meshwright.errors import ExitCode
+
+PROGRAM = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+def takes_two(device, rank): ...
+def returns_none(device, rank, world_size): ...
+def step_takes_one(device, rank, world_size):
+    return lambda batch: None
+def is_empty(device, rank, world_size):
+    return lambda: None
+def leaves_one_idle(device, rank, world_size):
+    x = torch.ones(4, device=device)
+    return lambda: x.add_(1) if rank else None
+def exits(device, rank, world_size):
+    return lambda: sys.exit(3) if rank == 1 else None
+def exits_at_once(device, rank, world_size):
+    return lambda: os._exit(0) if rank == 1 else None
+def sends(device, rank, world_size):
+    return lambda: dist.send(torch.ones(4, device=device), 5)
+def broadcasts(device, rank, world_size):
+    return lambda: dist.broadcast(torch.ones(4, device=device), 5)
+one_number = 3
+"""
+REFUSED = {
+    "takes_two": "takes_two ({file}:6) does not take (device, rank, world_size)",
+    "returns_none": "returns_none ({file}:7) returned None, not a step: return a function",
+    "step_takes_one": "the step <lambda> ({file}:9) is called without arguments: missing a required argument: 'batch'",
+    "is_empty": "its step runs no operation of the device on any rank",
+    "exits": "rank 1 of 2 of mistakes:exits cannot be traced: sys.exit(3) is called ({file}:16)",
+    "exits_at_once": "rank 1 of 2 of mistakes:exits_at_once cannot be traced: its process exited with code 0",
+    "sends": "({file}:20): send names rank 5 of its group, which has ranks 0 to 1",
+    "broadcasts": "({file}:22): broadcast_ names rank 5 of its group, which has ranks 0 to 1",
+    "one_number": "{file} has an object of type int, no function, one_number: use one of broadcasts, exits,",
+    "absent": "{file} has no function absent: use one of broadcasts, exits,",
+    "": "names no function: write FILE.py:FUNCTION",
+}
+MODULES = {
+    "exits_at_import": ("import sys\nsys.exit(5)\n", "sys.exit(5) is called ({file}:2)"),
+    "unreadable": ("x = 1\ndef f(:\n", "syntax error: invalid syntax ({file}:2)"),
+    "needs_another": ("import no_such_package\n", "({file}:1): No module named 'no_such_package'"),
+}
+
+
+def refusal(capsys: pytest.CaptureFixture[str], build: str) -> str:
+    assert run(["simulate", "--build", build, "--ranks", "2"]) == ExitCode.BAD_INPUT
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("\nerror: ") == 1
+    return said
+
+
+@pytest.mark.parametrize("function", REFUSED)
+def test_a_builder_that_cannot_be_traced(capsys: pytest.CaptureFixture[str], tmp_path: Path, function: str) -> None:
+    file = tmp_path / "mistakes.py"
+    file.write_text(PROGRAM)
+    assert REFUSED[function].format(file=file) in refusal(capsys, f"{file}:{function}")
+
+
+def test_a_rank_may_be_idle(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mistakes.py"
+    file.write_text(PROGRAM)
+    with pytest.raises(SystemExit) as ending:
+        run(["simulate", "--build", f"{file}:leaves_one_idle", "--ranks", "2", "--json"])
+    assert ending.value.code == ExitCode.DONE
+    outcome = json.loads(capsys.readouterr().out)["outcome"]
+    idle, busy = outcome["ranks"]
+    assert idle["parts"]["compute_s"] == 0 < busy["parts"]["compute_s"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_file_that_cannot_be_imported(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    file = tmp_path / f"{name}.py"
+    text, said = MODULES[name]
+    file.write_text(text)
+    assert said.format(file=file) in refusal(capsys, f"{file}:build")
+
+
+def test_what_does_not_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "absent.py"
+    assert f"there is no file {file}" in refusal(capsys, f"{file}:build")
+    assert "there is no module no_such_module" in refusal(capsys, "no_such_module:build")
