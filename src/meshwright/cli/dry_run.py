@@ -21,7 +21,7 @@ from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_time
 from meshwright.simulator.overlap import overlap_of
 from meshwright.simulator.rank_classes import grouped
 from meshwright.simulator.savings import savings_of
-from meshwright.simulator.simulate import NeverEnds, simulate
+from meshwright.simulator.simulate import NeverEnds, fixed_host_s, simulate
 from meshwright.simulator.stragglers import stragglers_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
@@ -96,10 +96,12 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
     fullest, device = traces.of_rank(max(busy, key=lambda rank: rank.reserved_bytes).rank), subject.cluster.device
     most_exposed = max(ranks, key=lambda one: one.parts.exposed_s).rank
     overlap = overlap_of(traces.of_rank(most_exposed), timeline)
+    parts = step_parts(timeline)
     return Outcome(
         step_s=timeline.step_s,
-        parts=step_parts(timeline),
+        parts=parts,
         compute=compute_seconds(timeline),
+        fixed_host_s=min(fixed_host_s(fullest, subject.cluster), parts.host_s),
         memory=memory,
         savings=savings_of(liveness_of(fullest, op_seconds(fullest.signatures, device)), is_host=device.is_host),
         ranks=ranks,

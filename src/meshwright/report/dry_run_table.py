@@ -133,6 +133,9 @@ def _parts_table(outcome: Outcome) -> Table:
             for kind, kind_s in outcome.compute.items():
                 cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
                 table.add_row(*cells, style="dim")
+        if name == "host_s" and outcome.fixed_host_s:
+            fixed_s = outcome.fixed_host_s
+            table.add_row("  once a step", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
     total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
     cells = ("step", format_duration(outcome.step_s), "100 %", *_beside(outcome.step_s, total_s))
     table.add_row(*(f"[bold]{cell}" for cell in cells))

@@ -95,9 +95,16 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
     num_launches = np.where(is_comm_op, constants["collective_launches"], device_s > 0)
     host_s = launch_s * num_launches
     host_s[is_op] += host_seconds(trace.signatures, cluster.devices_per_node)[records.signature[is_op]]
-    if _OPTIMIZER in trace.phases:
-        host_s[:1] += constants["step_s"] * our_stack_on(cluster).slowness(constants).overhead
+    host_s[:1] += fixed_host_s(trace, cluster)
     return RecordTimes(device_s, host_s)
+
+
+def fixed_host_s(trace: Trace, cluster: Cluster) -> float:
+    """Return the seconds of the host's work that each training step has once; 0 for a step without an optimizer."""
+    if cluster.device.is_host or _OPTIMIZER not in trace.phases:
+        return 0.0
+    constants = fitted_constants()
+    return float(constants["step_s"] * our_stack_on(cluster).slowness(constants).overhead)
 
 
 def _source(traces: Traces, cluster: Cluster, name: str) -> TimelineSource:
