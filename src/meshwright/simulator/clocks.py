@@ -36,6 +36,7 @@ def clocks(traces: Traces, comm_ops: CommOps, played: Played, conditions: Condit
     hosts = [_Host(host, traces, comm_ops, conditions) for host in played.hosts]
     for host in hosts:
         host.hand_over(board)
+        board.runnable.append(host)
     while board.runnable:
         board.runnable.pop().run(board)
     last_s = max(float(host.end_s.max()) for host in hosts)
@@ -203,7 +204,7 @@ class _Host:
         until = self.host.syncs[len(self._stops)][0] + 1
         for stream in self.streams:
             stream.hand_over(until, self._stopped_s)
-        board.runnable += [*self.streams, *(() if self._is_done else (self,))]
+        board.runnable += self.streams
 
     @property
     def _is_done(self) -> bool:

@@ -33,6 +33,7 @@ def play(programs: Sequence[Program], table: Table) -> Played:
     hosts = tuple(Host(program) for program in programs)
     for host in hosts:
         host.hand_over(table)
+        table.runnable.append(host)
     while True:
         while table.runnable:
             table.runnable.pop().run(table)
@@ -51,7 +52,7 @@ def _late_s(comm_op: int, at_s: float, table: Table, hosts: Sequence[Host]) -> f
     for member in table.members[comm_op]:
         default = hosts[member].streams[0]
         if default.now_s > began_s:
-            late_s = max(late_s, default.slow_down(began_s, at_s, table.slowdown))
+            late_s = max(late_s, default.slow_down(comm_op, began_s, at_s, table.slowdown))
     return late_s
 
 
@@ -124,6 +125,8 @@ class Stream:
         self.busy = Busy(self.seconds, self.played_at)
         self.late_s: dict[int, float] = {}
         """By how much what ran next to communication ended later, by the place of the last record then played."""
+        self.slowed_by: dict[int, int] = {}
+        """The last communication op that made it so."""
 
     def hand_over(self, until: int, stopped_s: float) -> None:
         """Take all records before `until`, a position in the trace, from a host that had stopped for so long."""
@@ -159,11 +162,12 @@ class Stream:
             now_s += seconds[place]
         self.now_s = now_s
 
-    def slow_down(self, start_s: float, end_s: float, slowdown: float) -> float:
-        """Return by how much what it plays next is late, since something was under way between these times."""
+    def slow_down(self, comm_op: int, start_s: float, end_s: float, slowdown: float) -> float:
+        """Return by how much what it plays next is late, since a communication op ran between these times."""
         late_s = slowdown * self.busy.between(start_s, end_s)
         last = len(self.played_at) - 1
         self.late_s[last] = self.late_s.get(last, 0.0) + late_s
+        self.slowed_by[last] = comm_op
         self.now_s += late_s
         return late_s
 
@@ -211,8 +215,6 @@ class Host:
         for stream in self.streams:
             stream.hand_over(until, self.stopped_s)
         table.runnable.extend(self.streams)
-        if not self.is_done:
-            table.runnable.append(self)
 
     def has_passed(self, record: int) -> bool:
         """Return whether the record's stream has played it."""

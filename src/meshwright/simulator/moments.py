@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +21,16 @@ class Moments:
     start_s: Floats
     end_s: Floats
     stream: Ints
+    slowed: tuple[Slowed, ...] = ()
+
+
+class Slowed(NamedTuple):
+    """For how long the default stream was late after a record, since it had computed next to communication."""
+
+    record: int
+    start_s: float
+    end_s: float
+    comm_op: int
 
 
 def moments_of(trace: Trace, comm_ops: CommOps, played: Played, host: Host) -> Moments:
@@ -35,7 +47,7 @@ def moments_of(trace: Trace, comm_ops: CommOps, played: Played, host: Host) -> M
     end_s[rows] = np.where(ended, ended_at[comm_op[rows]], np.nan)
     _, channel = np.unique(comm_ops.channel[comm_op[rows]], return_inverse=True)
     stream[rows] = 1 + int(trace.records.stream.max(initial=0)) + channel.ravel()
-    return Moments(start_s, end_s, stream)
+    return Moments(start_s, end_s, stream, tuple(one for each in host.streams for one in _slowed(each)))
 
 
 def _set_stream(one: Stream, trace: Trace, start_s: Floats, end_s: Floats, stream: Ints) -> None:
@@ -43,12 +55,18 @@ def _set_stream(one: Stream, trace: Trace, start_s: Floats, end_s: Floats, strea
     num_played = len(one.played_at)
     rows = one.records[:num_played]
     at_s, handed_s = np.array(one.played_at), np.array(one.handed_at[:num_played])
+    after_s = at_s + np.array(one.seconds[:num_played])
     late_s = np.zeros(num_played)
     late_s[list(one.late_s)] = list(one.late_s.values())
-    after_s = at_s + np.array(one.seconds[:num_played]) + late_s
-    free_s = np.concatenate([[0.0], after_s[:-1]])[:num_played]
+    free_s = np.concatenate([[0.0], (after_s + late_s)[:-1]])[:num_played]
     is_op = trace.records.kind[rows] == RecordKind.OP
     # A wait begins when the stream comes to it.
     start_s[rows] = np.where(is_op, at_s, np.maximum(free_s, handed_s))
     end_s[rows] = np.where(is_op, after_s, at_s)
     stream[rows] = one.number
+
+
+def _slowed(one: Stream) -> Iterator[Slowed]:
+    for place, late_s in one.late_s.items():
+        start_s = one.played_at[place] + one.seconds[place]
+        yield Slowed(int(one.records[place]), start_s, start_s + late_s, one.slowed_by[place])

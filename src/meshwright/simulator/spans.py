@@ -8,7 +8,7 @@ event's stream had itself just waited for.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ HOST = -1
 _HOST_NAME = "host"
 HOST_COPY = "host copy"
 """Axis of copies between the memories of the host and the device; of FSDP2's it is a part of fsdp."""
+_SLOWDOWN = "slowdown of computing next to communication"
 _KINDS = {
     RecordKind.OP: SpanKind.COMPUTE,
     RecordKind.COLLECTIVE: SpanKind.COMMUNICATION,
@@ -124,8 +125,23 @@ def _rank_spans(trace: Trace, comm_ops: CommOps, when: Moments, host: Host, text
     }
     is_span = (when.end_s > when.start_s) & (records.kind != RecordKind.HOST_SYNC)
     rows = Spans(**columns)
-    both = _joined(rows.take(is_span), _host_spans(rows, trace, host, texts))
+    slowed = _slowed_spans(rows, when, axes[comm_ops.channel[[one.comm_op for one in when.slowed]]], texts)
+    both = _joined(rows.take(is_span), _host_spans(rows, trace, host, texts), slowed)
     return both.take(np.argsort(both.start_s, kind="stable"))
+
+
+def _slowed_spans(columns: Spans, when: Moments, axis: Ints, texts: Texts) -> Spans:
+    """Return where the default stream was late since it had computed next to communication, as waits for that."""
+    slowed = columns.take(np.array([one.record for one in when.slowed], np.int64))
+    return replace(
+        slowed,
+        start_s=np.array([one.start_s for one in when.slowed]),
+        end_s=np.array([one.end_s for one in when.slowed]),
+        kind=np.full(len(when.slowed), SpanKind.WAIT, np.int64),
+        name=np.full(len(when.slowed), texts.names.positions((_SLOWDOWN,))[0]),
+        axis=axis,
+        num_bytes=np.zeros(len(when.slowed), np.int64),
+    )
 
 
 def _named(trace: Trace, signature: Ints, texts: Texts) -> Ints:
