@@ -152,21 +152,21 @@ TABLE = [
         "rows are filled up to 8",
         FFN,
         FORWARD,
-        "index_copy.default",
+        "index_copy_.default",
         {},
         {"add.Tensor": 2, "sub.Tensor": 5, "floor_divide.default": 1, "mul.Tensor": 1, "cumsum.default": 1}
-        | {"arange.default": 1, "repeat_interleave.Tensor": 1, "index_select.default": 2, "sum.default": 1}
-        | {"add_.Tensor": 1, "new_zeros.default": 1, "index_copy.default": 1},
+        | {"arange.default": 1, "repeat_interleave.Tensor": 1, "index_select.default": 1, "sum.default": 1}
+        | {"add_.Tensor": 1, "new_zeros.default": 1, "index_copy_.default": 1, "index.Tensor": 1},
         resized=frozenset({"_grouped_mm.default", "silu.default", COPY}),
     ),
     Difference(
         "and backward",
         FFN,
         BACKWARD,
-        "index_add.default",
+        "index_copy_.default",
         {},
-        {"new_zeros.default": 1, "index_add.default": 1, "index_select.default": 1},
-        resized=frozenset({"_grouped_mm.default", "silu_backward.default", "mul.Tensor", "add.Tensor"}),
+        {"new_zeros.default": 1, "index_copy_.default": 1, "index.Tensor": 1},
+        resized=frozenset({"_grouped_mm.default", "silu.default", "silu_backward.default", "mul.Tensor", "add.Tensor"}),
     ),
 ]
 NARROW_GRADIENTS = [Difference("and casts", NORM, BACKWARD, RMS_BACK, {COPY: 3}, dtype="bfloat16", num_dims=3)]

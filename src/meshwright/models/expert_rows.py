@@ -92,7 +92,8 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None]:
         (place_R,) = ctx.saved_tensors
-        return _placed(gradient_RD, place_R, ctx.num_rows), None
+        # One row more: the compiler would take the zeros for those of `spread`, and keep them from forward to backward.
+        return _placed(gradient_RD, place_R, ctx.num_rows + 1)[:-1], None
 
 
 class _SwiGLU(torch.autograd.Function):
