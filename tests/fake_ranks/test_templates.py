@@ -33,10 +33,10 @@ LAYOUTS = {
         "layout.pp=2",
         "layout.gradient_sync=microbatch",
     ),
-    "reduced after a split backward": (
+    "reduced by several stages": (
         "layout.dp_shard=2",
         "layout.pp=2",
-        "layout.schedule=ZBVZeroBubble",
+        "layout.schedule=Interleaved1F1B",
         "layout.gradient_sync=microbatch",
     ),
     "1F1B": ("layout.dp_shard=2", "layout.pp=4", "layout.schedule=1F1B", "model.options.num_layers=4"),
@@ -55,6 +55,10 @@ LAYOUTS = {
     "tp and cp": ("layout.dp_shard=1", "layout.tp=2", "layout.cp=2", "layout.pp=2", "layout.cp_method=ring"),
     "freed in a pipeline": ("layout.dp_shard=2", "layout.pp=2", "layout.reshard_after_forward=always"),
 }
+REDUCED_AFTER_SPLIT = (
+    *("layout.dp_shard=2", "layout.pp=2"),
+    *("layout.schedule=ZBVZeroBubble", "layout.gradient_sync=microbatch"),
+)
 UNCACHED = How(use_cache=False)
 
 
@@ -79,6 +83,17 @@ def test_what_few_microbatches_tell_is_what_all_of_them_do(layout: str, caplog: 
     assert (told.class_of_rank == whole.class_of_rank).all()
     for rank, trace in whole.traces.items():
         assert_same(told.traces[rank], trace)
+
+
+@pytest.mark.long
+def test_where_stages_reduce_in_a_changing_order_all_microbatches_are_traced(caplog: pytest.LogCaptureFixture) -> None:
+    overrides = [*MICROBATCHES, *REDUCED_AFTER_SPLIT]
+    with caplog.at_level(logging.INFO, logger="meshwright"):
+        found = trace_job(JOB, overrides, how=UNCACHED)
+    assert "all microbatches are traced" in caplog.text
+    whole = trace_job(JOB, overrides, how=replace(UNCACHED, mode="whole"))
+    for rank, trace in whole.traces.items():
+        assert_same(found.traces[rank], trace)
 
 
 @pytest.mark.long

@@ -73,7 +73,8 @@ class _Sent(NamedTuple):
     """The newest send of one stage in one direction; it holds its tensor until it is waited for."""
 
     work: dist.Work
-    tensor: Tensor
+    tensor: Tensor | None
+    """None where the stage holds it for longer."""
     peer: int
 
 
@@ -202,8 +203,9 @@ class Pipeline:
             assert isinstance(passed.output, Tensor)
             passed.pending = backward_to_inputs(passed.output, gradient, passed.received, self.stages[stage])
         if passed.received is not None:
-            assert passed.received.grad is not None
-            self._hand_over("B", stage, stage - 1, number, passed.received.grad)
+            gradient, passed.received.grad = passed.received.grad, None
+            assert gradient is not None
+            self._hand_over("B", stage, stage - 1, number, gradient)
 
     def _backward_to_weights(self, action: Action) -> None:
         passed = self._passed.pop((action.stage, action.microbatch))
@@ -235,7 +237,8 @@ class Pipeline:
 
     def _send(self, action: Action) -> None:
         kind = action.kind.removeprefix("SEND_")
-        tensor = self._outgoing.pop((kind, action.stage, action.microbatch)).contiguous()
+        given = self._outgoing.pop((kind, action.stage, action.microbatch))
+        tensor = given.contiguous()
         peer = self.stages.rank_of_stage[action.stage + (1 if kind == "F" else -1)]
         # What was sent before is freed: by now its receiver, which computes as much as this rank, has it or soon will.
         self._await_send(kind, action.stage)
@@ -243,7 +246,9 @@ class Pipeline:
         # The peer is a rank of the group: a plain dst would be a rank of the whole job.
         work = dist.isend(tensor, group=self._meshes.group("pp"), group_dst=peer)
         assert work is not None
-        self._sends[kind, action.stage] = _Sent(work, tensor, peer)
+        # A backward in two parts needs the output itself until its gradient is back, and so for longer than the send.
+        is_held = kind == "F" and self._splits_backward and tensor is given
+        self._sends[kind, action.stage] = _Sent(work, None if is_held else tensor, peer)
 
     def _await_send(self, kind: str, stage: int) -> None:
         sent = self._sends.pop((kind, stage), None)
