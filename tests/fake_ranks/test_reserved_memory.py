@@ -45,6 +45,8 @@ LONG = (
     "dp_shard=4 pp=2 schedule=ZBVZeroBubble virtual_stages=2",
     f"dp_shard=4 pp=2 schedule=ZBVZeroBubble compile=true activation_checkpoint=selective {LARGER}",
     f"dp_shard=4 pp=2 schedule=Interleaved1F1B virtual_stages=2 compile=true activation_checkpoint=selective {LARGER}",
+    f"dp_shard=4 pp=2 schedule=Interleaved1F1B virtual_stages=4 gradient_sync=microbatch compile=true {LARGER}",
+    "dp_shard=8 compile=true model.source=qwen3-30b-a3b train.seq_len=4096",
 )
 
 

@@ -3,6 +3,8 @@
     loss       all kept activations, logits and what the loss makes of them
     backward   all kept activations; the block at work is computed again and has its gradients; its parameters are
                gathered, and those of the next
+    ends       a pipeline reduces a microbatch's gradients of what stands outside of blocks: the activations of that
+               microbatch and stage are freed
     last       what stands outside of blocks is reduced, when all else is: whole gradients, and what the reduction reads
     end        the activations of one block, the gradients of all others: the peak where one microbatch is all, since
                sharded gradients then grow as activations go
@@ -10,9 +12,10 @@
 
 FSDP2 keeps what stands outside of blocks gathered from forward to the end of backward, and the blocks too unless they
 are freed after forward. Where gradients are reduced once a step, those of earlier microbatches add up whole, in the
-format in which they are reduced; where each microbatch is reduced, their shards do. A stage that sends gradients to the
-one before holds the input of its last reduction until the next. Ignored: parameters gathered ahead by more than one
-block; that the input of the last reduction, one tensor, finds no gap in the allocator where all activations take less.
+format in which they are reduced; where each microbatch is reduced, their shards do. A pipeline's stage that sends
+gradients to the one before holds the input of its last reduction until the next. Ignored: parameters gathered ahead by
+more than one block; that the input of the last reduction, one tensor, finds no gap in the allocator where all
+activations take less.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts
     held = _Held(memory, num_microbatches, pp_rank)
     states = held.states()
     moments = [held.loss(), held.backward(), held.end(), held.block_reduction(), held.last_reduction()]
+    moments.append(held.ends_reduction())
     parts = largest(moments)
     fragmentation = held.reserved(moments) - total(parts)
     parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
@@ -89,6 +93,8 @@ class _Held:
             again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
             self.working = np.maximum(self.working, again)
             self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
+        freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * _num_kept_behind(memory, pp_rank)
+        self.working = (self.working - freed).clip(0)
         moments = fullest_moments(layouts, num_microbatches, pp_rank)
         chunks = moments[0][0]
         passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)
@@ -98,6 +104,8 @@ class _Held:
         handed_on = passed * ~frees * chunks
         per_stage = [kept / layouts.stages_per_rank * held + self._pending(pending, count) for held, count in moments]
         self.kept = np.maximum(*per_stage) + handed_on + on_the_way
+        self.kept_by_others = self.kept * (1 - 1 / np.maximum(chunks, 1))
+        """Without one chunk, which is a microbatch on one stage."""
         self.kept = self.kept + self.is_last * ends.last_kept_bytes
         self.bytes = state_bytes(memory.setting.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
@@ -149,7 +157,7 @@ class _Held:
             gathered_bytes=self._gathered(at_work) + self._own_gradients(is_end=False),
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept + self.working,
-            buffers_bytes=np.where(self.reduces_last, 0.0, np.maximum(self._reduced(), self._retained())),
+            buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
             workspace_bytes=self.transient,
         )
 
@@ -185,6 +193,17 @@ class _Held:
             gathered_bytes=gathered + np.maximum(own, self._divided(self.lasting)),
             gradients_bytes=self._new_shards(self.elements.shared),
             buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
+        )
+
+    def ends_reduction(self) -> Parts:
+        """Return what reducing one microbatch's gradients of what stands outside of blocks adds, in a pipeline."""
+        is_each = self.reduces_each & (self.memory.layouts.pp > 1) & self.is_sharded
+        gathered = self._gathered(np.where(self.stays_gathered, self._all_blocks(), 0.0))
+        return self._moment(
+            gathered_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
+            activations_bytes=is_each * self.kept_by_others,
+            buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
+            + self._retained(),
         )
 
     def _shards_before_end(self) -> Floats:
@@ -227,6 +246,7 @@ class _Held:
             self._shards_before_end(),
             self._new_shards(self.elements.shared - self.outside.shared) + self._divided(self.block),
             shards + self._divided(self.lasting),
+            np.zeros(len(layouts)),
         ]
         computing: list[Floats] = [total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
         # Logits that were freed leave a gap that is too narrow for what the loss makes of them.
@@ -277,9 +297,21 @@ class _Held:
         return self.is_sharded * self.block.whole * self.reduce_bytes
 
     def _retained(self) -> Floats:
-        """Return the bytes of the input of a stage's last reduction, of its root, that its next reduction frees."""
-        holds = self.reduces_each & (self.memory.layouts.pp > 1) & self.is_sharded
-        return holds * self.lasting_head.whole * self.reduce_bytes
+        """Return the bytes of the inputs of the last reduction of each of a rank's stages, which its next one frees.
+
+        The last stage's is its root's, that of others their first block's; the first stage waits for its own.
+        """
+        layouts = self.memory.layouts
+        holds = self.reduces_each & (layouts.pp > 1) & self.is_sharded
+        between = layouts.stages_per_rank - self.is_first - self.is_last
+        held = between * self.block.whole + self.is_last * self.lasting_head.whole
+        return np.asarray(holds * held * self.reduce_bytes)
+
+    def _reduced_next(self) -> Floats:
+        """Return the bytes of the inputs of reductions while a stage's first block to have gradients is reduced."""
+        reduced, retained = self._reduced(), self._retained()
+        frees_own = (self.memory.layouts.stages_per_rank > 1) & (self.is_first > 0)
+        return np.where(frees_own, reduced + retained, np.maximum(reduced, retained))
 
 
 def _frees_sent(stack: Stack, layouts: LayoutTable) -> NDArray[np.bool_]:
@@ -315,6 +347,19 @@ def _blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list
         counts.append(_by_policy(layouts, first, low, np.where(stages >= 0, np.maximum(high, low), low)))
     is_first, is_last = (stages == 0).any(axis=0), (stages == layouts.num_stages - 1).any(axis=0)
     return is_first.astype(np.float64), is_last.astype(np.float64), counts
+
+
+def _num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:
+    """Return how many blocks behind the last recomputed one of a stage keep everything: that is freed before it runs
+    again. Of a rank's stages the one with fewest counts.
+    """
+    layouts = memory.layouts
+    if layouts.checkpoint_of_block is not None:
+        return np.zeros(len(layouts), np.int64)
+    stages = stages_of_rank(layouts, pp_rank)
+    size = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
+    behind = np.where((stages >= 0) & (size > 0), (size - 1) % layouts.activation_checkpoint_every, size.max())
+    return np.asarray(behind.min(axis=0))
 
 
 def _by_policy(layouts: LayoutTable, stage_first: Ints, first: Ints, stop: Ints) -> Floats:

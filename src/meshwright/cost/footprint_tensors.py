@@ -57,6 +57,8 @@ class Formats(NamedTuple):
     """Stack.kernels."""
     has_eager_mixtures: bool
     """Whether a mixture of experts runs operator by operator."""
+    routes_in_float32: bool
+    """Whether a router keeps its input in float32, also where the block is compiled."""
     attention: str
     """Stack.attention."""
     selective: str
@@ -86,6 +88,7 @@ class Formats(NamedTuple):
         return cls(
             kernels,
             has_eager_mixtures or kernels == "eager",
+            stack.eager_mixtures or has_eager_mixtures or kernels == "eager",
             stack.attention,
             stack.selective,
             wide,
@@ -160,15 +163,15 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
             yield from _kept_by_elementwise(op, None if is_first else before, after, formats)
         elif isinstance(op, Matmul) and is_router(op, ops):
             yield "rows", op.out_features * _FLOAT32_BYTES
-            if formats.has_eager_mixtures:
+            if formats.routes_in_float32:
                 yield "rows", op.in_features * _FLOAT32_BYTES
 
 
 def _is_read_by_matmul(op: Norm, ops: Sequence[Op], formats: Formats) -> bool:
-    """Return whether a matmul keeps what `op` makes: an eager router keeps a copy instead."""
+    """Return whether a matmul keeps what `op` makes: a router in float32 keeps a copy instead."""
     after = ops[ops.index(op) + 1 :]
     readers = [part for part in after[: _next_norm(after)] if isinstance(part, Matmul | Head)]
-    return any(not (is_router(part, ops) and formats.has_eager_mixtures) for part in readers)
+    return any(not (is_router(part, ops) and formats.routes_in_float32) for part in readers)
 
 
 def _next_norm(ops: Sequence[Op]) -> int:
