@@ -202,7 +202,8 @@ class Memory:
             "gathered": np.where(recomputes, 0.0, stream if keeps_shards else whole),
             "latent": stream if stack.gathers_again else whole,
             "heads": part,
-            "product": np.where(recomputes & self.layouts.async_tp, 0.0, part),
+            # Several sequences are put in another order for the reduce-scatter, and that copy is kept.
+            "product": np.where(recomputes & self.layouts.async_tp & (self.layouts.microbatch_size == 1), 0.0, part),
             "rows": np.where(self.layouts.etp == 1, part, whole),
             "other_keys": np.where(gathers_keys, (cp - 1) * part, 0.0),
             # One for all sequences.

@@ -39,7 +39,7 @@ it again in backward; latent: what each tp rank computes for the whole sequence,
 shared by tp; product: the same, of what the last matmul of a dense network reads; rows: of routed tokens, whole if
 experts are split over tp. What keys and values all-gather brings from the other cp ranks, and the mask it needs, are
 there only if it is the method of cp. A compiled block recomputes its gathered tensors and products where tp ranks
-gather again, or join the product with a reduce-scatter (async tp).
+gather again, or join the product of one sequence with a reduce-scatter (async tp).
 """
 
 _FLOAT32_BYTES = 4.0

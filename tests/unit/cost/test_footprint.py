@@ -204,6 +204,9 @@ def test_compiled_blocks_recompute_what_tp_gathers_again_and_async_tp_joins() ->
     shard = 32_768 / 4 * 2
     # The largest moment has all blocks; of each one the input of the last matmul, next to gate and up.
     assert compiled - joined == 32 * shard * 14_336
+    two = [layout.replace(tp=4, microbatch_size=2) for layout in (layouts[1], layouts[1].replace(async_tp=True))]
+    compiled_of_two, joined_of_two = _footprint(setting, *two).activations_bytes
+    assert compiled_of_two == joined_of_two
     # What norms make; the eager product's activation(gate).
     assert eager - compiled == pytest.approx(32 * shard * (2 * 4096 + 14_336), rel=0.05)
 
