@@ -222,6 +222,21 @@ def characters(device: torch.device, rank: int, world_size: int) -> Step:
     return step
 
 
+def evaluated(device: torch.device, rank: int, world_size: int) -> Step:
+    """Train and evaluate a sharded model in one step."""
+    model = _mlp().to(device)
+    for block in (*model, model):
+        fully_shard(block)
+    x = torch.randn(4, WIDTH, device=device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        with torch.no_grad():
+            model(x)
+
+    return step
+
+
 def sharded(device: torch.device, rank: int, world_size: int, how: str) -> Step:
     """Shard without a mesh, or built on meta over a mesh with replicas."""
     mesh = (

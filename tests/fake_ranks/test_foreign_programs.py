@@ -31,6 +31,7 @@ PROGRAMS = (
     "images/0",
     "images/2",
     "characters",
+    "evaluated",
     "sharded/default",
     "sharded/hybrid",
     "adapted",
@@ -124,6 +125,14 @@ def test_windows_are_cut_at_numbers_of_the_host(folder: Path) -> None:
 
 def test_sharding_without_a_mesh_is_over_all_ranks(folder: Path) -> None:
     assert trace_of(folder, "sharded/default").groups == (tuple(range(WORLD_SIZE)),)
+
+
+def test_an_evaluation_gathers_once_more(folder: Path) -> None:
+    found = trace_of(folder, "evaluated")
+    num_blocks = len(collectives(found, "c10d._reduce_scatter_base_.default"))
+    assert num_blocks > 1
+    # In forward, in backward and in the evaluation; what the last of them had gathered ahead is not gathered again.
+    assert len(collectives(found, "c10d._allgather_base_.default")) >= 3 * num_blocks - 1
 
 
 def test_sharding_with_replicas(folder: Path) -> None:

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import _utils
 from torch.distributed.tensor._random import OffsetBasedRNGTracker
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -50,6 +51,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     _real_mesh_algebra()
     replace(device_mesh, "new_group", _own_groups_only)
     replace(_fsdp_param, "_chunk_with_empty", lambda _: LazyChunks)
+    replace(FSDPParamGroup, "finalize_backward", _waiting_for_unused_gathers)
     replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", _unrecorded(recorder))
     if hasattr(_fsdp_collectives, "record_grad_output_stream"):
         # Since 2.15: tells who reads a gradient last to devices that free memory by an operation; CUDA does not.
@@ -82,6 +84,20 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
         "__format__",
         lambda shown: lambda one, spec: shown(one, spec) if one.dim() else format(one.item(), spec),
     )
+
+
+def _waiting_for_unused_gathers(finalize: Callable[..., None]) -> Callable[..., None]:
+    """Up to torch 2.14 a stream of torch's own waits for what was gathered ahead and not used, as by an evaluation."""
+
+    @functools.wraps(finalize)
+    def finalized(group: Any) -> None:
+        gathered = group._all_gather_result
+        if gathered is not None and gathered.all_gather_event is not None:
+            group.device_handle.current_stream().wait_event(gathered.all_gather_event)
+            group._all_gather_result = gathered._replace(all_gather_event=None)
+        finalize(group)
+
+    return finalized
 
 
 def _is_not_there(_: FakeTensorMode) -> bool:
