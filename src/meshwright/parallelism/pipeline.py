@@ -70,11 +70,10 @@ class _Passed:
 
 
 class _Sent(NamedTuple):
-    """The newest send of one stage in one direction; it holds its tensor until it is waited for."""
+    """The newest send of one stage in one direction; it holds its tensor, unless the stage does for longer."""
 
     work: dist.Work
     tensor: Tensor | None
-    """None where the stage holds it for longer."""
     peer: int
 
 
@@ -229,16 +228,14 @@ class Pipeline:
         work, tensor = self._arriving.pop((kind, stage, number))
         if work is not None:
             action = f"{ACTION_MARK}{stage}{kind}{number}"
-            neighbour = stage + (-1 if kind == "F" else 1)
-            self.observe(action, self._global_rank(self.stages.rank_of_stage[neighbour]))
+            self.observe(action, self._global_rank(self.stages.rank_of_stage[stage + (-1 if kind == "F" else 1)]))
             work.wait()
             self.observe(action)
         return tensor
 
     def _send(self, action: Action) -> None:
         kind = action.kind.removeprefix("SEND_")
-        given = self._outgoing.pop((kind, action.stage, action.microbatch))
-        tensor = given.contiguous()
+        tensor = (given := self._outgoing.pop((kind, action.stage, action.microbatch))).contiguous()
         peer = self.stages.rank_of_stage[action.stage + (1 if kind == "F" else -1)]
         # What was sent before is freed: by now its receiver, which computes as much as this rank, has it or soon will.
         self._await_send(kind, action.stage)
@@ -246,13 +243,12 @@ class Pipeline:
         # The peer is a rank of the group: a plain dst would be a rank of the whole job.
         work = dist.isend(tensor, group=self._meshes.group("pp"), group_dst=peer)
         assert work is not None
-        # A backward in two parts needs the output itself until its gradient is back, and so for longer than the send.
+        # A backward in two parts keeps the output until its gradient is back.
         is_held = kind == "F" and self._splits_backward and tensor is given
         self._sends[kind, action.stage] = _Sent(work, None if is_held else tensor, peer)
 
     def _await_send(self, kind: str, stage: int) -> None:
-        sent = self._sends.pop((kind, stage), None)
-        if sent is not None:
+        if (sent := self._sends.pop((kind, stage), None)) is not None:
             self.observe("sends", self._global_rank(sent.peer))
             sent.work.wait()
 
