@@ -70,6 +70,7 @@ TOO_LARGE = """examples/llama3-8b.toml layout.activation_checkpoint=none layout.
 train.global_batch_tokens=2097152"""
 TOO_MANY_SHARDS = """examples/llama3-8b.toml --cluster h100-ib400:16384 layout.dp_shard=16384
 layout.reshard_after_forward=auto train.global_batch_tokens=134217728"""
+_PROGRESS = ("tracing ", "traced after ")
 
 
 def main() -> None:
@@ -103,7 +104,8 @@ def answer(arguments: list[str], parts: tuple[str, ...]) -> str:
     run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     found = [part.strip("\n") for part in run.stdout.split("\n\n") if part.lstrip("\n").startswith(parts)]
     lines = [line.rstrip() for line in "\n\n".join(found).splitlines()]
-    said = "\n".join(lines) or run.stderr.strip().replace(f"{ROOT}/", "") or "no problems, no warnings"
+    errors = [line for line in run.stderr.splitlines() if not line.startswith(_PROGRESS)]
+    said = "\n".join(lines or errors).replace(f"{ROOT}/", "") or "no problems, no warnings"
     return f"\n```\n$ {' '.join(command)}\n{said}\n(exit code {run.returncode})\n```\n"
 
 
