@@ -26,7 +26,7 @@ def peak_bytes(job: str, keys: dict[str, Any], policy: str) -> int:
     """Return the most bytes that the first rank has at once."""
     layout = Layout(**keys)
     texts = [f"layout.{name}={str(value).lower()}" for name, value in keys.items()]
-    sizes = ("train.seq_len=1024", f"train.global_batch_size={2 * layout.dp}", "precision.compute=bfloat16")
+    sizes = ("train.seq_len=1024", f"train.global_batch_size={2 * layout.dp * layout.pp}", "precision.compute=bfloat16")
     found = trace(
         BUILD, 0, layout.num_ranks, [str(EXAMPLES / job), *sizes, *texts, f"layout.activation_checkpoint={policy}"]
     )
