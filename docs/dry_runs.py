@@ -25,6 +25,7 @@ FAULT_TITLES = {
     "unequal_splits": "Splits that do not match",
     "cpu_tensors": "A collective on CPU tensors",
     "other_group": "Another group",
+    "crossed_groups": "Two groups of the same ranks",
     "members_only_group": "A group that only its members make",
     "bad_sample": "An exception on one rank",
     "never_waited": "Work that nothing waits for",

@@ -141,6 +141,38 @@ def other_group(device: torch.device, rank: int, world_size: int) -> Callable[[]
     return step
 
 
+def crossed_groups(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in which rank 2 sums over two groups of the same ranks in the opposite order."""
+    first, second = (dist.new_group(list(range(world_size))) for _ in range(2))
+    model, x = _model(device)
+
+    def step() -> None:
+        loss = model(x).sum()
+        loss.backward()
+        sums = [(loss, first), (model[0].weight.grad, second)]
+        for tensor, group in sums[:: -1 if rank == 2 else 1]:
+            dist.all_reduce(tensor, group=group)
+
+    return step
+
+
+def two_groups(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step without a mistake: sums over two groups start in any order, and are waited for later."""
+    first, second = (dist.new_group(list(range(world_size))) for _ in range(2))
+    model, x = _model(device)
+
+    def step() -> None:
+        loss = model(x).sum()
+        loss.backward()
+        sums = [(loss, first), (model[0].weight.grad, second)]
+        ordered = sums[:: -1 if rank == 2 else 1]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in ordered]
+        for work in works:
+            work.wait()
+
+    return step
+
+
 def members_only_group(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
     """Return a step that sums over the first two ranks, which make their group by themselves."""
     model, x = _model(device)

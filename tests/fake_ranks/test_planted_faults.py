@@ -13,7 +13,7 @@ PROGRAMS = Path(__file__).parents[2] / "examples" / "planted_faults.py"
 
 def line_of(text: str) -> str:
     """Return where the only line of the programs that holds `text` is, as the tool names it."""
-    [number] = [n for n, line in enumerate(PROGRAMS.read_text().splitlines(), start=1) if text in line]
+    [number] = [n for n, line in enumerate(PROGRAMS.read_text().splitlines(keepends=True), start=1) if text in line]
     return f"{PROGRAMS.name}:{number}"
 
 
@@ -31,6 +31,10 @@ FOUND = {
     "other_reduction": ("(max) of 4 bytes", "op=dist.ReduceOp.MAX"),
     "unequal_splits": ("rank 1 sends 2,048 bytes to rank 0, which expects 3,072", "dist.all_to_all_single(output,"),
     "cpu_tensors": ("culprit: rank 2: nothing more", "dist.all_reduce(num_tokens)"),
+    "crossed_groups": (
+        "rank 0 for rank 2, rank 2 for rank 0 culprit: rank 2,",
+        "dist.all_reduce(tensor, group=group)\n",
+    ),
     "members_only_group": ("all ranks have to call new_group()", "pair = dist.new_group([0, 1])"),
     "other_group": ("culprit: rank 3", "group=None if rank"),
 }
@@ -38,7 +42,7 @@ WARNED = {
     "never_waited": ("communication is never waited for: call wait()", "async_op=True"),
     "unordered_streams": ("two streams use a tensor and nothing orders them", "scaled = y * 2"),
 }
-QUICK = ("members_only_group", "never_waited")
+QUICK = ("crossed_groups", "members_only_group", "never_waited")
 
 
 def cases(programs: dict[str, tuple[str, str]]) -> list[object]:
@@ -68,6 +72,11 @@ def test_a_sound_program_is_advised_by_calls_and_has_no_stragglers() -> None:
     assert "could hide behind computation: with async_op=True, start it" in " ".join(found.stdout.split())
     assert "layout." not in found.stdout
     assert "stragglers" not in found.stdout
+
+
+def test_groups_of_the_same_ranks_have_an_order_each() -> None:
+    found = simulated("two_groups")
+    assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.long

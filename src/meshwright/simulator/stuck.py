@@ -122,22 +122,22 @@ def _circle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Standing])
         seen.append(rank)
         rank = next(other for other in waiting[rank].missing if other in waiting)
     circle = seen[seen.index(rank) :]
-    places = _rarest_first(_waits(traces, comm_ops, {one: waiting[one] for one in circle}))
+    common = Counter(map(_key, _waits(traces, comm_ops, waiting)))
+    # Where most ranks wait elsewhere, one took another way.
+    places = sorted(_waits(traces, comm_ops, {one: waiting[one] for one in circle}), key=lambda one: common[_key(one)])
     told = [f"rank {one} for rank {other}" for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)]
     channel = comm_ops.channels[int(comm_ops.channel[waiting[circle[0]].comm_op])]
     return Problem(
         kind="deadlock",
         culprit=places[0],
         rule=f"ranks wait in a circle: {', '.join(told)}",
-        others=places[1:],
+        others=tuple(places[1:]),
         group=channel.ranks,
     )
 
 
-def _rarest_first(places: tuple[Place, ...]) -> tuple[Place, ...]:
-    """Return places with those first at which fewest ranks wait: where others wait elsewhere, one took another way."""
-    common = Counter((place.line or place.scope, place.op) for place in places)
-    return tuple(sorted(places, key=lambda place: common[place.line or place.scope, place.op]))
+def _key(place: Place) -> tuple[str, str, str]:
+    return place.line or place.scope, place.op, place.axis
 
 
 def _count(traces: Traces, ranks: Mapping[int, _Standing]) -> int:

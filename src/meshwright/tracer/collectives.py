@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from meshwright.tracer.exchange import agreed_of, exchange_of
 
 HOST_AXIS = "(CPU tensors)"
 """What is added to the axis of a group where its collectives are on tensors of the host."""
+COMMUNICATOR = "(communicator {})"
+"""What is added to the axis of the second and later groups of the same ranks: each has an order of its own."""
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _NO_COLLECTIVES = ("check_for_nan", "wait_tensor", "_wrap_tensor_autograd")
 _MESH_PREFIX, _NAMELESS = "mesh_", "dim_"
@@ -38,6 +41,8 @@ class FoundCollective:
     kind: RecordKind
     group: tuple[tuple[int, ...], str] | None
     """Global ranks of its group, in order, and the mesh axis that it is; None where the operator names no group."""
+    communicator: str = ""
+    """What tells the group from earlier ones of the same ranks; "" of the first."""
     peer: int = NONE
     """Global rank at the other end of a message."""
     is_functional: bool = False
@@ -64,13 +69,14 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
     process_group = group_of((args, kwargs))
     ranks = None if process_group is None else tuple(dist.get_process_group_ranks(process_group))
     group = None if process_group is None or ranks is None else (ranks, _axis(process_group, func))
+    communicator = "" if process_group is None else _communicator(process_group)
     num_bytes = max((_num_bytes(one) for one in (*given.values(), result)), default=0)
     if func._opname in ("send", "recv_"):
         kind = RecordKind.SEND if func._opname == "send" else RecordKind.RECEIVE
         place = given.get("dst", given.get("src"))
         peer = NONE if ranks is None else _require_member(ranks, place, func)[place]
         written = () if kind == RecordKind.SEND else tuple(tensors_in(given["tensors"]))
-        return FoundCollective(kind, group, peer, num_bytes=num_bytes, written=written)
+        return FoundCollective(kind, group, communicator, peer, num_bytes=num_bytes, written=written)
     if ranks is not None and "root_rank" in given:
         _require_member(ranks, given["root_rank"], func)
     place = dist.get_rank(process_group)
@@ -78,6 +84,7 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
     return FoundCollective(
         RecordKind.COLLECTIVE,
         group,
+        communicator,
         is_functional=func.namespace != _NAMESPACES[0],
         num_bytes=num_bytes,
         agreed=agreed_of(given, reduce_op),
@@ -140,6 +147,24 @@ def _axis(group: ProcessGroup, func: Any) -> str:
         return ""
     axes = _AXES_OF_OPERATOR.get(func._opname, _FUNCTIONAL if func.namespace != "c10d" else ())
     return next((axis for axis in axes if axis not in named), "")
+
+
+def _communicator(group: ProcessGroup) -> str:
+    """Return which of a rank's communicators over the same ranks a group is: "" of the first, else its number.
+
+    All ranks make them in the same order. Groups of a mesh are counted by their axis: its name tells them from others.
+    """
+    ranks, axis = dist.distributed_c10d._world.pg_group_ranks, _named_axis(group)
+    earlier = itertools.takewhile(lambda one: one is not group, dist.distributed_c10d._world.pg_map)
+    number = 1 + sum(
+        one.size() == group.size() and _named_axis(one) == axis and list(ranks[one]) == list(ranks[group])
+        for one in earlier
+    )
+    return "" if number == 1 else COMMUNICATOR.format(number)
+
+
+def _named_axis(group: ProcessGroup) -> str:
+    return group.group_desc if group.group_desc.startswith(_MESH_PREFIX) else ""
 
 
 def _by_name(name: str) -> ProcessGroup | None:

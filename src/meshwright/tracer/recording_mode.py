@@ -189,23 +189,20 @@ class RecordingMode(TorchDispatchMode):
         *,
         is_here: bool,
     ) -> None:
-        work, group = self.recorder.new_work(), found.group
+        work = self.recorder.new_work()
         is_on_host = not (is_here or found.is_barrier)
-        if group is not None and is_on_host:
-            # Tensors of the host go through a backend of their own, whose order is independent of the device's.
-            group = (group[0], f"{group[1]} {HOST_AXIS}".lstrip())
-        # Of c10d's operators that take tensors, a gather or a scatter has one more than it writes to.
-        is_all_reduce = 0 < len(found.written) == len(inputs)
-        if group is not None and not group[1] and is_all_reduce and self.recorder.scopes.scope.startswith(_FSDP):
-            # All that FSDP2 reduces without scattering is over replicas.
-            group = (group[0], "dp_replicate")
-        if group is not None and StageMessages.is_under_way:
-            group = (group[0], "pp")
-        if group is not None and self._is_joint:
-            group = (group[0], f"{group[1]} {JOINT_AXIS}")
+        group = NONE
+        if found.group is not None:
+            ranks, axis = found.group
+            # Of c10d's operators that take tensors, a gather or a scatter has one more than it writes to.
+            if not axis and not is_on_host and 0 < len(found.written) == len(inputs):
+                axis = self._axis_of_all_reduce()
+            group = self.recorder.groups.position(
+                (ranks, self._marked(axis, found.communicator, is_on_host=is_on_host))
+            )
         more = {
             "signature": signature,
-            "group": NONE if group is None else self.recorder.groups.position(group),
+            "group": group,
             "peer": found.peer,
             "num_bytes": found.num_bytes,
             "work": work,
@@ -225,6 +222,19 @@ class RecordingMode(TorchDispatchMode):
                 # Kept, so that it is this very object that the program waits for.
                 waited = FakeWork.unbox(leaf)
                 self._works[id(waited)] = (waited, work)
+
+    def _axis_of_all_reduce(self) -> str:
+        """Return the axis of an all-reduce whose group has no name: all that FSDP2 reduces whole is over replicas."""
+        return "dp_replicate" if self.recorder.scopes.scope.startswith(_FSDP) else ""
+
+    def _marked(self, axis: str, communicator: str, *, is_on_host: bool) -> str:
+        """Return the axis of a group with what gives collectives an order of their own.
+
+        Tensors of the host go through a backend of their own, joint operations through none.
+        """
+        axis = "pp" if StageMessages.is_under_way else axis
+        marks = (axis, communicator, HOST_AXIS if is_on_host else "", JOINT_AXIS if self._is_joint else "")
+        return " ".join(filter(None, marks))
 
     def _written_tensors(self, func: Any, args: Any, kwargs: Any) -> set[int]:
         """Return the ids of the tensors among an operator's arguments that it writes to."""
