@@ -7,6 +7,7 @@ events (simulator/). Neither reads the other, so that where both agree a mistake
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,11 +82,17 @@ s to trace on two cores; `python -m validation.questions --simulate --only NAME`
 @click.option("--limit", "limit_s", default=90.0, show_default=True, help="Seconds to simulate one pick.")
 @click.option("--only", multiple=True, help="Name of a question to simulate; default: all.")
 def main(limit_s: float, only: tuple[str, ...]) -> None:
-    """Write the page."""
-    lines = [_HEAD.format(date=datetime.now(UTC).date())]
-    for section in (_example(), _schedules(), _questions(limit_s, only)):
-        lines += [*section, ""]
+    """Write the page; each line is printed as soon as it is known, since the whole takes half an hour."""
+    lines = []
+    for section in (_head(), _example(), _schedules(), _questions(limit_s, only)):
+        for line in itertools.chain(section, [""]):
+            click.echo(line)
+            lines.append(line)
     PAGE.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _head() -> Iterator[str]:
+    yield _HEAD.format(date=datetime.now(UTC).date())
 
 
 def _example() -> Iterator[str]:
