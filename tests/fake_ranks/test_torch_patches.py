@@ -35,7 +35,11 @@ from meshwright.tracer.trace import trace
 
 TRACER = Path(importlib.import_module("meshwright.tracer").__path__[0])
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-ONLY_IN = {"record_grad_output_stream": ((2, 15),), "_warmup_p2p": ((2, 12), (2, 13), (2, 14))}
+ONLY_IN = {
+    "record_grad_output_stream": ((2, 15),),
+    "_warmup_p2p": ((2, 12), (2, 13), (2, 14)),
+    "_initialize_pipeline_distributed_state": ((2, 15),),
+}
 """Names that are replaced in some versions only."""
 RANK, NUM_RANKS = 2, 4
 

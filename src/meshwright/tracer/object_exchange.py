@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
 _POLL_S = 0.02
 _TIMEOUT_S = 600.0
 
@@ -30,7 +34,8 @@ class ObjectExchange:
         self._num_sent[peer] += 1
         # Written whole before it has the name that is waited for.
         unfinished = file.with_suffix(".part")
-        unfinished.write_bytes(pickle.dumps(list(objects)))
+        with unfinished.open("wb") as opened:
+            _Pickler(opened).dump(list(objects))
         unfinished.rename(file)
 
     def receive(self, peer: int) -> list[Any]:
@@ -46,6 +51,21 @@ class ObjectExchange:
         waiting.unlink()
         objects: list[Any] = pickle.loads(file.read_bytes())
         return objects
+
+
+class _Pickler(pickle.Pickler):
+    """Sends fake tensors as their shapes: up to torch 2.12 a pipeline's stages send tensors on meta."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to make a fake tensor again, NotImplemented of anything else."""
+        if not isinstance(value, FakeTensor):
+            return NotImplemented
+        kind = (tuple(value.shape), value.stride(), value.dtype, str(value.device), value.requires_grad)
+        return _empty, kind
+
+
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, grad: bool) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device, requires_grad=grad)
 
 
 def waiting_ranks(folder: Path) -> dict[int, int]:

@@ -22,7 +22,7 @@ from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.distributed.tensor import _utils
+from torch.distributed.tensor import _dispatch, _utils
 from torch.distributed.tensor._random import OffsetBasedRNGTracker
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -64,7 +64,9 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     read_without_workers()
     vote_by_own_stages()
     mark_stage_messages()
-    # Draws by a state of random numbers that it keeps on the device; nothing is drawn here.
+    # Draws by a state of random numbers that it keeps on the device; nothing is drawn here. Up to torch 2.12 making one
+    # compares the states of all ranks.
+    replace(_dispatch, "is_rng_supported_mesh", lambda _: lambda _: False)
     replace(OffsetBasedRNGTracker, "_distribute_region", lambda _: lambda *_, **__: nullcontext())
     # By default an optimizer works on lists of tensors, if it knows their type.
     replace(optimizer, "_foreach_supported_types", lambda types: [*types, FakeTensor])

@@ -2,7 +2,7 @@
 
 Stages find out the shapes that they receive from objects that their neighbours send, unless the program gives examples
 of inputs and outputs. They vote on that by numbers on the device, which fake tensors hold none of: here all stages are
-taken to be built alike, and a rank's own decide. Checked in torch 2.13; before 2.12 there is no vote.
+taken to be built alike, and a rank's own decide. Checked in torch 2.13 and 2.15; before 2.12 there is no vote.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.pipelining import schedules
@@ -28,6 +29,9 @@ def vote_by_own_stages() -> None:
     """Have schedules decide by the stages of this rank, from now on."""
     if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
         replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
+    if hasattr(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state"):
+        # Since 2.15; it refuses groups that are no real ones.
+        replace(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", _initialized)
 
 
 def mark_stage_messages() -> None:
@@ -48,15 +52,34 @@ def _marked(exchange: Callable[..., Any]) -> Callable[..., Any]:
 
 def _decided(warm_up: Callable[..., None]) -> Callable[..., None]:
     def warmed_up(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
-        if not all(isinstance(stage, schedules.PipelineStage) for stage in stages):
+        if not _decide(stages, has_backward):
             warm_up(self, stages, has_backward, p2p_done)
-            return
-        mode = schedules.InferenceMode
-        is_dynamic = any(mode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
-        for stage in stages:
-            stage._inference_mode = mode.DYNAMIC if is_dynamic else mode.STATIC
 
     return warmed_up
+
+
+def _initialized(initialize: Callable[..., None]) -> Callable[..., None]:
+    def initialized(self: Any, stages: list[Any], has_backward: bool, initialize_p2p: bool) -> None:
+        if not _decide(stages, has_backward):
+            initialize(self, stages, has_backward, initialize_p2p)
+            return
+        for stage in stages if initialize_p2p else ():
+            if stage.p2p_per_edge:
+                where = (stage._parent_group, stage.stage_index_to_group_rank, torch.device(stage.device))
+                stage._p2p_edge_groups, _ = schedules._build_p2p_edge_groups(*where)  # type: ignore[attr-defined]
+
+    return initialized
+
+
+def _decide(stages: list[Any], has_backward: bool) -> bool:
+    """Have stages find out their shapes if any of them has to; return False for those that torch traced itself."""
+    if not all(isinstance(stage, schedules.PipelineStage) for stage in stages):
+        return False
+    mode = schedules.InferenceMode
+    is_dynamic = any(mode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
+    for stage in stages:
+        stage._inference_mode = mode.DYNAMIC if is_dynamic else mode.STATIC
+    return True
 
 
 def send_objects_by(exchange: ObjectExchange) -> None:
