@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from socket import socket
 from tempfile import TemporaryDirectory
 
 from meshwright.config.write import to_toml
@@ -21,6 +22,7 @@ from meshwright.spec.simulated_step import SimulatedStep
 from meshwright.spec.timeline import Timeline
 from meshwright.spec.traces import Traces
 from meshwright.tracer.dry_run import How, trace_job
+from meshwright.tracer.fork_server import server_socket, share
 from meshwright.tracer.trace import device_type_of
 
 
@@ -40,7 +42,7 @@ def simulate_layouts(
     # One layout more than cores, and of each as many ranks as cores: else one core idles while the last layout ends.
     num_workers = min(num_cores + 1, len(layouts))
     # A fork of a process that may have threads can deadlock; spawned ones have none, and never import torch.
-    with ProcessPoolExecutor(num_workers, get_context("spawn"), _hide_progress) as pool:
+    with ProcessPoolExecutor(num_workers, get_context("spawn"), _begin, (server_socket(),)) as pool:
         futures = {pool.submit(simulate_layout, steps, layout, num_cores): n for n, layout in enumerate(layouts)}
         found: dict[int, SimulatedStep] = {}
         for future in as_completed(futures):
@@ -50,8 +52,9 @@ def simulate_layouts(
     return [found[position] for position in range(len(layouts))]
 
 
-def _hide_progress() -> None:
-    """Keep this process from animating the terminal, on which its parent shows the progress of all layouts."""
+def _begin(tracers: socket) -> None:
+    """Share the parent's tracers, and leave the terminal to it, which shows the progress of all layouts."""
+    share(tracers)
     os.environ["TERM"] = "dumb"
 
 

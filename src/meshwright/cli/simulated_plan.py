@@ -19,6 +19,7 @@ from meshwright.report.simulated_table import why_dropped
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Candidate, Plan
 from meshwright.spec.simulated_step import SimulatedStep
+from meshwright.tracer.fork_server import server_socket
 from meshwright.units import format_bytes, format_duration
 
 
@@ -40,6 +41,8 @@ def simulated_plan(question: Question, finalists: Finalists) -> Plan:
     simulation, steps within the error of ranking count as equal. Raises InfeasibleLayout where none of them fits.
     """
     _require_runnable(question, finalists.resolved)
+    # It imports torch while the search runs.
+    server_socket()
     num_runners_up = max(finalists.num_runners_up, finalists.num_simulated - 1)
     plan = make_plan(question, num_runners_up, finalists.min_scored)
     candidates = _simulated([plan.pick, *plan.runners_up][: finalists.num_simulated], question, finalists)

@@ -1,4 +1,4 @@
-"""python -m meshwright.tracer.rank_process ORDER: traces ranks, each in a process of its own, for trace_ranks()."""
+"""main(): traces ranks, each in a process of its own, for trace_ranks()."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ _NUM_STEPS_BEFORE = 1
 """The first step makes the optimizer's state; the next are all alike."""
 
 
-def main() -> None:
-    """Write the traces that the order in argv[1], a JSON object, asks for; ends at the first that fails."""
-    order: dict[str, Any] = json.loads(sys.argv[1])
+def main(order: dict[str, Any]) -> None:
+    """Write the traces that the order of trace_ranks() asks for; ends at the first that fails."""
     with _failure_said(order):
         mode = prepare(order["device"], order["routing"])
     # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
@@ -217,7 +216,3 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
 
 def _leave_as_it_is(*_: Any, **__: Any) -> None:
     """Stand in for drawing initial weights: fake tensors hold no numbers, and drawing them takes the longest."""
-
-
-if __name__ == "__main__":
-    main()

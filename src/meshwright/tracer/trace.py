@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -13,13 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.device import Device
 from meshwright.spec.trace import Trace
+from meshwright.tracer.fork_server import Tracing, fork
 
 _TIMEOUT_S = 1800.0
 _PROGRESS_S = 0.5
@@ -71,13 +70,11 @@ def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NU
     with tempfile.TemporaryDirectory() as folder:
         out = {rank: f"{folder}/{rank}.npz" for rank in ranks}
         said = Path(folder) / "said.txt"
-        order = json.dumps({**program._asdict(), "out": out, "said": str(said), "num_processes": num_processes})
-        # Fake tensors compute nothing, so threads would only wait; and a process that has some cannot be forked.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "meshwright.tracer.rank_process", order]
+        asked = {str(rank): file for rank, file in out.items()}
+        order = {**program._asdict(), "out": asked, "said": str(said), "num_processes": num_processes}
         try:
-            code, stderr = _run(command, environment, [Path(file) for file in out.values()])
-        except subprocess.TimeoutExpired as error:
+            code, stderr = _run(order, Path(folder) / "stderr.txt", [Path(file) for file in out.values()])
+        except TimeoutError as error:
             raise UnsupportedError(f"{_named(program, ranks)} took longer than {_TIMEOUT_S:.0f} s to trace") from error
         if code != 0:
             failure = json.loads(said.read_text(encoding="utf-8")) if said.exists() else {}
@@ -87,37 +84,31 @@ def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NU
         return {rank: Trace.load(Path(file)) for rank, file in out.items()}
 
 
-def _run(command: Sequence[str], environment: dict[str, str], files: Sequence[Path]) -> tuple[int, str]:
+def _run(order: dict[str, Any], stderr: Path, files: Sequence[Path]) -> tuple[int, str]:
     """Return the exit code of a process that writes `files`, one a rank, and its stderr.
 
     Whatever stops this process stops the ones that it started.
     """
-    group = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-    try:
-        with _terminable():
-            stderr = _followed(group, files)
-    except BaseException:
-        os.killpg(group.pid, signal.SIGKILL)
-        group.communicate()
-        raise
-    return group.returncode, stderr
+    with _terminable():
+        tracing = fork(stderr)
+        try:
+            tracing.begin(order)
+            return _followed(tracing, files), tracing.stderr()
+        finally:
+            tracing.kill()
 
 
-def _followed(group: subprocess.Popen[str], files: Sequence[Path]) -> str:
-    """Return what a process wrote to stderr; a terminal shows meanwhile how many of `files` are there."""
+def _followed(tracing: Tracing, files: Sequence[Path]) -> int:
+    """Return the exit code of a process; a terminal shows meanwhile how many of `files` exist."""
     start_s = time.monotonic()
     with Console(stderr=True).status(f"traced 0 of {len(files)} ranks") as status:
-        while True:
-            try:
-                return group.communicate(timeout=_PROGRESS_S)[1]
-            except subprocess.TimeoutExpired:
-                took_s = time.monotonic() - start_s
-                if took_s > _TIMEOUT_S:
-                    raise
-                num_done = sum(file.exists() for file in files)
-                status.update(f"traced {num_done} of {len(files)} ranks in {took_s:.0f} s")
+        while (code := tracing.wait(_PROGRESS_S)) is None:
+            took_s = time.monotonic() - start_s
+            if took_s > _TIMEOUT_S:
+                raise TimeoutError
+            num_done = sum(file.exists() for file in files)
+            status.update(f"traced {num_done} of {len(files)} ranks in {took_s:.0f} s")
+    return code
 
 
 @contextmanager
