@@ -313,6 +313,14 @@ def compiled_whole(device: torch.device, rank: int, world_size: int) -> Step:
     return _training(torch.compile(model), torch.randn(4, WIDTH, device=device))
 
 
+def compiled_and_reduced(device: torch.device, rank: int, world_size: int) -> Step:
+    """Reduce the gradients of a compiled model; those of its biases are sums that take two kernels each."""
+    width = 512
+    parts = [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(2)]
+    model = torch.compile(nn.Sequential(*parts).to(device))
+    return _training(DistributedDataParallel(model), torch.randn(2, 256, width, device=device))
+
+
 NUM_MICROBATCHES = 8
 
 

@@ -202,7 +202,7 @@ def test_stages_of_torchs_own_pipeline_are_sent_their_shapes(schedule: str, num_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", ["compiled", "compiled_whole"])
+@pytest.mark.parametrize("program", ["compiled", "compiled_whole", "compiled_and_reduced"])
 def test_a_compiled_model_records_its_kernels(tmp_path: Path, program: str) -> None:
     found = ops(trace_of(traced(tmp_path, program), program))
     assert any(op.startswith("inductor.fused") for op in found)

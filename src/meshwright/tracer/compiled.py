@@ -144,6 +144,7 @@ class CompiledGraph:
         own = set(kernel.nodes)
         reads = dict.fromkeys(one for node in kernel.nodes for one in node.all_input_nodes if one not in own)
         inputs = tensors_in([self._quietly(node, values) for node in reads])
+        written_before = own.intersection(values)
         for node in kernel.results:
             if node in kernel.in_place:
                 values[node] = self._quietly(kernel.in_place[node], values)
@@ -153,8 +154,8 @@ class CompiledGraph:
         if number not in self._signatures:
             self._signatures[number] = _signature(kernel, outputs)
         self._mode.kernel(self._signatures[number], inputs, outputs)
-        for node in own.difference(kernel.results):
-            # It stays in registers.
+        # The others stay in registers, but for those that an earlier kernel wrote: later kernels may read them, too.
+        for node in own.difference(kernel.results, written_before):
             values.pop(node, None)
 
     def _empty_like(self, node: fx.Node) -> Tensor:
