@@ -25,7 +25,9 @@ class CollectiveOrder:
         for place, found in enumerate(step):
             known = self._at(place)
             if known is None or _kind(known) != _kind(found):
-                return [*self._with_modules(step[:place]), *step[place:]], Departure(found=found, known=known)
+                is_skip = any(_kind(later) == _kind(found) for later in self._known[place + 1 :])
+                departure = Departure(found=found, known=known, is_skip=is_skip)
+                return [*self._with_modules(step[:place]), *step[place:]], departure
         return self._with_modules(step), None
 
     def after(self, step: Sequence[Collective]) -> Collective | None:

@@ -112,14 +112,16 @@ class _Doctor:
             return None
         rank, departure = min(left.items())
         known = departure.known or departure.found
-        place, module = place_of_call(self._records[rank], departure.found)
+        place, caller = place_of_call(self._records[rank], departure.found)
+        # Of a collective that was skipped the stack shows only where the rank continued.
+        module = known.module if departure.is_skip else caller or known.module
         headline = f"{say_ranks(sorted(left))} left the order of collectives: {say_departure(departure, place)}"
         advice = (
             "Every rank must ask for the same collectives, every time: look in this module for a branch that only some "
             "ranks take (on the rank's number, on data, on an exception that is swallowed)."
         )
         return self._say("departed", sorted(left), headline, advice, self._first_wait_for([rank])).replace(
-            module=module or known.module, collective=say_collective(known, self._group(rank, known.group))
+            module=module, collective=say_collective(known, self._group(rank, known.group))
         )
 
     def disagrees(self) -> Diagnosis | None:

@@ -44,6 +44,8 @@ class Departure(Noun):
     """What it asked for."""
     known: Collective | None
     """What the earlier step had asked for; None where that had no more."""
+    is_skip: bool = False
+    """Whether the earlier step asked for what was found later on: the rank skipped `known`."""
 
 
 class Frame(Noun):

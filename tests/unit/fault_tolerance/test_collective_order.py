@@ -50,6 +50,15 @@ def test_a_skipped_collective_is_a_departure(sizes: list[int], data: st.DataObje
     assert [one.module for one in placed] == [*(one.module for one in known[:place]), *[None] * (len(step) - place)]
 
 
+def test_a_skipped_collective_is_distinguished_from_an_extra_one() -> None:
+    order = CollectiveOrder([collective(1), collective(2), collective(3)])
+    _, skip = order.placed([collective(1), collective(3)])
+    _, extra = order.placed([collective(1), collective(4)])
+    assert skip is not None
+    assert extra is not None
+    assert (skip.is_skip, extra.is_skip) == (True, False)
+
+
 def test_one_more_than_ever_is_a_departure_from_nothing() -> None:
     _, departure = CollectiveOrder([collective(1)]).placed([collective(1), collective(2)])
     assert departure is not None

@@ -141,6 +141,15 @@ def test_an_extra_collective_is_named_with_the_module_and_the_line_that_call_it(
     assert "at model.py:8 in Mine.forward, in module blocks.1.mine" in found.headline
 
 
+def test_a_skipped_collective_is_named_with_its_own_module_and_not_where_the_rank_continued() -> None:
+    known = entered("a", "all_reduce", "all_reduce", "all_gather")
+    found = known[2].replace(sequence=2, is_done=False)
+    departure = Departure(found=found, known=known[1], is_skip=True)
+    stack = [Frame(file="model.py", line=8, function="Mine.forward", module="blocks.3")]
+    own = record(1, [known[0], found], departure=departure, stack=stack)
+    assert diagnose(evidence([record(0, known[:2]), own, record(2, []), record(3, [])])).module == "blocks.2"
+
+
 def test_a_rank_whose_record_is_stale_is_said_to_have_moved_since() -> None:
     found = diagnose(replace(evidence([record(rank, []) for rank in range(3)]), stale=(3,)))
     assert any(one.startswith("rank 3's flight record is older than its last mark") for one in found.evidence)
