@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import foreign_programs
@@ -170,6 +171,11 @@ def test_buckets_are_those_of_a_real_reducer_after_its_first_step(folder: Path, 
     wanted += [size] if size else []
     assert len(wanted) > 1
     assert collectives(found, "c10d.allreduce_.default") == wanted
+    # They are marked as DDP's, as are the waits for them: their group has no name.
+    is_marked = found.records.scope == found.scopes.index("DDP::all_reduce")
+    kinds = Counter(found.records.kind[is_marked].tolist())
+    assert kinds[RecordKind.COLLECTIVE] == kinds[RecordKind.WAIT] == len(wanted)
+    assert not np.isin(found.records.kind[~is_marked], (RecordKind.COLLECTIVE, RecordKind.WAIT)).any()
     assert math.isclose(sum(wanted), foreign_programs.BUCKET_DEPTH * (width + 1) * width * FLOAT_BYTES)
 
 

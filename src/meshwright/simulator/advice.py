@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.simulator.overlap import FSDP_GATHER, FSDP_REDUCE
 from meshwright.spec.overlap import Exposed, Overlap
+from meshwright.spec.step_parts import DDP_MARK
 from meshwright.units import format_duration
 
 _MOST = 3
@@ -37,7 +38,27 @@ def _change_of_program(one: Exposed) -> str:
         if "allreduce" in one.op:
             return "more tokens in each backward"
         return "more tokens in each backward, or fully_shard() over fewer ranks (a mesh with a replicated dimension)"
+    if one.scope.startswith(DDP_MARK):
+        return "more tokens in each backward, or a smaller bucket_cap_mb"
+    if one.axis.startswith("pp"):
+        return "more microbatches, or another schedule"
+    return _how_to_begin_async(one) + " and ".join(_changes_of_order(one))
+
+
+def _how_to_begin_async(one: Exposed) -> str:
+    """Return the call that does not wait for its own end; "" where the program makes it already."""
+    if one.is_async or not one.op.startswith("c10d."):
+        return ""
+    return "with isend() or irecv(), " if _is_message(one) else "with async_op=True, "
+
+
+def _changes_of_order(one: Exposed) -> list[str]:
     least_s = _LEAST_PART * one.gain_s
-    earlier = ["start it as soon as its input is written"] if one.earlier_s > least_s else []
+    ready = "its buffer is free" if one.op.startswith("c10d.recv") else "its input is written"
+    earlier = [f"start it as soon as {ready}"] if one.earlier_s > least_s else []
     later = ["call wait() where its result is first used"] if one.later_s > least_s else []
-    return "with async_op=True, " + " and ".join(earlier + later)
+    return earlier + later
+
+
+def _is_message(one: Exposed) -> bool:
+    return one.op.startswith(("c10d.send", "c10d.recv"))

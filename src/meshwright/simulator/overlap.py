@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,10 +33,21 @@ _KEYS_OF_AXIS = {
 _NUMBER = re.compile(r"\d+")
 
 
+class _Place(NamedTuple):
+    """What collectives have in common that are one entry."""
+
+    axis: str
+    op: str
+    phase: str
+    scope: str
+    is_async: bool
+    keys: tuple[str, ...]
+
+
 def overlap_of(trace: Trace, timeline: Timeline) -> Overlap:
     """Return what is exposed of a rank's communication in a step that was played from its trace, by kind and place."""
     moments = _Moments(trace, timeline)
-    found: dict[tuple[str, str, str, str, tuple[str, ...]], list[tuple[float, ...]]] = defaultdict(list)
+    found: dict[_Place, list[tuple[float, ...]]] = defaultdict(list)
     total_s = 0.0
     for record in np.flatnonzero(np.isin(trace.records.kind, COMMUNICATES)).tolist():
         start_s, end_s = moments.start_s[record], moments.end_s[record]
@@ -48,8 +60,8 @@ def overlap_of(trace: Trace, timeline: Timeline) -> Overlap:
             later_s = min(exposed_s, moments.computed_s(end_s, max(moments.needed_s(record), end_s)))
             found[_place(trace, record)].append((exposed_s, earlier_s, later_s, min(exposed_s, earlier_s + later_s)))
     exposed = [
-        Exposed(axis=axis, op=op, phase=phase, scope=scope, keys=keys, count=len(rows), **_sums(rows))
-        for (axis, op, phase, scope, keys), rows in found.items()
+        Exposed(**place._asdict(), count=len(rows), **_sums(rows))  # type: ignore[arg-type]
+        for place, rows in found.items()
     ]
     return Overlap(
         rank=trace.traced.rank,
@@ -127,14 +139,21 @@ def _busy(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
     return moments, np.concatenate([[0.0], np.cumsum(lasts)])
 
 
-def _place(trace: Trace, record: int) -> tuple[str, str, str, str, tuple[str, ...]]:
+def _place(trace: Trace, record: int) -> _Place:
     """Return the axis, operation, phase and place of a record, and the keys that have a say in it."""
     records = trace.records
     group, signature, scope = records.group[record], records.signature[record], trace.scopes[records.scope[record]]
     axis = "" if group == NONE else trace.group_names[group]
     phase = trace.phases[records.phase[record]]
     op = "" if signature == NONE else trace.signatures[signature].op
-    return axis, op, phase, _NUMBER.sub("*", scope), _keys(axis, scope, phase)
+    return _Place(axis, op, phase, _NUMBER.sub("*", scope), _is_async(trace, record), _keys(axis, scope, phase))
+
+
+def _is_async(trace: Trace, record: int) -> bool:
+    """Return whether anything else comes between a collective and the wait for it."""
+    records, after = trace.records, record + 1
+    is_wait = after < len(records) and records.kind[after] == RecordKind.WAIT
+    return not (is_wait and records.work[after] == records.work[record])
 
 
 def _keys(axis: str, scope: str, phase: str) -> tuple[str, ...]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.simulator.engine import Host, Played
 from meshwright.simulator.matching import CommOps
 from meshwright.simulator.moments import Moments
 from meshwright.simulator.waited import waited_records
-from meshwright.spec.step_parts import FSDP_MARK
+from meshwright.spec.step_parts import DDP_MARK, FSDP_MARK
 from meshwright.spec.timeline import Floats, MemoryCurve, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.traces import Traces
@@ -99,13 +100,18 @@ def _rank_spans(trace: Trace, comm_ops: CommOps, when: Moments, host: Host, text
     comm_op, signature = comm_ops.of_record[host.rank], records.signature.copy()
     waited = waited_records(trace)
     signature[waited != NONE] = records.signature[waited[waited != NONE]]
-    axes = texts.axes.positions(tuple(channel.axis for channel in comm_ops.channels))
+    names = tuple(channel.axis for channel in comm_ops.channels)
+    axes = texts.axes.positions(names)
     channel = np.where(comm_op == NONE, NONE, comm_ops.channel[comm_op] if len(comm_ops) else NONE)
     channel[waited != NONE] = channel[waited[waited != NONE]]
     axis = axes[channel]
     is_copy = np.array([one.place in ("to_device", "to_host") for one in trace.signatures] + [False])[records.signature]
     kind[is_copy] = SpanKind.COMMUNICATION
-    of_fsdp = np.array([scope.startswith(FSDP_MARK) for scope in trace.scopes] + [False])[records.scope]
+    of_fsdp, of_ddp = (_in_scope(trace, mark) for mark in (FSDP_MARK, DDP_MARK))
+    if of_ddp.any():
+        # Only what is shown gets the name: in one order with DDP are all other collectives of its group.
+        named = texts.axes.positions(tuple(f"dp {name}".rstrip() if _is_nameless(name) else name for name in names))
+        axis = np.where(of_ddp, named[channel], axis)
     for mask, name in ((is_copy & ~of_fsdp, HOST_COPY), (is_copy & of_fsdp, f"fsdp ({HOST_COPY})")):
         if mask.any():
             axis[mask] = texts.axes.positions((name,))[0]
@@ -120,7 +126,7 @@ def _rank_spans(trace: Trace, comm_ops: CommOps, when: Moments, host: Host, text
         "phase": texts.phases.positions(trace.phases)[records.phase],
         "action": texts.actions.positions(trace.actions)[records.action],
         "axis": axis,
-        "num_bytes": records.num_bytes,
+        "num_bytes": np.where(is_copy, _written_bytes(trace)[records.signature], records.num_bytes),
         "record": np.arange(len(records)),
     }
     is_span = (when.end_s > when.start_s) & (records.kind != RecordKind.HOST_SYNC)
@@ -128,6 +134,21 @@ def _rank_spans(trace: Trace, comm_ops: CommOps, when: Moments, host: Host, text
     slowed = _slowed_spans(rows, when, axes[comm_ops.channel[[one.comm_op for one in when.slowed]]], texts)
     both = _joined(rows.take(is_span), _host_spans(rows, trace, host, texts), slowed)
     return both.take(np.argsort(both.start_s, kind="stable"))
+
+
+def _in_scope(trace: Trace, mark: str) -> NDArray[np.bool_]:
+    """Return which records are in a scope that begins with `mark` [records]."""
+    return np.array([scope.startswith(mark) for scope in trace.scopes] + [False])[trace.records.scope]
+
+
+def _is_nameless(axis: str) -> bool:
+    """Return whether a group has no mesh axis, but perhaps a communicator of its own."""
+    return not axis or axis.startswith("(")
+
+
+def _written_bytes(trace: Trace) -> Ints:
+    """Return what each operation writes, and 0 for a position of -1, at the end."""
+    return np.array([*(one.written_bytes for one in trace.signatures), 0], np.int64)
 
 
 def _slowed_spans(columns: Spans, when: Moments, axis: Ints, texts: Texts) -> Spans:

@@ -27,6 +27,8 @@ class Exposed(Noun):
     """Of it, what computation behind could hide if nobody waited for them before what they write is used."""
     gain_s: NonNegativeFloat
     """What both would save, if nothing else waited instead."""
+    is_async: bool = False
+    """Whether the program already does something else before it waits for them."""
     keys: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Keys of a job that change when they begin, or how long they take."""
 

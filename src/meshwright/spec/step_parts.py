@@ -75,6 +75,8 @@ PART_OF_AXIS = {
 
 FSDP_MARK = "FSDP::"
 """How torch marks what FSDP2 does between modules; a scope that begins with it is no part of the model."""
+DDP_MARK = "DDP::"
+"""How the tracer marks what DistributedDataParallel does between modules."""
 _PART_OF_PHASE = {"recompute": "recompute_s", "optimizer": "optimizer_s"}
 _COMPUTING_PARTS = ("compute_s", "recompute_s", "optimizer_s")
 _COMMUNICATION_PARTS = tuple(dict.fromkeys((*PART_OF_AXIS.values(), "other_s")))
@@ -162,21 +164,21 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
 def parts_of_computing(timeline: Timeline) -> Ints:
     """Return for each span the position in PARTS of what it belongs to if it computes [spans]."""
     by_phase = _positions(timeline.phases, _PART_OF_PHASE, "compute_s", timeline.spans.phase)
-    return np.where(_is_of_fsdp(timeline), PARTS.index("compute_s"), by_phase)
+    return np.where(_is_data_parallel(timeline), PARTS.index("compute_s"), by_phase)
 
 
 def _parts_of_communicating(timeline: Timeline) -> Ints:
     """Return for each span the position in PARTS of what it belongs to if it communicates [spans].
 
-    FSDP2's own is data-parallel whatever a program calls the dims of its mesh.
+    That of FSDP2 and DDP is data-parallel whatever a program calls the dims of its mesh.
     """
     by_axis = _positions(timeline.axes, PART_OF_AXIS, "other_s", timeline.spans.axis)
     is_unknown = by_axis == PARTS.index("other_s")
-    return np.where(is_unknown & _is_of_fsdp(timeline), PARTS.index("dp_s"), by_axis)
+    return np.where(is_unknown & _is_data_parallel(timeline), PARTS.index("dp_s"), by_axis)
 
 
-def _is_of_fsdp(timeline: Timeline) -> Mask:
-    is_marked = np.array([scope.startswith(FSDP_MARK) for scope in timeline.scopes] + [False])
+def _is_data_parallel(timeline: Timeline) -> Mask:
+    is_marked = np.array([scope.startswith((FSDP_MARK, DDP_MARK)) for scope in timeline.scopes] + [False])
     of_spans: Mask = is_marked[timeline.spans.scope]
     return of_spans
 

@@ -7,6 +7,8 @@ is part of a copy otherwise, is an operation of its own then.
 Before the second step its reducer cuts new buckets, in the order in which the gradients of the first one came. Ranks
 agree on that order by a broadcast of numbers, which fake tensors do not hold; here each takes its own. Until then all
 gradients are one bucket.
+
+What it communicates is marked, as torch marks what FSDP2 does: the group is often that of all ranks, without a name.
 """
 
 # No future annotations: torch reads those of a hook.
@@ -20,8 +22,12 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as module
+from torch.profiler import record_function
 
+from meshwright.spec.step_parts import DDP_MARK
 from meshwright.tracer.torch_names import replace
+
+_REDUCES, _SENDS_BUFFERS = f"{DDP_MARK}all_reduce", f"{DDP_MARK}broadcast_buffers"
 
 
 def reduce_by_hook() -> None:
@@ -31,6 +37,7 @@ def reduce_by_hook() -> None:
     replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
     replace(DistributedDataParallel, "__init__", _with_hook)
     replace(DistributedDataParallel, "_pre_forward", _with_new_buckets)
+    replace(DistributedDataParallel, "_sync_buffers", record_function(_SENDS_BUFFERS))
 
 
 def _with_hook(make: Callable[..., None]) -> Callable[..., None]:
@@ -109,11 +116,12 @@ def _size_limits(model: DistributedDataParallel) -> list[int]:
 
 
 def _reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    buffer = bucket.buffer().div_(group.size())
-    work = dist.all_reduce(buffer, group=group, async_op=True)
+    with record_function(_REDUCES):
+        buffer = bucket.buffer().div_(group.size())
+        work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None
     # When backward is done it waits for all of them.
-    torch.autograd.Variable._execution_engine.queue_callback(work.wait)
+    torch.autograd.Variable._execution_engine.queue_callback(record_function(_REDUCES)(work.wait))
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(buffer)
     return done

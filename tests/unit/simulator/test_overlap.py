@@ -36,15 +36,20 @@ def played(trace: Trace, *spans: tuple[int, float, float]) -> Timeline:
     )
 
 
-def step_with_a_collective(scope: str = "block.3") -> Trace:
-    """Return: a producer, work that needs neither, the collective, more such work, and who needs its result."""
+def step_with_a_collective(scope: str = "block.3", op: str = "all_gather", *, is_sync: bool = False) -> Trace:
+    """Return: a producer, work that needs neither, the collective, more such work, and who needs its result.
+
+    A collective that is sync is waited for at once, by one more record.
+    """
     step = WrittenStep()
     weight = step.there(8)
     made = step.make(8, reads=(weight,))
     step.make(8, reads=(weight,))
     step.scope = scope
     result = step.make(8)
-    step.op(reads=(made,), writes=(result,), op="all_gather", **COLLECTIVE)
+    step.op(reads=(made,), writes=(result,), op=op, work=0, **COLLECTIVE)
+    if is_sync:
+        step.op(kind=int(RecordKind.WAIT), work=0)
     step.scope = ""
     step.make(8, reads=(weight,))
     step.op(reads=(result,))
@@ -108,14 +113,30 @@ def test_a_job_is_advised_by_its_keys_and_a_program_by_calls() -> None:
     assert suggestions(overlap, 11_000.0, is_job=False) == ()
 
 
-def test_a_programs_own_collective_could_start_earlier_or_be_waited_for_later() -> None:
-    spans = [(0, 0.0, 1.0), (1, 1.0, 3.0), (3, 3.0, 9.0), (4, 9.0, 10.0), (5, 10.0, 11.0)]
-    overlap = found(step_with_a_collective(), *spans)
+def advice_to_a_program(trace: Trace) -> str:
+    """Return the suggestion for the step's collective, where two computations come after it."""
+    first, second = len(trace.records) - 2, len(trace.records) - 1
+    overlap = found(trace, (0, 0, 1), (1, 1, 3), (3, 3, 9), (first, 9, 10), (second, 10, 11))
     assert suggestions(overlap, 11.0, is_job=True) == ()
     (program,) = suggestions(overlap, 11.0, is_job=False)
-    assert program.endswith(
-        "with async_op=True, start it as soon as its input is written and call wait() where its result is first used"
-    )
+    return program.partition("could hide behind computation: ")[2]
+
+
+ORDER = "start it as soon as its input is written and call wait() where its result is first used"
+
+
+def test_a_programs_own_collective_could_start_earlier_or_be_waited_for_later() -> None:
+    trace = step_with_a_collective(op="c10d.allreduce_.default", is_sync=True)
+    assert advice_to_a_program(trace) == f"with async_op=True, {ORDER}"
+
+
+def test_what_is_async_already_is_not_advised_to_become_so() -> None:
+    assert advice_to_a_program(step_with_a_collective(op="c10d.allreduce_.default")) == ORDER
+
+
+def test_the_reductions_of_ddp_are_advised_by_what_its_user_can_change() -> None:
+    trace = step_with_a_collective("DDP::all_reduce", "c10d.allreduce_.default")
+    assert advice_to_a_program(trace) == "more tokens in each backward, or a smaller bucket_cap_mb"
 
 
 def test_a_step_that_communicates_nothing_exposes_nothing() -> None:

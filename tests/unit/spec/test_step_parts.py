@@ -85,9 +85,10 @@ def test_what_fsdp_computes_is_compute_in_every_phase(phase: int) -> None:
     assert (parts.dp_s, parts.compute_s, parts.total_s) == (0.0, 4.0, 4.0)
 
 
-def test_what_fsdp_sends_along_a_dim_of_any_name_is_data_parallel() -> None:
+@pytest.mark.parametrize("mark", ["FSDP::post_backward_reduce (blocks.0)", "DDP::all_reduce"])
+def test_what_fsdp_and_ddp_send_along_a_dim_of_any_name_is_data_parallel(mark: str) -> None:
     own, program = (span(COMMUNICATION, 0, 2, stream=1, scope=place, **of_axis("world")) for place in (0, 1))
-    scopes, axes = ("FSDP::post_backward_reduce (blocks.0)", "blocks.0"), ("tp", "fsdp", "cp", "replicas")
+    scopes, axes = (mark, "blocks.0"), ("tp", "fsdp", "cp", "replicas")
     parts = [step_parts(replace(timeline_of([row], 2.0), scopes=scopes, axes=axes)) for row in (own, program)]
     assert [(one.dp_s, one.other_s) for one in parts] == [(2.0, 0.0), (0.0, 2.0)]
 
