@@ -205,6 +205,9 @@ def test_stages_of_torchs_own_pipeline_are_sent_their_shapes(schedule: str, num_
         assert kinds[RecordKind.SEND] == kinds[RecordKind.RECEIVE] == num_sent * foreign_programs.NUM_MICROBATCHES
         sent = found.records.num_bytes[found.records.kind == RecordKind.SEND]
         assert set(sent.tolist()) == {2 * foreign_programs.SEQ * foreign_programs.WIDTH * FLOAT_BYTES}
+        # Between a backward and the next forward the schedule exchanges messages: the optimizer comes after it.
+        is_message = np.isin(found.records.kind, (RecordKind.SEND, RecordKind.RECEIVE))
+        assert {found.phases[one] for one in found.records.phase[is_message]} == {"forward", "backward"}
 
 
 @pytest.mark.long

@@ -90,7 +90,7 @@ def _padding(subject: Subject) -> Padding | None:
 
 def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Outcome:
     memory = rank_memory(timeline, traces, subject.layout)
-    ranks = rank_times(timeline, subject.layout)
+    ranks = rank_times(timeline, subject.layout, traces)
     # An idle rank has no operation that could hold less.
     busy = (rank for rank in memory if len(traces.of_rank(rank.rank).records))
     fullest, device = traces.of_rank(max(busy, key=lambda rank: rank.reserved_bytes).rank), subject.cluster.device

@@ -37,13 +37,13 @@ def compute_seconds(timeline: Timeline) -> dict[str, float]:
     return found | {"other": found["other"] + max(step_parts(timeline).compute_s - sum(found.values()), 0.0)}
 
 
-def rank_times(timeline: Timeline, layout: Layout | None) -> tuple[RankTime, ...]:
-    """Return how each of the ranks spends the step."""
+def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None = None) -> tuple[RankTime, ...]:
+    """Return how each of the ranks spends the step; `traces` say where it is in a pipeline if no layout does."""
     return tuple(
         RankTime(
             rank=rank,
             num_ranks=count,
-            pipeline_rank=_pipeline_rank(rank, layout),
+            pipeline_rank=_pipeline_rank(rank, layout, traces),
             parts=step_parts(timeline, rank),
         )
         for rank, count in zip(timeline.ranks, timeline.stands_for, strict=True)
@@ -54,14 +54,23 @@ def rank_memory(timeline: Timeline, traces: Traces, layout: Layout | None) -> tu
     """Return the fullest moment of each of the ranks that hold memory."""
     counts = dict(zip(timeline.ranks, timeline.stands_for, strict=True))
     return tuple(
-        _fullest(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout))
+        _fullest(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout, traces))
         for curve in timeline.memory
         if len(curve.allocated_bytes)
     )
 
 
-def _pipeline_rank(rank: int, layout: Layout | None) -> int:
-    return 0 if layout is None else rank // (layout.num_ranks // layout.pp)
+def _pipeline_rank(rank: int, layout: Layout | None, traces: Traces | None) -> int:
+    """Return a rank's place in its pipeline: without a layout, its place in the group that is named pp, or 0."""
+    if layout is not None:
+        return rank // (layout.num_ranks // layout.pp)
+    if traces is None:
+        return 0
+    trace = traces.of_rank(rank)
+    rank = trace.traced.rank
+    named = zip(trace.group_names, trace.groups, strict=True)
+    stages = (ranks for name, ranks in named if name.partition(" (")[0] == "pp" and rank in ranks)
+    return next((ranks.index(rank) for ranks in stages), 0)
 
 
 def _fullest(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) -> RankMemory:

@@ -50,6 +50,8 @@ class Scopes:
         """The action of the pipeline's schedule, as spec/action.py writes it; None outside of all."""
         self.is_compiled_forward = False
         """Whether a compiled graph runs what it has of its forward."""
+        self.is_in_schedule = False
+        """Whether one of torch's own pipeline schedules runs: what it does after a backward is no optimizer's."""
         self._open = [_Open("", _NO_TASK, is_again=False)]
         self._names = weakref.WeakKeyDictionary[nn.Module, str]()
         self._first_nodes, self._makers = [0], [""]
@@ -74,7 +76,10 @@ class Scopes:
 
     @property
     def phase(self) -> str:
-        """Return forward, backward, recompute or optimizer, which is all between the last backward and a forward."""
+        """Return forward, backward, recompute or optimizer: what follows a backward, up to the next forward.
+
+        In a pipeline schedule of torch's that is part of backward: messages, and the reductions of FSDP2.
+        """
         if torch._C._current_graph_task_id() != _NO_TASK:
             self._is_after_backward = True
             # Of what a backward runs only a forward that is done again wants gradients, but for its own functions.
@@ -82,7 +87,9 @@ class Scopes:
             return "recompute" if is_again else "backward"
         if self.action is not None:
             return "forward" if parse_action(self.action).kind.endswith("F") else "backward"
-        return "optimizer" if self._is_after_backward else "forward"
+        if self._is_after_backward:
+            return "backward" if self.is_in_schedule else "optimizer"
+        return "forward"
 
     def begin(self) -> None:
         """Take what comes for the beginning of a step: no longer what follows a backward."""

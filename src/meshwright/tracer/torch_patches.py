@@ -38,7 +38,7 @@ from meshwright.tracer.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_fused_optimizer import update_shards_in_place
 from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
-from meshwright.tracer.torch_pipelining import mark_stage_messages, vote_by_own_stages
+from meshwright.tracer.torch_pipelining import follow_schedules, mark_stage_messages, vote_by_own_stages
 from meshwright.tracer.unknown_number import UnknownNumber
 from meshwright.tracer.untraceable import refuse_fsdp1, refuse_number, refuse_object_collectives
 
@@ -64,6 +64,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     read_without_workers()
     vote_by_own_stages()
     mark_stage_messages()
+    follow_schedules(recorder.scopes)
     # Draws by a state of random numbers that it keeps on the device; nothing is drawn here. Up to torch 2.12 making one
     # compares the states of all ranks.
     replace(_dispatch, "is_rng_supported_mesh", lambda _: lambda _: False)

@@ -7,6 +7,7 @@ taken to be built alike, and a rank's own decide. Checked in torch 2.13 and 2.15
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.pipelining import schedules
 
 from meshwright.tracer.object_exchange import ObjectExchange
+from meshwright.tracer.scopes import Scopes
 from meshwright.tracer.torch_names import replace
 
 
@@ -37,6 +39,24 @@ def vote_by_own_stages() -> None:
 def mark_stage_messages() -> None:
     """Have schedules say when they exchange messages, from now on."""
     replace(schedules, "_batch_p2p", _marked)
+
+
+def follow_schedules(scopes: Scopes) -> None:
+    """Have schedules say when they run, from now on."""
+
+    def followed(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            scopes.is_in_schedule = True
+            try:
+                return step(*args, **kwargs)
+            finally:
+                scopes.is_in_schedule = False
+
+        return stepped
+
+    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        replace(kind, "step", followed)
 
 
 def _marked(exchange: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hand_traces import Script, all_of
 from meshwright.simulator.exposure import exposed_places
 from meshwright.simulator.outcome import compute_seconds, rank_times
 from meshwright.spec.layout import Layout
@@ -25,6 +26,16 @@ def test_ranks_take_the_whole_step() -> None:
     ranks = rank_times(timeline, Layout(pp=4, dp_shard=2))
     assert [one.pipeline_rank for one in ranks] == [0, 1, 2, 3]
     assert [one.parts.total_s for one in ranks] == pytest.approx([timeline.step_s] * 4)
+
+
+def test_the_pipeline_ranks_of_a_program_are_places_in_its_pp_group() -> None:
+    timeline = simulated_step(num_ranks=2, stands_for=1)
+    first, last = (Script(rank, world_size=2) for rank in timeline.ranks)
+    # In the order of the mesh, where the pipeline begins at the later rank.
+    first.send(1, (1, 0))
+    last.receive(0, (1, 0))
+    ranks = rank_times(timeline, None, all_of(first, last))
+    assert [one.pipeline_rank for one in ranks] == [1, 0]
 
 
 def test_a_gather_that_the_stream_waits_for_is_exposed_and_one_beside_computation_is_hidden() -> None:
