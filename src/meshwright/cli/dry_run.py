@@ -15,7 +15,7 @@ from meshwright.simulator.advice import suggestions
 from meshwright.simulator.check import check, mismatches
 from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
-from meshwright.simulator.hazards import hazards
+from meshwright.simulator.hazards import hazards_in_background
 from meshwright.simulator.liveness import liveness_of
 from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_times
 from meshwright.simulator.overlap import overlap_of
@@ -55,13 +55,16 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
     """
     problems = mismatches(traces, conditions)
     num_traced = len(traces.traces)
-    found = hazards(traces)
     classes = traces if problems or conditions.faults else grouped(traces)
     try:
         timeline = None if problems else simulate(classes, subject.cluster, subject.name, conditions)
     except NeverEnds:
         # Of all ranks, so that the ones to blame are named.
         timeline, problems = None, check(traces, conditions)
+    # Tables are made by one process, so that other processors are free.
+    with hazards_in_background(traces) as found:
+        outcome = None if timeline is None else _outcome(subject, classes, timeline, conditions)
+        of_ranks = found()
     device = subject.cluster.device
     run = DryRun(
         job=subject.name,
@@ -73,10 +76,10 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         workload=subject.workload,
         usable_memory_bytes=round(device.usable_memory_bytes),
         problems=problems,
-        hazards=found,
+        hazards=of_ranks,
         num_traced=num_traced,
         padding=_padding(subject),
-        outcome=None if timeline is None else _outcome(subject, classes, timeline, conditions),
+        outcome=outcome,
     )
     return run, timeline
 

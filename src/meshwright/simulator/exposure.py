@@ -8,6 +8,7 @@ Ignored: that two collectives of one rank may be exposed at once; StepParts says
 from __future__ import annotations
 
 import re
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -24,10 +25,10 @@ def collective_uses(timeline: Timeline, traces: Traces) -> tuple[CollectiveUse, 
     """Return what each kind of communication costs the ranks that take part in it, most exposed first."""
     spans, hidden_s = _communication(timeline)
     size = _group_sizes(spans, traces)
-    keys, kind = np.unique(np.stack([spans.axis, spans.name, size]), axis=1, return_inverse=True)
-    kind, weight = kind.ravel(), _weights(timeline, spans)
+    example, kind = _kinds(spans.axis, spans.name, size)
+    weight = _weights(timeline, spans)
     # Every rank counts once for each kind that it takes part in.
-    _, first = np.unique(np.stack([kind, spans.rank]), axis=1, return_index=True)
+    first, _ = _kinds(kind, spans.rank)
     num_ranks = np.bincount(kind[first], weight[first])
     total_s = spans.end_s - spans.start_s
     sums = [np.bincount(kind, weight * of) / num_ranks for of in (1, spans.num_bytes, total_s, total_s - hidden_s)]
@@ -42,7 +43,9 @@ def collective_uses(timeline: Timeline, traces: Traces) -> tuple[CollectiveUse, 
             exposed_s=max(exposed_s, 0.0),
         )
         for (axis, name, ranks), count, num_bytes, took_s, exposed_s in zip(
-            keys.T.tolist(), *(of.tolist() for of in sums), strict=True
+            zip(*(column[example].tolist() for column in (spans.axis, spans.name, size)), strict=True),
+            *(of.tolist() for of in sums),
+            strict=True,
         )
     ]
     return tuple(sorted(uses, key=lambda use: -use.exposed_s))
@@ -53,9 +56,8 @@ def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
     spans, hidden_s = _communication(timeline)
     starred = [_NUMBER.sub("*", scope) for scope in (*timeline.scopes, "")]
     scope = np.unique(starred, return_inverse=True)[1].ravel()[spans.scope]
-    keys = np.stack([spans.axis, spans.name, spans.phase, scope])
-    _, example, kind = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    kind, share = kind.ravel(), _weights(timeline, spans) / sum(timeline.stands_for)
+    example, kind = _kinds(spans.axis, spans.name, spans.phase, scope)
+    share = _weights(timeline, spans) / sum(timeline.stands_for)
     total_s = spans.end_s - spans.start_s
     sums = [np.bincount(kind, share * of) for of in (1, total_s - hidden_s, hidden_s)]
     places = []
@@ -77,8 +79,29 @@ def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
     return tuple(sorted(places, key=lambda one: -one.exposed_s))
 
 
+def _kinds(*columns: Ints) -> tuple[Ints, Ints]:
+    """Return the first row of each distinct combination of values, in the values' order, and the kind of each row."""
+    # One number a row: sorting these is much quicker than sorting rows.
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        key = key * len(values) + place
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    return first, kind
+
+
 def _communication(timeline: Timeline) -> tuple[Spans, Floats]:
     """Return the spans that communicate, and for how long the rank of each computes while it lasts."""
+    if timeline not in _found:
+        # Both tables of one timeline ask for it.
+        _found[timeline] = _hidden(timeline)
+    return _found[timeline]
+
+
+_found: WeakKeyDictionary[Timeline, tuple[Spans, Floats]] = WeakKeyDictionary()
+
+
+def _hidden(timeline: Timeline) -> tuple[Spans, Floats]:
     rows = np.flatnonzero(timeline.spans.kind == SpanKind.COMMUNICATION)
     spans, hidden_s = timeline.spans.take(rows), np.zeros(len(rows))
     for rank in timeline.ranks:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from meshwright.simulator.background import in_background
 from meshwright.simulator.places import place_of
@@ -15,12 +16,23 @@ from meshwright.spec.traces import Traces
 
 def hazards(traces: Traces) -> tuple[Hazard, ...]:
     """Return tensors that streams and communication use in no defined order; empty where there are none."""
-    found: dict[Hashable, dict[int, list[Race]]] = defaultdict(lambda: defaultdict(list))
+    with hazards_in_background(traces) as found:
+        return found()
+
+
+@contextmanager
+def hazards_in_background(traces: Traces) -> Iterator[Callable[[], tuple[Hazard, ...]]]:
+    """Yield a function that waits for and returns hazards(traces)."""
     ranks = sorted(traces.traces)
     of_rank = [traces.traces[rank] for rank in ranks]
     with in_background(races_of, of_rank, sum(len(trace.records) for trace in of_rank)) as races:
-        by_rank = races()
-    for rank, trace, own in zip(ranks, of_rank, by_rank, strict=True):
+        yield lambda: _hazards(traces, dict(zip(ranks, races(), strict=True)))
+
+
+def _hazards(traces: Traces, races: Mapping[int, Sequence[Race]]) -> tuple[Hazard, ...]:
+    found: dict[Hashable, dict[int, list[Race]]] = defaultdict(lambda: defaultdict(list))
+    for rank, own in races.items():
+        trace = traces.traces[rank]
         for race in own:
             places = [place_of(trace, row) for row in (race.first, race.second) if row != NONE]
             found[race.kind, *(_line(place) for place in places)][rank].append(race)

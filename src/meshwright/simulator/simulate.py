@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -57,9 +58,10 @@ def simulate(traces: Traces, cluster: Cluster, name: str = "", conditions: Condi
         if conditions.is_noisy:
             played = clocks(traces, comm_ops, played, conditions)
         when = {host.rank: moments_of(traces.traces[host.rank], comm_ops, played, host) for host in played.hosts}
+        timeline = timeline_of(traces, comm_ops, played, when, _source(traces, cluster, name))
         totals = dict(zip(ranks, found(), strict=True))
     memory = tuple(memory_of(traces.traces[rank], when[rank].start_s, totals[rank]) for rank in when)
-    return timeline_of(traces, comm_ops, played, when, _source(traces, cluster, name), memory)
+    return replace(timeline, memory=memory)
 
 
 def costs_of(traces: Traces, comm_ops: CommOps, cluster: Cluster, conditions: Conditions = USUAL) -> Costs:

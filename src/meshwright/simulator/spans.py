@@ -19,7 +19,7 @@ from meshwright.simulator.matching import CommOps
 from meshwright.simulator.moments import Moments
 from meshwright.simulator.waited import waited_records
 from meshwright.spec.step_parts import DDP_MARK, FSDP_MARK
-from meshwright.spec.timeline import Floats, MemoryCurve, SpanKind, Spans, Timeline, TimelineSource
+from meshwright.spec.timeline import Floats, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.traces import Traces
 
@@ -73,9 +73,8 @@ def timeline_of(
     played: Played,
     when: Mapping[int, Moments],
     source: TimelineSource,
-    memory: tuple[MemoryCurve, ...],
 ) -> Timeline:
-    """Return what was played as a timeline of all representatives, each one's spans by their start."""
+    """Return what was played as a timeline of all representatives, each one's spans by their start, without memory."""
     texts = Texts(*(Names() for _ in range(5)))
     parts = [_rank_spans(traces.traces[host.rank], comm_ops, when[host.rank], host, texts) for host in played.hosts]
     ranks, counts = np.unique(traces.class_of_rank, return_counts=True)
@@ -90,7 +89,6 @@ def timeline_of(
         actions=texts.actions.all(),
         axes=texts.axes.all(),
         spans=_joined(*parts),
-        memory=memory,
     )
 
 
