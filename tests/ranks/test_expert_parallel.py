@@ -46,6 +46,7 @@ class Case:
     """What is trained, apart from its layout."""
 
     router: Mapping[str, Any] = field(default_factory=lambda: AUX_LOSSES)
+    num_experts: int = NUM_EXPERTS
     num_shared_experts: int = 1
     dtype: str = "float64"
     same_tokens: bool = False
@@ -62,7 +63,7 @@ class Case:
             num_kv_heads=2 if self.latent is None else 4,
             head_dim=4 if self.latent is None else 6,
             ffn_dim=24,
-            num_experts=NUM_EXPERTS,
+            num_experts=self.num_experts,
             experts_per_token=2,
             expert_ffn_dim=8,
             num_shared_experts=self.num_shared_experts,
@@ -192,6 +193,11 @@ def test_gradients_are_those_of_one_process(num_ranks: int, degrees: dict[str, A
 def test_latent_attention_shares_its_heads(query_rank: int | None) -> None:
     sizes = {"query_rank": query_rank, "kv_rank": 12, "plain_head_dim": 4, "rope_head_dim": 2, "value_head_dim": 3}
     check(Case(GROUPED, latent=sizes), 4, {"dp_shard": 2, "tp": 2, "ep": 2})
+
+
+@pytest.mark.parametrize("kept", ["always", "never", 2])
+def test_experts_that_ranks_do_not_divide(kept: str | int) -> None:
+    check(Case(num_experts=6), 4, {"dp_shard": 4, "reshard_after_forward": kept}, num_steps=2)
 
 
 @pytest.mark.parametrize("degrees", [{"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "tp": 2, "ep": 4}], ids=str)

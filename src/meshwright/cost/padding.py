@@ -3,8 +3,8 @@
     rows gathered = shards x ceil(rows / shards)
 
 so that with more ranks than rows most of what travels is nothing. tp divides dim 0 first. Source: FSDP2's own shards
-(torch.distributed.fsdp), which a traced step shows to be so. Ignored: experts, of which efsdp divides less often more
-than there are.
+(torch.distributed.fsdp), which a traced step shows to be so. Ignored: experts,
+which are cut in a dim that divides evenly.
 """
 
 from __future__ import annotations

@@ -52,7 +52,10 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
     for block in blocks:
         _shard_experts(block, partial(shard, mp_policy=block_policy), meshes)
         reshard = _reshard_after_forward(layout, layout.fsdp)
-        shard(block, mesh=meshes.sharding("fsdp"), mp_policy=block_policy, reshard_after_forward=reshard)
+        # torch keeps no groups of n for what is cut in another dim than the first (2.13).
+        place = _placement_of_experts(block, layout.fsdp) if isinstance(reshard, bool) else None
+        mesh = meshes.sharding("fsdp")
+        shard(block, mesh=mesh, mp_policy=block_policy, reshard_after_forward=reshard, shard_placement_fn=place)
     # The root's own parameters (embedding, head) are needed again at once in backward.
     shard(model, mesh=meshes.sharding("fsdp"), mp_policy=root_policy, reshard_after_forward=False)
     for module in _units(model):
@@ -148,9 +151,22 @@ def _shard_experts(block: nn.Module, shard: Callable[..., Any], meshes: Meshes) 
             experts,
             mesh=meshes.sharding("efsdp"),
             reshard_after_forward=reshard,
-            shard_placement_fn=lambda parameter: Shard(expert_shard_dim(parameter, layout.efsdp)),
+            shard_placement_fn=_placement_of_experts(experts, layout.efsdp),
         )
         hide_from_selective_checkpoint(experts)
+
+
+def _placement_of_experts(module: nn.Module, degree: int) -> Callable[[nn.Parameter], Shard | None]:
+    """Return what tells FSDP2 in which dim to cut a parameter of `module` into `degree` parts; None means the first.
+
+    Cut by experts, 8 of them over 64 ranks would be gathered as 64: FSDP2 pads.
+    """
+    experts = {id(parameter) for one in expert_modules(module) for parameter in one.parameters()}
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        return Shard(expert_shard_dim(parameter, degree)) if id(parameter) in experts else None
+
+    return place
 
 
 def _units(module: nn.Module) -> list[FSDPModule]:
