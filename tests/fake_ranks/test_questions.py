@@ -27,7 +27,7 @@ from validation.questions import (
 QUESTIONS = {question.name: question for question in read_questions()}
 QUICK = ("15m-h100-2-8m",)
 """Questions whose pick is traced in seconds."""
-COMPARED = ("100m-h100-8", "600m-h100-4", "1b-h100-1", "1b-4090-8")
+COMPARED = ("15m-h100-2", "moe-4m-h100-4", "100m-h100-8", "600m-h100-4", "1b-h100-1", "1b-4090-8")
 """Questions whose pick is traced and simulated within 20 s."""
 LIMIT_S = 1500.0
 ROOT = Path(__file__).parents[2]

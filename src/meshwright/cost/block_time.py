@@ -21,6 +21,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.matmul import is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.op_shapes import ATTENTION_BACKWARD_FLOPS
+from meshwright.cost.own_kernels import is_own, own_kernels
 from meshwright.cost.rates import Peaks, Rates, architecture_of
 from meshwright.cost.work import Work
 
@@ -77,6 +78,7 @@ class BlockPricer:
         self.misaligned = is_misaligned(n, k, self.element_bytes)
         self.weights = g * n * k
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
+        self.own_kernels = own_kernels(work, settings)
         self.measured = measured_times(work, settings)
 
     def tiles(self, small_tile: float) -> list[Floats]:
@@ -156,15 +158,18 @@ class BlockPricer:
         cast_forward, cast_backward = (self._by_owner(casts * elements) for elements in self.casts)
         sums = np.array([_sum_bytes(s, constants) for s in self.settings])[setting]
         sums = self._by_owner(self.weights) * sums / memory
-        starts = constants["kernel_s"] * constants["launches_per_op"] * owners.num_ops
-        forward = forward + starts
+        started = constants["launches_per_op"] * owners.num_ops
+        starts_f, starts_b = (
+            constants["kernel_s"] * np.where(np.isnan(own), times * started, own)
+            for own, times in zip(self.own_kernels, (1, 2), strict=True)
+        )
         eager_forward, eager_backward = (
             moved * self.activation_bytes / memory
             for moved in (owners.eager_forward_elements, owners.eager_backward_elements)
         )
         return (
-            forward + eager_forward + loss_f + cast_forward,
-            2 * forward + eager_backward + loss_b + cast_backward + sums,
+            forward + starts_f + eager_forward + loss_f + cast_forward,
+            2 * forward + starts_b + eager_backward + loss_b + cast_backward + sums,
         )
 
     def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
@@ -190,7 +195,14 @@ class BlockPricer:
         count = count + np.where(owners.routed_copies > 0, exchange, 0.0)
         tp = self.work.keys.tp[owners.key]
         slowest = 1 + constants["host_jitter"] * (tp - 1)
-        return count * launch * slowest, _BACKWARD_LAUNCHES * count * launch * slowest
+        matmuls, attention = self._by_owner(np.ones(len(self.flops))), owners.attention_flops > 0
+        own_f, own_b = (
+            kernels + passes * matmuls + attention + constants["collective_launches"] * owners.num_tp_collectives
+            for kernels, passes in zip(self.own_kernels, (1, 2), strict=True)
+        )
+        forward = np.where(np.isnan(own_f), count, own_f)
+        backward = np.where(np.isnan(own_b), _BACKWARD_LAUNCHES * count, own_b)
+        return forward * launch * slowest, backward * launch * slowest
 
 
 def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
@@ -232,6 +244,9 @@ def _sum_bytes(setting: Setting, constants: Constants) -> float:
 
 
 def _routing_passes(setting: Setting, constants: Constants) -> float:
+    if is_own(setting):
+        # Compiled with the rest of its block, ours moves no more; where it is not, eager_mixture.py counts.
+        return 1.0
     return constants["routing_passes"] * _unfused(setting, constants)
 
 
