@@ -111,21 +111,7 @@ def fsdp_exposed_s(
     """
     owners, layouts = dp.work.owners, dp.layouts
     dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
-    group = group_of(layouts.tp, layouts.fsdp, fabric)
-    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
-
-    def collective(element_bytes: Floats) -> Floats:
-        whole = all_gather_s(dense * element_bytes, group, fabric)
-        return whole + np.where(experts > 0, all_gather_s(experts * element_bytes, expert_group, fabric), 0.0)
-
-    slowdown = c["overlap_slowdown"]
-
-    def exposed(own_s: Floats, hidden_behind_s: Floats) -> Floats:
-        longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
-        return np.asarray(longer_by_s + slowdown * np.minimum(own_s, hidden_behind_s))
-
-    gather = collective(dp.gather_bytes)
-    scatter = collective(dp.element_bytes) * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
+    gather, scatter = _block_collectives_s(dp, owner, fabric, c)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
     summed = all_reduce_s(shard, replicas, fabric)
@@ -133,12 +119,58 @@ def fsdp_exposed_s(
     last = 1.0 / dp.num_microbatches
     gathered = np.where(layouts.is_resharded, 1.0, last)
     again = np.where(layouts.is_resharded, gather, 0.0)
-    forward = gathered * exposed(gather, block[0])
+    forward = gathered * _exposed(gather, block[0], c)
     is_each = layouts.reduces_each_microbatch
     behind = np.where(is_each & layouts.splits_backward, 0.0, block[1])
-    before_last = np.where(is_each, exposed(again + scatter, behind), exposed(again, block[1]))
-    backward = (1 - last) * before_last + last * exposed(again + scatter + summed, behind)
+    before_last = np.where(is_each, _exposed(again + scatter, behind, c), _exposed(again, block[1], c))
+    backward = (1 - last) * before_last + last * _exposed(again + scatter + summed, behind, c)
     return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
+
+
+def first_block_exposed_s(
+    dp: DataParallel,
+    owner: Index,
+    fabric: Fabric,
+    c: Constants,
+    block: tuple[Floats, Floats],
+    ends: tuple[Floats, Floats],
+) -> Floats:
+    """Return the seconds, for one microbatch, that the first block's gather and the reduction of its gradients, the
+    last one, are exposed for longer than those of others: they hide behind what stands before it, not behind a block.
+
+    `block` and `ends` are the seconds of either, forward and backward. 0 in a pipeline, whose stages gather ahead, and
+    reduce when all of it is done.
+    """
+    layouts, last = dp.layouts, 1.0 / dp.num_microbatches
+    gather, scatter = _block_collectives_s(dp, owner, fabric, c)
+    gathers = np.where(layouts.is_resharded, 1.0, last)
+    reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
+    longer = [
+        np.maximum(_exposed(own_s, end_s, c) - _exposed(own_s, block_s, c), 0)
+        for own_s, end_s, block_s in zip((gather, scatter), ends, block, strict=True)
+    ]
+    is_alone = dp.shards_parameters & (layouts.dp * layouts.cp > 1) & (layouts.pp == 1)
+    return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
+
+
+def _block_collectives_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
+    """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
+    owners, layouts = dp.work.owners, dp.layouts
+    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    group = group_of(layouts.tp, layouts.fsdp, fabric)
+    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
+
+    def collective(element_bytes: Floats) -> Floats:
+        whole = all_gather_s(dense * element_bytes, group, fabric)
+        return whole + np.where(experts > 0, all_gather_s(experts * element_bytes, expert_group, fabric), 0.0)
+
+    wider = np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
+    return collective(dp.gather_bytes), collective(dp.element_bytes) * wider
+
+
+def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants) -> Floats:
+    longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
+    return np.asarray(longer_by_s + c["overlap_slowdown"] * np.minimum(own_s, hidden_behind_s))
 
 
 def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_block: bool) -> Floats:
@@ -159,14 +191,22 @@ def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_blo
     return np.where(dp.shards_parameters, (parameters * moved + reordered) / memory_rate, 0.0)
 
 
+def ends_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats) -> tuple[Floats, Floats]:
+    """Return what FSDP itself computes for what stands before or after the blocks, forward and backward."""
+    both = fsdp_copies_s(dp, owner, memory_rate, is_block=False)
+    gathered = np.where(dp.layouts.is_resharded, 1.0, 1.0 / dp.num_microbatches)
+    forward = dp.work.owners.dense_parameters[owner] * 2 * gathered * dp.gather_bytes / memory_rate
+    forward = np.minimum(np.where(dp.layouts.fsdp > 1, forward, 0.0), both)
+    return forward, both - forward
+
+
 def reordered_experts(dp: DataParallel, owner: Index) -> Floats:
     """Return the parameters of experts that ranks cut in another dim than FSDP2's first, since there are fewer of them
     than ranks, or the ranks do not divide them: what is gathered and what is reduced is copied once more into order.
     """
     owners, efsdp = dp.work.owners, np.maximum(dp.layouts.efsdp, 1)
     is_cut_across = np.mod(owners.num_local_experts[owner], efsdp) != 0
-    has_own_ranks = (dp.layouts.ep > 1) | (dp.layouts.tp > 1)
-    return np.where(is_cut_across & has_own_ranks & dp.cuts_other_dims, owners.expert_parameters[owner], 0.0)
+    return np.where(is_cut_across & dp.cuts_other_dims, owners.expert_parameters[owner], 0.0)
 
 
 def _bytes_of_whole(dp: DataParallel) -> Floats:

@@ -23,8 +23,10 @@ from meshwright.cost.context_attention import ContextAttention, context_attentio
 from meshwright.cost.data_parallel import (
     DataParallel,
     data_parallel_of,
+    ends_copies_s,
     ends_exposed_s,
     exposed_update_s,
+    first_block_exposed_s,
     fsdp_copies_s,
     fsdp_exposed_s,
     replicated_sums_s,
@@ -97,6 +99,8 @@ class _Pass:
     cp: Floats
     ep: Floats
     dp: Floats
+    first_dp: Floats
+    """What a block adds to dp if no block stands before it; not in the total."""
 
     @property
     def total(self) -> Floats:
@@ -166,6 +170,8 @@ class StepPricer:
             one = self._block(slot, times, fabric, memory_rate, constants)
             passes[slot.kind].append((one, slot.count))
         blocks = self._summed(passes[BLOCK])
+        num_blocks = sum(count for _, count in passes[BLOCK])
+        blocks = replace(blocks, dp=blocks.dp + blocks.first_dp / np.maximum(num_blocks, 1))
         first, last = self._summed(passes[FIRST]), self._summed(passes[LAST])
         return self._step(blocks, first, last, fabric, memory_rate, constants)
 
@@ -210,12 +216,17 @@ class StepPricer:
         sharpness = c["host_sharpness"]
         wait_f = np.where(self.is_host, host_f, _longer(device_f, host_f, sharpness) - device_f)
         wait_b = np.where(self.is_host, host_b, _longer(device_b, host_b, sharpness) - device_b)
+        whole_pass = (device_f + wait_f, device_b + wait_b)
         if slot.kind == BLOCK:
-            dp = fsdp_exposed_s(self.parallel, owner, fabric, c, (device_f + wait_f, device_b + wait_b))
+            dp = fsdp_exposed_s(self.parallel, owner, fabric, c, whole_pass)
+            ends = self._ends_s(times, memory_rate)
+            first_dp = first_block_exposed_s(self.parallel, owner, fabric, c, whole_pass, ends)
         else:
             dp = ends_exposed_s(self.parallel, owner, fabric, c)
+            first_dp = np.zeros(len(self.cases))
         copies = fsdp_copies_s(self.parallel, owner, memory_rate, is_block=slot.kind == BLOCK)
-        dp, copies = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, copies))
+        copies = copies * slow.compute * slow.overhead
+        dp, first_dp, copies = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, first_dp, copies))
         return _Pass(
             ideal_matmul=3 * times.ideal_matmul[owner],
             ideal_attention=3 * times.ideal_attention[owner],
@@ -230,7 +241,19 @@ class StepPricer:
             cp=cp_f + cp_b + cp_r,
             ep=ep_f + ep_b + ep_r,
             dp=dp,
+            first_dp=first_dp,
         )
+
+    def _ends_s(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:
+        """Return the seconds of a microbatch before its first block, forward and backward: embedding, FSDP's copies."""
+        forward, backward = np.zeros(len(self.cases)), np.zeros(len(self.cases))
+        for slot in self.slots:
+            if slot.kind != BLOCK:
+                copies = ends_copies_s(self.parallel, slot.owner, memory_rate)
+                has_embedding = slot.kind == FIRST
+                forward += slot.count * (copies[0] + has_embedding * times.memory[0][slot.owner])
+                backward += slot.count * (copies[1] + has_embedding * times.memory[1][slot.owner])
+        return forward, backward
 
     def _merges_s(self, owner: Ints, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
         """Return the seconds that attention of a split sequence takes besides its kernels, forward and backward."""
