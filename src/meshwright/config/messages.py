@@ -26,6 +26,10 @@ class Problem:
     """The section that an unknown one most probably means: what it says is missing there."""
 
 
+_LOW_PRECISION = ("float8", "fp8", "mxfp8", "float4", "fp4", "nvfp4", "mxfp4", "int8")
+"""How names of formats begin that other trainers compute in."""
+
+
 def problems_of(error: ValidationError, values: dict[str, Any]) -> Iterator[Problem]:
     """Yield one problem, or more for an unknown section, for each thing that pydantic found in `values`."""
     # A value that may be of two kinds is refused twice, and a list once for each item.
@@ -52,6 +56,8 @@ def value_text(dotted: str, value: Any) -> str:
     """Return the message for a value that its key does not allow."""
     key = job_keys()[dotted]
     text = f"{dotted} = {shown(value)} must be {key.rule}"
+    if dotted == "precision.compute" and str(value).casefold().startswith(_LOW_PRECISION):
+        return f'{text}: training in 8 bits or fewer is not built yet; write precision.compute = "bfloat16"'
     repair = nearest_allowed(key, value)
     if repair is not None:
         return f"{text}: write {dotted} = {shown(repair)}"

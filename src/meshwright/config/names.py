@@ -134,6 +134,8 @@ ALIASES: dict[str, str] = {
     "save_interval": "checkpoint.interval",
     "save_steps": "checkpoint.interval",
     "checkpoint_interval": "checkpoint.interval",
+    "every": "checkpoint.interval",
+    "save_every": "checkpoint.interval",
     "keep_latest_k": "checkpoint.keep",
     "save_total_limit": "checkpoint.keep",
     "output_dir": "run.dir",

@@ -48,7 +48,7 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
     step = priced.step_time(row)
     if num_actions(layout, question) <= max_actions:
         step = played_step(step, layout, question)
-    unmeasured = unmeasured_features(layout)
+    unmeasured = unmeasured_features(layout, question.setting)
     mfu = None if peak_of(question) is None else step.floor_s / step.total_s
     return Candidate(
         layout=layout,

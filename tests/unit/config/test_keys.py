@@ -67,3 +67,10 @@ def test_every_wrong_value_has_a_message_of_one_line(key: Key, value: object) ->
         assert text.startswith(f"{key.dotted} = ")
         assert f" must be {key.rule}: " in text
         assert "\n" not in text
+
+
+@pytest.mark.parametrize("name", ["float8", "fp8-rowwise", "MXFP8", "nvfp4"])
+def test_formats_that_are_not_trained_in_yet_are_said_to_be_so(name: str) -> None:
+    assert value_text("precision.compute", name).endswith(
+        'training in 8 bits or fewer is not built yet; write precision.compute = "bfloat16"'
+    )

@@ -33,6 +33,7 @@ def test_no_alias_hides_a_key() -> None:
         ("layout.dp", "layout.dp_shard"),
         ("layout.dp_shards", "layout.dp_shard"),
         ("train.max_steps", "train.steps"),
+        ("checkpoint.every", "checkpoint.interval"),
         ("num_train_steps", "train.steps"),
         ("seed", "train.seed"),
         ("optimizer.warmup", "optimizer.warmup_steps"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -103,7 +105,15 @@ def test_no_published_run_has_what_is_called_unmeasured(published_runs: list[Mea
     assert {layout.cp_method for layout in layouts if layout.cp > 1} == {"all-gather"}
     stacks = {run.row.stack for run in published_runs if run.layout is not None and run.layout.async_tp}
     assert {stack.split("-")[0] for stack in stacks} == {"torchtitan"}
-    assert any(unmeasured_features(layout) for layout in layouts)
+    setting = ask("llama3-8b", 16, batch=64).setting
+    assert any(unmeasured_features(layout, setting) for layout in layouts)
+
+
+def test_a_precision_that_is_planned_and_not_trained_is_named() -> None:
+    setting = ask("llama3-8b", 16, batch=64).setting
+    low = replace(setting, workload=setting.workload.replace(precision="float8-rowwise"))
+    (feature,) = unmeasured_features(Layout(dp_shard=16), low)
+    assert feature == "precision=float8-rowwise (meshwright does not train in it yet)"
 
 
 def test_compiled_blocks_run_the_backward_twice_where_it_is_split() -> None:
