@@ -70,10 +70,10 @@ class _Passed:
 
 
 class _Sent(NamedTuple):
-    """The newest send of one stage in one direction; it holds its tensor, unless the stage does for longer."""
+    """A send under way, and what it sends."""
 
     work: dist.Work
-    tensor: Tensor | None
+    tensor: Tensor
     peer: int
 
 
@@ -88,7 +88,7 @@ class Pipeline:
         self._passed: dict[tuple[int, int], _Passed] = {}
         self._arriving: dict[tuple[str, int, int], tuple[dist.Work | None, Tensor]] = {}
         self._outgoing: dict[tuple[str, int, int], Tensor] = {}
-        self._sends: dict[tuple[str, int], _Sent] = {}
+        self._sends: dict[tuple[str, int, int], _Sent] = {}
         self._splits_backward = meshes.layout.may_split_backward
         self._total = torch.zeros(())
         self.observe: Observe = ignore
@@ -195,6 +195,7 @@ class Pipeline:
         stage, number = action.stage, action.microbatch
         passed = self._passed[stage, number]
         gradient = None if self.stages.is_last(stage) else self._take("B", stage, number)
+        self._await_send("F", stage, number)
         if action.kind == "B":
             torch.autograd.backward(passed.output, gradient)
             del self._passed[stage, number]
@@ -235,20 +236,19 @@ class Pipeline:
 
     def _send(self, action: Action) -> None:
         kind = action.kind.removeprefix("SEND_")
-        tensor = (given := self._outgoing.pop((kind, action.stage, action.microbatch))).contiguous()
+        tensor = self._outgoing.pop((kind, action.stage, action.microbatch)).contiguous()
         peer = self.stages.rank_of_stage[action.stage + (1 if kind == "F" else -1)]
-        # What was sent before is freed: by now its receiver, which computes as much as this rank, has it or soon will.
-        self._await_send(kind, action.stage)
+        # A split backward keeps the output until its gradient is back. Else its receiver soon has what was sent before.
+        key = (kind, action.stage, action.microbatch if kind == "F" and self._splits_backward else -1)
+        self._await_send(*key)
         self.observe(f"{ACTION_MARK}{action}")
         # The peer is a rank of the group: a plain dst would be a rank of the whole job.
         work = dist.isend(tensor, group=self._meshes.group("pp"), group_dst=peer)
         assert work is not None
-        # A backward in two parts keeps the output until its gradient is back.
-        is_held = kind == "F" and self._splits_backward and tensor is given
-        self._sends[kind, action.stage] = _Sent(work, None if is_held else tensor, peer)
+        self._sends[key] = _Sent(work, tensor, peer)
 
-    def _await_send(self, kind: str, stage: int) -> None:
-        if (sent := self._sends.pop((kind, stage), None)) is not None:
+    def _await_send(self, kind: str, stage: int, number: int) -> None:
+        if (sent := self._sends.pop((kind, stage, number), None)) is not None:
             self.observe("sends", self._global_rank(sent.peer))
             sent.work.wait()
 
