@@ -34,6 +34,7 @@ from meshwright.cost.data_parallel import (
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.measured_sharding import measured_exchanges_s
+from meshwright.cost.rank_pass import RankPass
 from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.recompute import Recomputed, recomputed_of
 from meshwright.cost.slots import Slot, slots_of
@@ -82,49 +83,6 @@ def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:
     return StepPricer(cases).price(fitted_constants() if constants is None else constants)
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """One microbatch through one rank's share of the whole model, one element a case."""
-
-    ideal_matmul: Floats
-    ideal_attention: Floats
-    reached: Floats
-    matmul: Floats
-    attention: Floats
-    memory: Floats
-    host: Floats
-    recompute: Floats
-    repeat: Floats
-    tp: Floats
-    cp: Floats
-    ep: Floats
-    dp: Floats
-    first_dp: Floats
-    """What a block adds to dp if no block stands before it; not in the total."""
-
-    @property
-    def total(self) -> Floats:
-        parts = (
-            self.matmul,
-            self.attention,
-            self.memory,
-            self.host,
-            self.recompute,
-            self.repeat,
-            self.tp,
-            self.cp,
-            self.ep,
-            self.dp,
-        )
-        return np.asarray(sum(parts))
-
-    def __add__(self, other: _Pass) -> _Pass:
-        return _Pass(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def __mul__(self, factor: Floats) -> _Pass:
-        return _Pass(*(getattr(self, f.name) * factor for f in fields(self)))
-
-
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
 
 
@@ -165,7 +123,7 @@ class StepPricer:
         times = self.pricer.price(rates, constants)
         fabric = self.stacks.slowed(self.fabric, constants)
         memory_rate = rates.memory[self.cases.setting]
-        passes: dict[int, list[tuple[_Pass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
+        passes: dict[int, list[tuple[RankPass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
         for slot in self.slots:
             one = self._block(slot, times, fabric, memory_rate, constants)
             passes[slot.kind].append((one, slot.count))
@@ -175,13 +133,13 @@ class StepPricer:
         first, last = self._summed(passes[FIRST]), self._summed(passes[LAST])
         return self._step(blocks, first, last, fabric, memory_rate, constants)
 
-    def _summed(self, parts: list[tuple[_Pass, Floats]]) -> _Pass:
-        total = _Pass(*(np.zeros(len(self.cases)) for _ in fields(_Pass)))
+    def _summed(self, parts: list[tuple[RankPass, Floats]]) -> RankPass:
+        total = RankPass(*(np.zeros(len(self.cases)) for _ in fields(RankPass)))
         for one, count in parts:
             total = total + one * count
         return total
 
-    def _block(self, slot: Slot, times: BlockTimes, fabric: Fabric, memory_rate: Floats, c: Constants) -> _Pass:
+    def _block(self, slot: Slot, times: BlockTimes, fabric: Fabric, memory_rate: Floats, c: Constants) -> RankPass:
         """Return one block's passes for one microbatch, forward and backward together."""
         owner, slow = slot.owner, self.stacks.slowness(c)
         mm_f, mm_b = (side[owner] * slow.compute for side in times.matmul)
@@ -227,7 +185,7 @@ class StepPricer:
         copies = fsdp_copies_s(self.parallel, owner, memory_rate, is_block=slot.kind == BLOCK)
         copies = copies * slow.compute * slow.overhead
         dp, first_dp, copies = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, first_dp, copies))
-        return _Pass(
+        return RankPass(
             ideal_matmul=3 * times.ideal_matmul[owner],
             ideal_attention=3 * times.ideal_attention[owner],
             reached=3 * times.reached_matmul[owner] * slow.compute,
@@ -266,7 +224,7 @@ class StepPricer:
         return forward * has_attention, backward * has_attention
 
     def _step(
-        self, blocks: _Pass, first: _Pass, last: _Pass, fabric: Fabric, memory_rate: Floats, c: Constants
+        self, blocks: RankPass, first: RankPass, last: RankPass, fabric: Fabric, memory_rate: Floats, c: Constants
     ) -> StepTerms:
         pp, n = self.layouts.pp, self.microbatches
         mean = (blocks + first + last) * (1.0 / pp)
