@@ -28,6 +28,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import group_of
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.own_kernels import is_own
 from meshwright.cost.work import BLOCK, Work
 
 Index = NDArray[np.int64]
@@ -57,8 +58,8 @@ class DataParallel:
     """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
     updated: Floats
     """Parameters that one rank updates."""
-    cuts_other_dims: NDArray[np.bool_]
-    """Whether experts that ranks do not divide are cut in another dim, as ours are."""
+    is_own: NDArray[np.bool_]
+    """Whether the software is our own trainer."""
     num_microbatches: Floats
 
 
@@ -97,7 +98,7 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         replicated_parameters=of_rank(owners.replicated_parameters)
         * cases.each(lambda s: float(s.stack.sequence_parallel)),
         updated=updated,
-        cuts_other_dims=cases.each(lambda s: float(s.stack.eager_mixtures)) > 0,
+        is_own=cases.each(lambda s: float(is_own(s))) > 0,
         num_microbatches=cases.num_microbatches,
     )
 
@@ -139,7 +140,7 @@ def first_block_exposed_s(
     last one, are exposed for longer than those of others: they hide behind what stands before it, not behind a block.
 
     `block` and `ends` are the seconds of either, forward and backward. 0 in a pipeline, whose stages gather ahead, and
-    reduce when all of it is done.
+    reduce when all of it is done; and 0 of other software, whose multipliers were fitted to whole steps without it.
     """
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     gather, scatter = _block_collectives_s(dp, owner, fabric, c)
@@ -149,7 +150,7 @@ def first_block_exposed_s(
         np.maximum(_exposed(own_s, end_s, c) - _exposed(own_s, block_s, c), 0)
         for own_s, end_s, block_s in zip((gather, scatter), ends, block, strict=True)
     ]
-    is_alone = dp.shards_parameters & (layouts.dp * layouts.cp > 1) & (layouts.pp == 1)
+    is_alone = dp.shards_parameters & dp.is_own & (layouts.dp * layouts.cp > 1) & (layouts.pp == 1)
     return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
 
 
@@ -206,7 +207,7 @@ def reordered_experts(dp: DataParallel, owner: Index) -> Floats:
     """
     owners, efsdp = dp.work.owners, np.maximum(dp.layouts.efsdp, 1)
     is_cut_across = np.mod(owners.num_local_experts[owner], efsdp) != 0
-    return np.where(is_cut_across & dp.cuts_other_dims, owners.expert_parameters[owner], 0.0)
+    return np.where(is_cut_across & dp.is_own, owners.expert_parameters[owner], 0.0)
 
 
 def _bytes_of_whole(dp: DataParallel) -> Floats:

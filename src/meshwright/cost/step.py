@@ -183,7 +183,8 @@ class StepPricer:
             dp = ends_exposed_s(self.parallel, owner, fabric, c)
             first_dp = np.zeros(len(self.cases))
         copies = fsdp_copies_s(self.parallel, owner, memory_rate, is_block=slot.kind == BLOCK)
-        copies = copies * slow.compute * slow.overhead
+        # Multipliers of other software were fitted to whole steps with copies that nothing slows.
+        copies = copies * np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
         dp, first_dp, copies = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, first_dp, copies))
         return RankPass(
             ideal_matmul=3 * times.ideal_matmul[owner],
