@@ -116,6 +116,9 @@ def fsdp_exposed_s(
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
     summed = all_reduce_s(shard, replicas, fabric)
+    shards = group_of(layouts.tp, layouts.fsdp, fabric)
+    # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
+    is_apart = dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1)
     # Shares of microbatches: what is freed is gathered for each, what is kept for one.
     last = 1.0 / dp.num_microbatches
     gathered = np.where(layouts.is_resharded, 1.0, last)
@@ -124,7 +127,8 @@ def fsdp_exposed_s(
     is_each = layouts.reduces_each_microbatch
     behind = np.where(is_each & layouts.splits_backward, 0.0, block[1])
     before_last = np.where(is_each, _exposed(again + scatter, behind, c), _exposed(again, block[1], c))
-    backward = (1 - last) * before_last + last * _exposed(again + scatter + summed, behind, c)
+    at_once = np.where(is_apart, np.maximum(again + scatter, summed), again + scatter + summed)
+    backward = (1 - last) * before_last + last * _exposed(at_once, behind, c)
     return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
 
 
