@@ -77,6 +77,7 @@ FSDP_MARK = "FSDP::"
 """How torch marks what FSDP2 does between modules; a scope that begins with it is no part of the model."""
 DDP_MARK = "DDP::"
 """How the tracer marks what DistributedDataParallel does between modules."""
+_MESSAGES = ("c10d.send", "c10d.recv")
 _PART_OF_PHASE = {"recompute": "recompute_s", "optimizer": "optimizer_s"}
 _COMPUTING_PARTS = ("compute_s", "recompute_s", "optimizer_s")
 _COMMUNICATION_PARTS = tuple(dict.fromkeys((*PART_OF_AXIS.values(), "other_s")))
@@ -91,8 +92,8 @@ def step_parts(timeline: Timeline, rank: int | None = None) -> StepParts:
        busy with the host's work or with data, as the thread of a CPU is that prepares and computes by turns: host,
        data.
     2. The default stream or the host waits for communication: that of its axis. Along pp it is a bubble while no
-       message of this rank is under way, since then its neighbour has not sent yet. So is waiting for all ranks in a
-       pipeline, while that collective is not under way, since then other stages are still at work.
+       message of this rank is under way, since then its neighbour has not sent yet. So is any other wait in a program
+       whose ranks send each other messages, while nothing that it is for is under way: other stages are still at work.
     3. Communication is under way on any stream: that of its axis.
     4. Another stream computes: by phase, as in 1.
     5. The host reads data.
@@ -150,7 +151,7 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
     yield "data_s", is_default & (spans.kind == SpanKind.DATA), None
     yield "host_s", is_default & (spans.kind == SpanKind.HOST), None
     waits = (spans.kind == SpanKind.WAIT) & (spans.stream <= 0) & (spans.axis >= 0)
-    may_be_bubbles = ("pp_s", "other_s") if "pp" in timeline.axes else ()
+    may_be_bubbles = ("pp_s", "other_s") if _has_stages(timeline) else ()
     for name in _COMMUNICATION_PARTS:
         is_along = by_axis == PARTS.index(name)
         yield name, waits & is_along, communicates & is_along if name in may_be_bubbles else None
@@ -159,6 +160,11 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
     for name in _COMPUTING_PARTS:
         yield name, computes & (by_phase == PARTS.index(name)), None
     yield "data_s", spans.kind == SpanKind.DATA, None
+
+
+def _has_stages(timeline: Timeline) -> bool:
+    """Return whether ranks wait for each other's messages: in a pipeline, also one that a program writes by hand."""
+    return "pp" in timeline.axes or any(name.startswith(_MESSAGES) for name in timeline.names)
 
 
 def parts_of_computing(timeline: Timeline) -> Ints:

@@ -107,6 +107,14 @@ def test_waiting_for_all_ranks_of_a_pipeline_is_a_bubble_until_they_are_there() 
     assert step_parts(without_pipeline).other_s == 3.0
 
 
+def test_waiting_in_a_pipeline_written_by_hand_is_a_bubble_too() -> None:
+    rows = [span(WAIT, 0, 3, **of_axis("world")), span(COMMUNICATION, 2, 3, stream=1, **of_axis("world"))]
+    unnamed = replace(timeline_of(rows, 3.0), axes=("tp", "fsdp", "cp", "world"))
+    names = ("c10d.recv_.default", *unnamed.names[1:])
+    assert step_parts(unnamed).bubble_s == 0.0
+    assert step_parts(replace(unnamed, names=names)).bubble_s == 2.0
+
+
 def test_work_of_the_host_on_the_default_stream_is_not_hidden_by_communication() -> None:
     parts = step_parts(timeline_of([span(COMMUNICATION, 0, 2, stream=1, **of_axis("tp")), span(HOST, 0, 1)], 2.0))
     assert (parts.host_s, parts.tp_s) == (1.0, 1.0)
