@@ -1,4 +1,7 @@
-"""A dry run's memory as tables: each rank's fullest moment, what the fullest holds then, and could do without."""
+"""A dry run's memory as tables: each rank's fullest moment, what the fullest holds then, and could do without.
+
+Each table has one column of words, the last: next to the figures 80 columns leave too little for the names of two.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _MOST_RANKS = 16
 
 def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
     """Return the fullest moment of each rank."""
-    table = table_of("memory", "ranks#", "allocated#", "reserved#", "free#", "peak in", "mostly")
+    table = table_of("memory", "ranks#", "allocated#", "reserved#", "free#", "peak in")
     for rank in shown_ranks(outcome.memory):
         left = run.usable_memory_bytes - rank.reserved_bytes
         free = format_bytes(left) if left >= 0 else f"[red]-{format_bytes(-left)}"
@@ -33,8 +36,9 @@ def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
             format_bytes(rank.allocated_bytes),
             format_bytes(rank.reserved_bytes),
             free,
-            f"{rank.phase} {escape(rank.scope)}".rstrip(),
-            ", ".join(f"{role.replace('_', ' ')} {format_bytes(rank.by_role[role])}" for role in most),
+            f"{rank.phase} {escape(rank.scope)}".rstrip()
+            + ": "
+            + ", ".join(f"{role.replace('_', ' ')} {format_bytes(rank.by_role[role])}" for role in most),
         )
     return table
 
@@ -42,19 +46,19 @@ def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
 def largest_table(outcome: Outcome) -> Table:
     """Return what the fullest rank holds at its peak."""
     fullest = outcome.fullest
-    table = table_of(f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by", "in")
+    table = table_of(f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by")
     for live in fullest.largest:
-        cells = (format_bytes(live.num_bytes), f"{live.count:,}", short_op(live.op), escape(live.scope))
+        cells = (format_bytes(live.num_bytes), f"{live.count:,}", _maker(live.op, live.scope))
         table.add_row(live.role.replace("_", " "), *cells)
     return table
 
 
 def savings_table(outcome: Outcome) -> Table:
     """Return what of it the fullest rank could do without at least cost."""
-    table = table_of("could do without#", "tensors#", "recompute#", "or move#", "made by", "in")
+    table = table_of("could do without#", "tensors#", "recompute#", "or move#", "made by")
     for saved in outcome.savings:
         *figures, op, scope = saving_cells(saved)
-        table.add_row(*figures, short_op(op), escape(scope))
+        table.add_row(*figures, _maker(op, scope))
     return table
 
 
@@ -62,6 +66,11 @@ def saving_cells(saved: SavedTensors) -> tuple[str, ...]:
     """Return bytes, number, seconds of computing again and of moving, and what made them where."""
     again, moved = ("-" if seconds is None else format_duration(seconds) for seconds in (saved.again_s, saved.moved_s))
     return format_bytes(saved.num_bytes), f"{saved.count:,}", again, moved, saved.op, saved.scope
+
+
+def _maker(op: str, scope: str) -> str:
+    """Return an operation, and in whose code it is."""
+    return f"{short_op(op)} in {escape(scope)}" if scope else short_op(op)
 
 
 def short_op(op: str) -> str:

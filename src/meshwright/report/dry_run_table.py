@@ -157,15 +157,14 @@ def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
 
 
 def _exposed_table(outcome: Outcome) -> Table:
-    table = table_of("exposed#", "share#", "hidden#", "times#", "collective", "in")
+    table = table_of("exposed#", "share#", "hidden#", "times#", "collective")
     for one in most_exposed(outcome):
         table.add_row(
             format_duration(one.exposed_s),
             percent(one.exposed_s / outcome.step_s),
             percent(one.hidden_s / max(one.exposed_s + one.hidden_s, 1e-12), 0),
             f"{one.count:,.0f}",
-            f"{one.axis or NO_AXIS} {short_op(one.op)}",
-            f"{one.phase} {escape(one.scope)}".rstrip(),
+            f"{one.axis or NO_AXIS} {short_op(one.op)} in {one.phase} {escape(one.scope)}".rstrip(),
         )
     return table
 

@@ -74,6 +74,23 @@ def test_no_figure_is_cut_on_a_narrow_terminal(timeline: Timeline, width: int) -
     assert sorted(re.findall(r"\d[\d.,]*", text)) == sorted(numbers)
 
 
+def test_no_word_is_broken_on_a_narrow_terminal(timeline: Timeline) -> None:
+    run = dry_run_of(timeline)
+    assert run.outcome is not None
+    rank, scope = run.outcome.memory[0], "FSDP::post_backward_reshard (layers.*)"
+    roles = {"optimizer_state": 7 * GiB, "gradient": 5 * GiB}
+    fused = "inductor.fused(embedding, convert_element_type, _unsafe_masked_index_put_accumulate)"
+    largest = tuple(one.replace(op=fused, scope=scope) for one in rank.largest)
+    fullest = rank.replace(phase="backward", scope=scope, by_role=roles, largest=largest)
+    saved = tuple(
+        one.replace(op="inductor.fused(add, convert_element_type)", scope=scope) for one in run.outcome.savings
+    )
+    exposed = tuple(one.replace(op="c10d._reduce_scatter_base_.default", scope=scope) for one in run.outcome.exposed)
+    outcome = run.outcome.replace(memory=(fullest,), savings=saved, exposed=exposed)
+    text, wide = (terminal(run.replace(outcome=outcome), width) for width in (80, 300))
+    assert set(text.split()) == set(wide.split())
+
+
 def test_ranks_that_do_not_fit_come_first_with_what_would_make_them(timeline: Timeline) -> None:
     text = terminal(dry_run_of(timeline, usable_bytes=20 * GiB))
     assert text.index("out of memory") < text.index("where the step goes")
