@@ -85,7 +85,9 @@ def sent_in_trace(found: Trace) -> tuple[Sent, Sent]:
     """Return what the traced rank sends: what formulas price, and by axis and kind what they leave out."""
     records, priced, left_out = found.records, Sent(), Sent()
     for row in np.flatnonzero((records.work != NONE) & (records.kind != RecordKind.WAIT)):
-        axis, phase = found.group_names[records.group[row]], found.phases[records.phase[row]]
+        # Dense parameters and experts have communicators of their own over the same replicas.
+        axis = found.group_names[records.group[row]].partition(" (")[0]
+        phase = found.phases[records.phase[row]]
         if axis == "pp" or records.kind[row] == RecordKind.RECEIVE:
             continue
         num_bytes = _sent_bytes(found, int(row))

@@ -39,7 +39,10 @@ FOUND = {
     "other_group": ("culprit: rank 3", "group=None if rank"),
 }
 WARNED = {
-    "never_waited": ("communication is never waited for: call wait()", "async_op=True"),
+    "never_waited": (
+        "communication is never waited for: call wait()",
+        "dist.all_reduce(parameter.grad, async_op=True)",
+    ),
     "unordered_streams": ("two streams use a tensor and nothing orders them", "scaled = y * 2"),
 }
 QUICK = ("crossed_groups", "members_only_group", "never_waited")

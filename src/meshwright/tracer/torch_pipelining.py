@@ -55,8 +55,8 @@ def follow_schedules(scopes: Scopes) -> None:
 
         return stepped
 
-    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
-        replace(kind, "step", followed)
+    replace(schedules.PipelineScheduleSingle, "step", followed)
+    replace(schedules.PipelineScheduleMulti, "step", followed)
 
 
 def _marked(exchange: Callable[..., Any]) -> Callable[..., Any]:
