@@ -39,6 +39,9 @@ CASES = {
     "layout.dp_shard=4 layout.pp=2 layout.schedule=ZBVZeroBubble train.global_batch_size=32": {},
     "layout.dp_shard=4 layout.pp=2 layout.schedule=InterleavedZeroBubble train.global_batch_size=32 "
     "layout.compile=false layout.activation_checkpoint=none": {},
+    "layout.dp_shard=2 layout.pp=4 layout.schedule=InterleavedZeroBubble train.global_batch_size=32": {},
+    "layout.dp_shard=2 layout.pp=4 layout.schedule=InterleavedZeroBubble train.global_batch_size=32 "
+    "layout.compile=false layout.activation_checkpoint=full": {},
     "layout.dp_shard=2 layout.cp=4 layout.cp_method=all-gather train.seq_len=16384": {},
     "layout.dp_shard=2 layout.cp=4 layout.cp_method=ring train.seq_len=16384": {},
     "layout.cp=8 layout.cp_method=ring train.seq_len=32768": {},

@@ -24,6 +24,8 @@ class StageTimes:
     """The part of the backward that makes the gradients of the weights, where it runs apart."""
     repeats: bool = False
     """Whether a backward that runs in two parts runs whole in each, as that of compiled blocks does."""
+    input_s: Sequence[float] | None = None
+    """The part that makes the gradients of the inputs; None for what the other part leaves of the whole."""
 
 
 def replay_s(orders: Sequence[Sequence[Action]], times: StageTimes, transfer_s: float) -> float:
@@ -36,7 +38,8 @@ def replay_s(orders: Sequence[Sequence[Action]], times: StageTimes, transfer_s: 
     # From the stage before to a stage, and from the stage behind.
     lags = [0.0 if rank_of[stage] == rank_of[stage - 1] else transfer_s for stage in range(1, num_stages)]
     forward_lag, backward_lag = [0.0, *lags], [*lags, 0.0]
-    inputs_s = [whole - weight for whole, weight in zip(times.backward_s, times.weight_s, strict=True)]
+    left_s = [whole - weight for whole, weight in zip(times.backward_s, times.weight_s, strict=True)]
+    inputs_s = left_s if times.input_s is None else times.input_s
     duration_s = {
         "F": times.forward_s,
         "B": times.backward_s,

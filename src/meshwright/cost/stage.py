@@ -19,9 +19,6 @@ from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.layout import SCHEDULES
 
-_WEIGHT_GROUPS = 8.0
-"""Runs of autograd for the weights of one eager block: traced on 2026-11-22 with 8 blocks of Llama-3 8B, whose
-selective recomputation takes 0.09 s of a step with 1F1B and 0.85 s with ZBVZeroBubble."""
 _DUAL_CODE = SCHEDULES.index("DualPipeV")
 _ZBV_CODE, _LOOP_CODE = SCHEDULES.index("ZBVZeroBubble"), SCHEDULES.index("InterleavedZeroBubble")
 
@@ -75,18 +72,16 @@ def split_share(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
     """Return the share of a pipeline's backwards that run in two parts: all, in DualPipeV those at the ends of a step.
 
     There rank r splits 2 pp - 1 - r of its 2 n, as spec/schedule_orders.py has it; this is the mean over ranks.
+    The first stage has none: nothing asks for the gradient of its inputs, so that its second part is the whole.
     """
     at_ends = np.minimum(1.0, (3 * layouts.pp - 1) / (4 * np.maximum(num_microbatches, 1)))
-    return np.where(layouts.splits_backward, np.where(layouts.schedule == _DUAL_CODE, at_ends, 1.0), 0.0)
+    split = np.where(layouts.splits_backward, np.where(layouts.schedule == _DUAL_CODE, at_ends, 1.0), 0.0)
+    return np.asarray(split * (1 - 1 / (layouts.pp * layouts.stages_per_rank)), np.float64)
 
 
 def recompute_passes(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
-    """Return how often a microbatch's backward recomputes: a split one in its first part and in its second again.
-
-    There eager blocks recompute for each group of weights that autograd reaches in a run of its own.
-    """
-    again = np.where(layouts.compiles_blocks, 1.0, _WEIGHT_GROUPS)
-    return np.asarray(1 + again * split_share(layouts, num_microbatches), np.float64)
+    """Return how often a microbatch's backward recomputes: a split one in its first part and in its second again."""
+    return np.asarray(1 + split_share(layouts, num_microbatches), np.float64)
 
 
 def repeated_share(cases: Cases) -> Floats:

@@ -20,10 +20,11 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication import hops_s
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.replay import StageTimes, replay_s
-from meshwright.cost.stage import bubble_share, repeated_share
+from meshwright.cost.replay import replay_s
+from meshwright.cost.stage import bubble_share, repeated_share, split_share
 from meshwright.cost.step import StepTerms
 from meshwright.planner.question import Question
+from meshwright.planner.stage_times import Shares, StageShare, stage_times
 from meshwright.spec.action import Action
 from meshwright.spec.estimate import StepTime
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
@@ -65,9 +66,12 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
     played = played_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, question.setting.model, question.workload.seq_len),
-        round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
+        Shares(
+            recomputed=round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
+            repeated=_rounded(step.repeat_s / steady_s),
+            split=_rounded(_split(layout, number)),
+        ),
         _rounded(hop_s / steady_s),
-        _rounded(step.repeat_s / steady_s),
     )
     return step.replace(bubble_s=max(0.0, (played - 1) * steady_s - step.pp_s))
 
@@ -84,23 +88,21 @@ def num_microbatches_of(layout: Layout, question: Question) -> int:
     return question.workload.global_batch_size // (layout.dp * layout.microbatch_size)
 
 
-@lru_cache(maxsize=4096)
-def played_share(
-    pipeline: Pipeline, shares: tuple[float, ...], recomputed: float, transfer: float, repeated: float = 0.0
-) -> float:
-    """Return how long the pipeline takes, as a multiple of what a rank computes in the mean.
+def _split(layout: Layout, number: int) -> float:
+    """Return the share of the backwards of all stages but the first that run in two parts."""
+    of_all = float(split_share(layout_table([layout]), np.array([number], np.float64))[0])
+    return of_all / (1 - 1 / layout.num_stages)
 
-    `shares` are those of the stages in a microbatch; `recomputed`, `transfer` and `repeated` (backwards of compiled
-    blocks that run twice) are shares of a rank's computation.
+
+@lru_cache(maxsize=4096)
+def played_share(pipeline: Pipeline, stages: tuple[StageShare, ...], shares: Shares, transfer: float) -> float:
+    """Return how long the pipeline takes, as a multiple of what a rank computes in the mean, as is `transfer`.
+
+    `stages` are what the stages compute for a microbatch.
     Once a long pipeline is filled, each round of microbatches takes as long as the one before: two shorter ones tell.
     """
     pp, stages_per_rank, schedule, number = pipeline
-    microbatch_s = pp / number
-    single_s = (1 - repeated) * microbatch_s
-    once_s = single_s - recomputed * microbatch_s
-    forward_s = [share * once_s / 3 for share in shares]
-    backward_s = [share * (single_s - once_s / 3) for share in shares]
-    times = StageTimes(forward_s, backward_s, forward_s, repeats=repeated > 0)
+    times = stage_times(stages, shares, pp / number)
     numbers = _numbers_played(pp, number)
     played_s = [replay_s(_orders((pp, stages_per_rank, schedule, count)), times, transfer) for count in numbers]
     if len(numbers) == 1:
@@ -156,19 +158,22 @@ def _excess(
 ) -> float:
     if boundaries is None:
         boundaries = best_boundaries(model, seq_len, pp * stages_per_rank)
-    shares = np.array(_shares(boundaries, model, seq_len)).reshape(stages_per_rank, pp)
+    shares = np.array(_shares(boundaries, model, seq_len)).sum(axis=1).reshape(stages_per_rank, pp)
     if is_v:
         shares[1] = shares[1, ::-1]
     return float(shares.sum(axis=0).max() * pp - 1)
 
 
 @lru_cache(maxsize=1024)
-def _shares(boundaries: Sequence[int], model: ModelSpec, seq_len: int) -> tuple[float, ...]:
+def _shares(boundaries: Sequence[int], model: ModelSpec, seq_len: int) -> tuple[StageShare, ...]:
     """Return each stage's share of the model's FLOPs."""
     flops = _unit_flops(model, seq_len)
     # Unit 0 is the embedding, the last one the head.
     edges = [0, *(block + 1 for block in boundaries), len(flops)]
-    return tuple(sum(flops[start:stop]) / sum(flops) for start, stop in pairwise(edges))
+    whole = [sum(flops[start:stop]) / sum(flops) for start, stop in pairwise(edges)]
+    ends = [flops[0] / sum(flops), *[0.0] * (len(whole) - 1)]
+    ends[-1] += flops[-1] / sum(flops)
+    return tuple(StageShare(one - end, end) for one, end in zip(whole, ends, strict=True))
 
 
 @lru_cache(maxsize=64)
