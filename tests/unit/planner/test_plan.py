@@ -21,8 +21,9 @@ from meshwright.planner.price import price, steps_of_each_s
 from meshwright.planner.refused import invalid_neighbours
 from meshwright.planner.simplicity import RANKING_ERROR
 from meshwright.planner.space import layout_space
+from meshwright.planner.stage_times import Shares, StageShare
 from meshwright.planner.what_if import LATENCIES
-from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, Layout
+from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.plan import Plan
 from meshwright.spec.schedule_orders import order_of_rank
 from questions import ask
@@ -219,7 +220,12 @@ def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: 
     orders = [order_of_rank(rank, layout, number) for rank in range(4)]
     part = 4 / number
     forward_s = [share * part / 3 for share in shares]
-    times = StageTimes(forward_s, [2 * forward for forward in forward_s], forward_s)
-    assert played_share((4, stages, schedule, number), shares, 0.0, 0.001) == pytest.approx(
-        replay_s(orders, times, 0.001), rel=2e-3
-    )
+    backward_s = [2 * forward for forward in forward_s]
+    times = StageTimes(forward_s, backward_s, forward_s)
+    splits = schedule in SPLIT_BACKWARD_SCHEDULES
+    if splits:
+        # The first stage's second part is the whole.
+        times = StageTimes(forward_s, backward_s, [backward_s[0], *forward_s[1:]], input_s=[0.0, *forward_s[1:]])
+    parts = tuple(StageShare(share, 0.0) for share in shares)
+    played = played_share((4, stages, schedule, number), parts, Shares(0.0, 0.0, split=float(splits)), 0.001)
+    assert played == pytest.approx(replay_s(orders, times, 0.001), rel=2e-3)

@@ -125,8 +125,9 @@ def test_compiled_blocks_run_the_backward_twice_where_it_is_split() -> None:
 
     whole = judge(pipeline, question).estimate.step
     computed_s = whole.floor_s + whole.matmul_s + whole.tile_s + whole.attention_s + whole.memory_s
-    # Backward is two thirds of a step; the head, an eighth of this one, is not compiled.
-    assert 0.5 < repeat_s(schedule="ZBVZeroBubble") / computed_s < 2 / 3
+    # Backward is two thirds of a step; the head, an eighth of this one, is not compiled, and the first of four stages
+    # has no first part.
+    assert 0.4 < repeat_s(schedule="ZBVZeroBubble") / computed_s < 2 / 3 * 3 / 4
     assert 0 < repeat_s(schedule="DualPipeV") < 0.3 * repeat_s(schedule="ZBVZeroBubble")
     assert repeat_s(schedule="ZBVZeroBubble", compile=False) == repeat_s(schedule="Interleaved1F1B") == 0
 
