@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.cli.finite_range import FiniteRange
+from meshwright.cli.garbage import kept_garbage
 
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
@@ -51,14 +51,8 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     Keys of [layout] given as layout.tp=8 are kept; those of a job file only with layout.search = true.
     Exit code 0: there is a layout; 2: bad input, or nothing fits.
     """
-    # An answer takes a second, a tenth of which would go into looking for garbage; and some more when the process ends,
-    # unless what is there by now is known to stay.
-    gc.disable()
-    try:
+    with kept_garbage():
         _answer(words, given)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:

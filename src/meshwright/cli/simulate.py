@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.cli.garbage import kept_garbage
+
 if TYPE_CHECKING:
     from meshwright.spec.dry_run import DryRun
     from meshwright.spec.traces import Traces
@@ -52,7 +54,7 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     click.echo(f"tracing {given['build'] or ' '.join(words)}", err=True)
     subject, traces = (trace_of_program if given["build"] else trace_of_job)(words, given, conditions)
     click.echo(_traced(traces, time.monotonic() - start_s), err=True)
-    with elapsed("checking and simulating"):
+    with elapsed("checking and simulating"), kept_garbage():
         traces = apart(traces, [fault.rank for fault in conditions.faults])
         run, timeline = dry_run(subject, traces, conditions)
     if given["as_json"]:
