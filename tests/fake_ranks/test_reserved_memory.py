@@ -29,7 +29,7 @@ layout = { activation_checkpoint = "none" }
 LARGER = "model.options.num_layers=8 train.seq_len=4096 train.global_batch_size=32"
 """Activations leave a gap wide enough for the tensor that gradients of embedding and head are reduced in, as they do
 in models of ordinary depth: of 4 short blocks they do not, and 3 to 21 % more is reserved than by the formula."""
-QUICK = ("dp_shard=4 pp=2",)
+QUICK = (f"dp_shard=4 pp=2 {LARGER}",)
 LONG = (
     "dp_shard=8",
     f"dp_shard=8 compile=true activation_checkpoint=selective {LARGER}",

@@ -32,7 +32,10 @@ def end_gradient_reduction(root: FSDPModule) -> None:
 
 
 def holds_partial_sums(root: FSDPModule) -> bool:
-    """Return whether a unit under `root` holds shards of gradients that were not summed over replicas."""
+    """Return whether a unit under `root` holds shards of gradients that were not summed over replicas.
+
+    From torch 2.15 on a unit that the last backward does not use is summed with the others.
+    """
     return any(group._partial_reduce_output is not None for group in _param_groups(root._get_fsdp_state()))
 
 
