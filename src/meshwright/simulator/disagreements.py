@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshwright.simulator.matching import Channel
 from meshwright.spec.action import Action, parse_cell
 from meshwright.spec.trace import NONE, Ints, Trace
@@ -47,29 +49,46 @@ def first_disagreement(traces: Traces, channel: Channel, asked: Asked) -> Disagr
     has_exchange = not channel.is_message and any(_is_exchange(one) for one in set(asked[0]))
     if not has_exchange and all(one == asked[0] for one in asked):
         return None
+    compared: set[Hashable] = set()
     for number in range(max(len(one) for one in asked)):
         at = tuple(one[number] if number < len(one) else None for one in asked)
         if len(set(at)) > 1:
             return Disagreement(channel, number, at, "" if channel.is_message else _broken(at))
         if not channel.is_message and _is_exchange(at[0]):
-            found = _unequal_pair(traces, channel, number)
+            splits = _splits(traces, channel, number)
+            found = None if splits in compared else _unequal_pair(traces, channel, number)
             if found is not None:
                 return found
+            compared.add(splits)
     return None
+
+
+def _splits(traces: Traces, channel: Channel, number: int) -> Hashable:
+    """Return what an exchange's bytes between its ranks follow from."""
+    pairs = zip(channel.members, channel.rows, strict=True)
+    records = [(traces.traces[rank].records, rows[number]) for rank, rows in pairs]
+    return tuple((int(one.signature[row]), int(one.num_bytes[row])) for one, row in records)
 
 
 def _asked(trace: Trace, rows: Ints, *, is_message: bool) -> list[Hashable]:
     records = trace.records
-    columns = (records.signature[rows], records.num_bytes[rows], records.action[rows])
+    actions = records.action[rows] if is_message else np.full(len(rows), NONE)
+    columns = (records.signature[rows], records.num_bytes[rows], actions)
+    known: dict[tuple[int, int, int], Hashable] = {}
     asked: list[Hashable] = []
-    for signature, num_bytes, action in zip(*(column.tolist() for column in columns), strict=True):
-        shapes = trace.signatures[signature]
-        dtype = next((shape.dtype for shape in (*shapes.inputs, *shapes.outputs)), "")
-        if is_message:
-            asked.append((num_bytes, dtype, _carried(trace.actions[action]) if action != NONE else None))
-        else:
-            asked.append((shapes.op, None if _exchanges(shapes.op) else num_bytes, dtype, shapes.agreed))
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        if row not in known:
+            known[row] = _asked_by(trace, *row, is_message=is_message)
+        asked.append(known[row])
     return asked
+
+
+def _asked_by(trace: Trace, signature: int, num_bytes: int, action: int, *, is_message: bool) -> Hashable:
+    shapes = trace.signatures[signature]
+    dtype = next((shape.dtype for shape in (*shapes.inputs, *shapes.outputs)), "")
+    if is_message:
+        return num_bytes, dtype, None if action == NONE else _carried(trace.actions[action])
+    return shapes.op, None if _exchanges(shapes.op) else num_bytes, dtype, shapes.agreed
 
 
 def _broken(at: Sequence[Hashable]) -> str:
