@@ -205,7 +205,7 @@ class Trace:
             **{name: getattr(self, name) for name in _TEXTS},
         }
         columns = {
-            f"{part}.{field.name}": getattr(getattr(self, part), field.name)
+            f"{part}.{field.name}": _narrowed(getattr(getattr(self, part), field.name))
             for part, table in _TABLES.items()
             for field in fields(table)
         }
@@ -221,7 +221,7 @@ class Trace:
         with np.load(file, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
             parts: dict[str, Any] = {
-                part: table(**{field.name: arrays[f"{part}.{field.name}"] for field in fields(table)})
+                part: table(**{field.name: arrays[f"{part}.{field.name}"].astype(np.int64) for field in fields(table)})
                 for part, table in _TABLES.items()
             }
         return cls(
@@ -231,3 +231,12 @@ class Trace:
             group_calls=tuple(GroupCall(tuple(ranks), line) for ranks, line in about["group_calls"]),
             **parts | {name: tuple(about[name]) for name in _TEXTS},
         )
+
+
+def _narrowed(column: Ints) -> NDArray[np.signedinteger]:
+    """Return the column in as few bytes an element as hold it: what compresses a file takes its time by the byte."""
+    low, high = column.min(initial=0), column.max(initial=0)
+    widths = (np.int8, np.int16, np.int32)
+    return column.astype(
+        next((one for one in widths if np.iinfo(one).min <= low and high <= np.iinfo(one).max), np.int64)
+    )

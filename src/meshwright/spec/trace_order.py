@@ -41,12 +41,18 @@ def in_order(trace: Trace) -> Trace:
 
 
 def by_appearance(column: Ints) -> tuple[Ints, list[int]]:
-    """Return the column with its values numbered by first appearance, and the values; -1 stays."""
-    used, first, where = np.unique(column, return_index=True, return_inverse=True)
-    order = [at for at in np.argsort(first) if used[at] != NONE]
-    number = np.full(len(used), NONE, np.int64)
+    """Return the column with its values numbered by first appearance, and the values; -1 stays.
+
+    Values are numbers of things that were counted: what it takes grows with the largest.
+    """
+    first = np.full(int(column.max(initial=NONE)) + 2, NONE, np.int64)
+    # Of equal values the last assignment holds; the last element is that of -1.
+    first[column[::-1]] = np.arange(len(column))[::-1]
+    used = np.flatnonzero(first[:-1] != NONE)
+    order = used[np.argsort(first[used])]
+    number = np.full(len(first), NONE, np.int64)
     number[order] = np.arange(len(order))
-    return number[where], [int(used[at]) for at in order]
+    return number[column], order.tolist()
 
 
 def fingerprint(trace: Trace) -> str:

@@ -48,13 +48,15 @@ class _Instantiation:
         counts = [sizes, traced.storages.count, traced.works.count, traced.events.count]
         self.first = _Placed(*(np.cumsum(count[self.chunk]) - count[self.chunk] for count in counts))
         self.sizes = sizes
-        self._by_name = {(traced.chunks[one.chunk].key, one.microbatch): index for index, one in enumerate(instances)}
+        self._by_name: dict[Key, dict[int | None, int]] = {}
         self._in_trace: dict[Key, list[int]] = {}
         for index, chunk in enumerate(traced.chunks):
             self._in_trace.setdefault(chunk.key, []).append(index)
         self._in_step: dict[Key, list[int]] = {}
         for index, one in enumerate(instances):
-            self._in_step.setdefault(traced.chunks[one.chunk].key, []).append(index)
+            key = traced.chunks[one.chunk].key
+            self._in_step.setdefault(key, []).append(index)
+            self._by_name.setdefault(key, {})[one.microbatch] = index
 
     def trace(self) -> Trace:
         records, uses = self.traced.trace.records, self.traced.trace.uses
@@ -104,32 +106,46 @@ class _Instantiation:
         is_named = things != NONE
         if not is_named.any():
             return things
-        owner = np.where(is_named, made.chunk[things], BEFORE)
-        pairs, where = np.unique(instance * len(self.traced.chunks) + owner, return_inverse=True)
-        makers = np.array([self._maker(*divmod(int(pair), len(self.traced.chunks))) for pair in pairs], np.int64)
-        return np.where(is_named, first[makers][where] + made.ordinal[things], NONE)
+        pairs = instance * len(self.traced.chunks) + np.where(is_named, made.chunk[things], BEFORE)
+        is_there = np.zeros(len(self.instances) * len(self.traced.chunks), np.bool_)
+        is_there[pairs] = True
+        distinct = np.flatnonzero(is_there)
+        begin = np.empty(len(is_there), np.int64)
+        begin[distinct] = first[self._makers(*divmod(distinct, len(self.traced.chunks)))]
+        return np.where(is_named, begin[pairs] + made.ordinal[things], NONE)
 
-    def _maker(self, instance: int, owner: int) -> int:
-        """Return the instance that made what a traced chunk `owner` made for the one that `instance` repeats."""
-        one, made = self.instances[instance], self.traced.chunks[owner]
-        if owner == one.chunk:
-            return instance
+    def _makers(self, instances: Ints, owners: Ints) -> Ints:
+        """Return the instances that made what traced chunks `owners` made for those that `instances` repeat."""
+        kinds, where = np.unique(self.chunk[instances] * len(self.traced.chunks) + owners, return_inverse=True)
+        rows = np.split(np.argsort(where, kind="stable"), np.cumsum(np.bincount(where))[:-1])
+        makers = np.empty(len(instances), np.int64)
+        for kind, of_kind in zip(kinds.tolist(), rows, strict=True):
+            chunk, owner = divmod(kind, len(self.traced.chunks))
+            makers[of_kind] = self._makers_of(chunk, owner, instances[of_kind])
+        return makers
+
+    def _makers_of(self, chunk: int, owner: int, instances: Ints) -> Ints | list[int] | int:
+        """Return the same for instances that all repeat `chunk`."""
+        made = self.traced.chunks[owner]
+        if owner == chunk:
+            return instances
         if made.microbatch is None:
             return self._in_step[made.key][0]
-        if made.microbatch == self.traced.chunks[one.chunk].microbatch:
-            return self._by_name[made.key, one.microbatch]
+        named = self._by_name[made.key]
+        if made.microbatch == self.traced.chunks[chunk].microbatch:
+            return [named[self.instances[one].microbatch] for one in instances.tolist()]
         if made.microbatch not in self.chosen.steady:
-            return self._by_name[made.key, self.chosen.microbatches[made.microbatch]]
-        return self._as_many_before(instance, owner)
+            return named[self.chosen.microbatches[made.microbatch]]
+        return self._as_many_before(chunk, owner, instances)
 
-    def _as_many_before(self, instance: int, owner: int) -> int:
+    def _as_many_before(self, chunk: int, owner: int, instances: Ints) -> Ints:
         key = self.traced.chunks[owner].key
-        in_trace, in_step = self._in_trace[key], self._in_step[key]
-        ago = sum(at < self.instances[instance].chunk for at in in_trace) - in_trace.index(owner)
-        before = int(np.searchsorted(in_step, instance))
-        if not 0 < ago <= before:
+        in_trace, in_step = self._in_trace[key], np.array(self._in_step[key])
+        ago = sum(at < chunk for at in in_trace) - in_trace.index(owner)
+        before = np.searchsorted(in_step, instances)
+        if ago <= 0 or (before < ago).any():
             raise NotAlike(f"something of a later {key.kind} of stage {key.stage} is needed")
-        return in_step[before - ago]
+        return np.asarray(in_step[before - ago])
 
     def _storages(self, shift: Ints) -> Storages:
         source = self.traced.trace.storages
@@ -154,9 +170,8 @@ class _Instantiation:
         things = np.concatenate([gone_in[one.chunk] for one in self.instances])
         instance = np.repeat(np.arange(len(self.instances)), [len(gone_in[one.chunk]) for one in self.instances])
         targets = self._resolved(things, instance, self.traced.storages, self.first.storages)
-        by_target, first = np.unique(targets, return_index=True)
-        if len(by_target) < len(targets):
-            again = np.setdiff1d(np.arange(len(targets)), first)[0]
+        if (np.bincount(targets) > 1).any():
+            again = np.setdiff1d(np.arange(len(targets)), np.unique(targets, return_index=True)[1])[0]
             raise NotAlike(f"{self.traced.chunks[self.chunk[instance[again]]].key.kind} gives back what is gone")
         result[targets] = freed_at[things] + shift[instance]
         for target in np.flatnonzero((result == NONE) & (freed_at[rows] != NONE)).tolist():
@@ -165,7 +180,7 @@ class _Instantiation:
             if not together[thing]:
                 raise NotAlike(f"a storage is never given back, as in {chunk.key.kind} of stage {chunk.key.stage}")
             number = None if chunk.microbatch is None else self.chosen.microbatches[chunk.microbatch]
-            result[target] = freed_at[thing] + shift[self._by_name[chunk.key, number]]
+            result[target] = freed_at[thing] + shift[self._by_name[chunk.key][number]]
         return result
 
     def _freed_together(self, freeing: Ints) -> NDArray[np.bool_]:

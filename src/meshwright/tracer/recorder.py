@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, Trace, Traced, Uses
+from meshwright.spec.trace_order import by_appearance
 from meshwright.tracer.program_lines import innermost_line, line_of_program
 from meshwright.tracer.scopes import Scopes
 
@@ -183,10 +184,6 @@ def _compacted(records: dict[str, NDArray[np.int64]], column: str, interned: Int
     """Return what the column names, by first appearance, and number the column again: equal steps then have equal
     columns, whatever came before them.
     """
-    used, first, where = np.unique(records[column], return_index=True, return_inverse=True)
-    order = [at for at in np.argsort(first) if used[at] != NONE]
-    number = np.full(len(used), NONE, np.int64)
-    number[order] = np.arange(len(order))
-    records[column] = number[where]
+    records[column], used = by_appearance(records[column])
     seen = interned.all()
-    return tuple(seen[used[at]] for at in order)
+    return tuple(seen[position] for position in used)
