@@ -147,9 +147,10 @@ def test_a_job_that_was_traced_is_not_traced_again(kept: tuple[Path, Traces]) ->
 def test_ranks_that_should_do_the_same_and_do_not_are_named(kept: tuple[Path, Traces], tmp_path: Path) -> None:
     folder = shutil.copytree(kept[0], tmp_path / "cache")
     (made,) = folder.iterdir()
-    trace = Trace.load(made / "rank0.npz")
+    (file,) = made.iterdir()
+    trace = Trace.load(file)
     trace.records.num_bytes[np.flatnonzero(trace.records.num_bytes)[0]] += 1
-    trace.save(made / "rank0.npz")
+    trace.save(file)
     with pytest.raises(MeshwrightError, match=r"ranks 0 and 1 should do the same step, but record \d+ is c10d"):
         traced_into(folder, verify=1)
 
@@ -157,15 +158,16 @@ def test_ranks_that_should_do_the_same_and_do_not_are_named(kept: tuple[Path, Tr
 def test_traces_that_are_damaged_are_not_read(
     kept: tuple[Path, Traces], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = TraceCache(tmp_path / "traces")
-    assert cache.load() is None
-    cache.save(kept[1])
-    read = cache.load()
-    assert read is not None
-    assert_same(read.traces[0], kept[1].traces[0])
-    (cache.folder / "rank0.npz").write_bytes(b"half of a")
-    assert cache.load() is None
+    cache, trace = TraceCache(tmp_path / "traces"), kept[1].traces[0]
+    assert cache.load("whole", [0]) == {}
+    cache.save("whole", {0: trace, 1: trace})
+    read = cache.load("whole", [0, 2])
+    assert list(read) == [0]
+    assert_same(read[0], trace)
+    assert cache.load("part", [0]) == {}
+    (cache.folder / "whole-rank0.npz").write_bytes(b"half of a")
+    assert list(cache.load("whole", [0, 1])) == [1]
     assert "damaged" in caplog.text
-    cache.save(kept[1])
-    assert cache.load() is not None
-    assert [file.name for file in tmp_path.iterdir()] == ["traces"]
+    cache.save("whole", {0: trace})
+    assert list(cache.load("whole", [0, 1])) == [0, 1]
+    assert sorted(file.name for file in cache.folder.iterdir()) == ["whole-rank0.npz", "whole-rank1.npz"]

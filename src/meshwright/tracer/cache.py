@@ -1,7 +1,8 @@
-"""Traces on disk, found again by the job and by the code that made them.
+"""TraceCache: what ranks of a job were traced to do, found again on disk by the job and by the code that traced them.
 
-A reader sees all of a job's traces or none: they are written into a folder of another name, which is then renamed. The
-key is everything that a step depends on, so that nothing in a folder grows old; what is damaged is traced again.
+Kept is what was traced, a few ranks with a few microbatches, and not what is told from it, which takes less time than
+to read it. A reader sees a rank's whole trace or none: it is written under another name and renamed. The key is
+everything that a step depends on, so that nothing in a folder grows old; what is damaged is traced again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ import importlib.util
 import json
 import os
 import platform
-import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Self
-
-import numpy as np
+from typing import Literal, Self
 
 import meshwright
 from meshwright.log import logger
@@ -27,11 +26,11 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.schedule import Schedule
 from meshwright.spec.schedule_csv import orders_to_csv
 from meshwright.spec.trace import Trace
-from meshwright.spec.traces import Traces
 from meshwright.spec.user_object import is_object_source
-from meshwright.tracer.job_steps import JobSteps
 
-_INDEX = "classes.npz"
+Part = Literal["whole", "part"]
+"""Whether a rank was traced with all microbatches of its step, or with those that tell the others."""
+
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
@@ -42,46 +41,41 @@ class TraceCache:
         self.folder = folder
 
     @classmethod
-    def of(cls, steps: JobSteps, *how: str) -> Self:
+    def of(cls, job: Job, layout: Layout, schedule: Schedule, *how: str) -> Self:
         """Return the cache of a job traced in some way, below data.cache_dir."""
-        parts = [*how, _step_of(steps.job, steps.layout, steps.schedule), _versions(), _own_code()]
-        if is_object_source(steps.job.model.source):
-            parts.append(_code_of(steps.job.model.source))
+        parts = [*how, _step_of(job, layout, schedule), _versions(), _own_code()]
+        if is_object_source(job.model.source):
+            parts.append(_code_of(job.model.source))
         key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
-        return cls(Path(os.path.expanduser(steps.job.data.cache_dir)) / f"traces-{key}")
+        return cls(Path(os.path.expanduser(job.data.cache_dir)) / f"traces-{key}")
 
-    def load(self) -> Traces | None:
-        """Return the traces, or None if they are missing or damaged."""
-        if not self.folder.is_dir():
-            return None
-        try:
-            with np.load(self.folder / _INDEX, allow_pickle=False) as arrays:
-                class_of_rank = arrays["class_of_rank"]
-            traces = {int(rank): Trace.load(self._file(self.folder, rank)) for rank in np.unique(class_of_rank)}
-            return Traces(len(class_of_rank), traces, class_of_rank)
-        except _DAMAGED as error:
-            logger.warning("the traces in %s are damaged (%s) and are made again", self.folder, error)
-            return None
+    def load(self, part: Part, ranks: Iterable[int]) -> dict[int, Trace]:
+        """Return the traces of those of `ranks` that are there and undamaged."""
+        found = {}
+        for rank in ranks:
+            file = self._file(part, rank)
+            try:
+                found[rank] = Trace.load(file)
+            except FileNotFoundError:
+                continue
+            except _DAMAGED as error:
+                logger.warning("the trace in %s is damaged (%s) and is made again", file, error)
+        return found
 
-    def save(self, traces: Traces) -> None:
+    def save(self, part: Part, traces: Mapping[int, Trace]) -> None:
         """Write the traces; where that is impossible, say so and go on: they are in memory."""
         try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix="traces-", suffix=".partial") as made:
-                partial = Path(made) / "traces"
-                partial.mkdir()
-                np.savez_compressed(partial / _INDEX, class_of_rank=traces.class_of_rank)
-                for rank, trace in traces.traces.items():
-                    trace.save(self._file(partial, rank))
-                if self.folder.exists():
-                    shutil.rmtree(self.folder)
-                partial.rename(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix="partial-") as partial:
+                for rank, trace in traces.items():
+                    file = Path(partial) / f"{rank}.npz"
+                    trace.save(file)
+                    file.rename(self._file(part, rank))
         except OSError as error:
             logger.warning("the traces are not kept: %s; data.cache_dir names another folder", error)
 
-    @staticmethod
-    def _file(folder: Path, rank: int) -> Path:
-        return folder / f"rank{rank}.npz"
+    def _file(self, part: Part, rank: int) -> Path:
+        return self.folder / f"{part}-rank{rank}.npz"
 
 
 def _step_of(job: Job, layout: Layout, schedule: Schedule) -> list[object]:

@@ -60,22 +60,18 @@ def trace_job(
     cannot be traced, and MeshwrightError where two ranks that should do the same do not.
     """
     steps = job_steps(job_file, overrides, num_ranks)
-    cache = TraceCache.of(steps, device, how.mode, how.classes, how.routing) if how.use_cache else None
-    tracer = _Tracer(steps, Program(WHOLE, steps.layout.num_ranks, device=device, routing=how.routing), how)
-    traces = cache.load() if cache else None
-    if traces is None:
-        traces = tracer.traces()
-        if cache:
-            cache.save(traces)
-    tracer.verify(traces)
+    program = Program(WHOLE, steps.layout.num_ranks, device=device, routing=how.routing)
+    cache = TraceCache.of(steps.job, steps.layout, steps.schedule, device, how.routing) if how.use_cache else None
+    traces = _Tracer(steps, program, how, cache).traces()
+    _Tracer(steps, program, how).verify(traces)
     return traces
 
 
 class _Tracer:
     """Traces what stands for all ranks of a job."""
 
-    def __init__(self, steps: JobSteps, program: Program, how: How) -> None:
-        self.steps, self.program, self.how = steps, program, how
+    def __init__(self, steps: JobSteps, program: Program, how: How, cache: TraceCache | None = None) -> None:
+        self.steps, self.program, self.how, self.cache = steps, program, how, cache
         self._size = steps.layout.num_ranks // steps.layout.pp
 
     def traces(self) -> Traces:
@@ -152,10 +148,10 @@ class _Tracer:
             return {}
         if self.how.mode == "told" and self.steps.chosen is not None:
             try:
-                return self.steps.told(wanted, self.program, self.how.num_processes)
+                return self.steps.told(wanted, self.program, self.how.num_processes, self.cache)
             except NotAlike as error:
                 logger.info("all microbatches are traced, since some do not tell the others: %s", error)
-        return self.steps.whole(wanted, self.program, self.how.num_processes)
+        return self.steps.whole(wanted, self.program, self.how.num_processes, self.cache)
 
 
 def _between(found: Mapping[int, Trace], ranks: Sequence[int], rows: Sequence[int]) -> dict[int, Trace]:

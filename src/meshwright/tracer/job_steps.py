@@ -13,6 +13,7 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.schedule import Schedule, build_schedule, lower
 from meshwright.spec.schedule_csv import read_schedule
 from meshwright.spec.trace import Trace
+from meshwright.tracer.cache import Part, TraceCache
 from meshwright.tracer.chunks import CutTrace, cut
 from meshwright.tracer.instantiate import instantiate
 from meshwright.tracer.microbatches import Chosen, choose_microbatches
@@ -41,11 +42,15 @@ class JobSteps:
     arguments: tuple[str, ...]
     """Of the trainer's builder: the job file and overrides."""
 
-    def whole(self, ranks: Sequence[int], program: Program, num_processes: int) -> dict[int, Trace]:
+    def whole(
+        self, ranks: Sequence[int], program: Program, num_processes: int, cache: TraceCache | None = None
+    ) -> dict[int, Trace]:
         """Return the steps of `ranks`, each traced with all its microbatches."""
-        return trace_ranks(self._program(program, WHOLE), ranks, num_processes)
+        return _traced("whole", self._program(program, WHOLE), ranks, num_processes, cache)
 
-    def told(self, ranks: Sequence[int], program: Program, num_processes: int) -> dict[int, Trace]:
+    def told(
+        self, ranks: Sequence[int], program: Program, num_processes: int, cache: TraceCache | None = None
+    ) -> dict[int, Trace]:
         """Return the steps of `ranks`, told from few microbatches and few pipeline ranks; raises NotAlike if it fails.
 
         The ranks of pipeline ranks that do the same must stand at the same places in them.
@@ -56,7 +61,7 @@ class JobSteps:
         source_of = {rank: sources[rank // size] * size + rank % size for rank in ranks}
         numbers = ",".join(str(number) for number in self.chosen.microbatches)
         part = self._program(program, PART, numbers)
-        found = trace_ranks(part, sorted(set(source_of.values())), num_processes)
+        found = _traced("part", part, sorted(set(source_of.values())), num_processes, cache)
         cuts = {rank: cut(trace, len(self.chosen.microbatches)) for rank, trace in found.items()}
         return {rank: self._told(cuts[source], rank, rank // size) for rank, source in source_of.items()}
 
@@ -69,6 +74,20 @@ class JobSteps:
         trace = instantiate(source, self.chosen, self.lowered[pp_rank])
         trace = relocated(trace, rank, self.schedule, self.blocks)
         return replace(trace, traced=trace.traced.replace(build=WHOLE))
+
+
+def _traced(
+    part: Part, program: Program, ranks: Sequence[int], num_processes: int, cache: TraceCache | None
+) -> dict[int, Trace]:
+    """Return the traces of `ranks`, those from the cache that are in it, which then has all."""
+    kept = {} if cache is None else cache.load(part, ranks)
+    missing = [rank for rank in ranks if rank not in kept]
+    if not missing:
+        return kept
+    made = trace_ranks(program, missing, num_processes)
+    if cache is not None:
+        cache.save(part, made)
+    return kept | made
 
 
 def job_steps(job_file: str, overrides: Sequence[str], num_ranks: int | None) -> JobSteps:
