@@ -110,4 +110,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def _placed(rows_RD: Tensor, place_R: Tensor, num_rows: int) -> Tensor:
-    return rows_RD.new_zeros(num_rows, rows_RD.shape[1]).index_copy_(0, place_R, rows_RD)
+    zeros_PD = rows_RD.new_zeros(num_rows, rows_RD.shape[1])
+    # What is compiled loses its gradient in torch 2.11 if it writes in place here; Inductor does so by itself.
+    copy = zeros_PD.index_copy if torch.compiler.is_compiling() else zeros_PD.index_copy_
+    return copy(0, place_R, rows_RD)

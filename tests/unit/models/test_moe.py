@@ -299,9 +299,11 @@ def test_every_op_with_weights_names_its_module(name: str) -> None:
 
 # torch 2.13's compiler makes an instance of its own of every autograd.Function that it traces.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("alignment", [1, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_compiler_takes_it_whole(dtype: torch.dtype) -> None:
+def test_the_compiler_takes_it_whole(dtype: torch.dtype, alignment: int) -> None:
     one, x_BSD = mixture({**DEEPSEEK, "balance_loss": 0.1}, dtype), tokens(dtype).requires_grad_()
+    one.experts.alignment = alignment
     expected = torch.autograd.grad(one(x_BSD).square().sum(), (x_BSD, *one.parameters()))
     compiled = torch.compile(one, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(
