@@ -125,8 +125,15 @@ def test_recomputed_blocks_of_several_stages_are_compiled() -> None:
     assert again(found)
 
 
-@pytest.mark.parametrize("device", ["simgpu", "cpu"])
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        ("inductor", "simgpu"),
+        ("aot_eager", "cpu"),
+        pytest.param("inductor", "cpu", marks=pytest.mark.long),
+        pytest.param("aot_eager", "simgpu", marks=pytest.mark.long),
+    ],
+)
 def test_a_recomputed_block_is_traced_with_either_backend(backend: str, device: DeviceType) -> None:
     keys = ["layout.compile=true", f"layout.compile_backend={backend}", "layout.activation_checkpoint=full"]
     arguments = [JOB, "layout.dp_shard=2", "train.global_batch_size=4", "precision.compute=bfloat16", *keys]

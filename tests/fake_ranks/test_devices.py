@@ -76,9 +76,9 @@ QUICK = {
         HALF,
         "layout.activation_checkpoint=full",
     ),
-    "pp, float32": (2, *DENSE, "layout.pp=2"),
 }
 LONG = {
+    "pp, float32": (2, *DENSE, "layout.pp=2"),
     "one device": (1, *DENSE),
     "one device, bfloat16": (1, *DENSE, HALF),
     "one device, selective, float32": (1, *DENSE, "layout.activation_checkpoint=selective"),

@@ -53,11 +53,11 @@ def assert_equal(one: Trace, other: Trace) -> None:
 
 
 def test_a_replayed_step_is_the_one_that_runs() -> None:
-    layout = LAYOUTS["tp, recomputed"]
+    layout = LAYOUTS["accumulated"]
     assert_equal(traced("build_replayed", *layout), traced("build_run", *layout))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "tp, recomputed"])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "accumulated"])
 def test_so_it_is_in_other_layouts(layout: str) -> None:
     assert_equal(traced("build_replayed", *LAYOUTS[layout]), traced("build_run", *LAYOUTS[layout]))

@@ -65,7 +65,13 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize("keys", MIXTURES, ids=["hsdp-gather-ep", "kept-ring-etp"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param(MIXTURES[0], id="hsdp-gather-ep", marks=pytest.mark.long),
+        pytest.param(MIXTURES[1], id="kept-ring-etp"),
+    ],
+)
 def test_a_mixtures_ranks_send_what_is_priced(keys: dict[str, Any]) -> None:
     of, found = both("moe-4m", **keys)
     priced, others = sent_in_trace(found)

@@ -24,7 +24,7 @@ SMALL = Menu(
 )
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_every_size_is_measured_on_every_rank(num_ranks: int) -> None:
     ranks: list[Measurements] = run_ranks(measure, num_ranks, "cpu", SMALL, 0.1, 1)
     measured = mean_of(ranks)
@@ -42,6 +42,7 @@ def test_every_size_is_measured_on_every_rank(num_ranks: int) -> None:
     assert cluster.num_devices == num_ranks
 
 
+@pytest.mark.long
 def test_groups_of_every_size_are_measured() -> None:
     small = dataclasses.replace(SMALL, collective_bytes=(64,))
     measured: Measurements = run_ranks(measure, 4, "cpu", small, 0.1, 1)[0]

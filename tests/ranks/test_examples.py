@@ -26,6 +26,7 @@ def test_a_model_of_ones_own_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
+@pytest.mark.long
 def test_a_mixture_on_all_axes_learns_and_says_how_its_tokens_went(tmp_path: Path) -> None:
     words = ["run.device=cpu", f"data.cache_dir={tmp_path}", "train.steps=8", "train.seq_len=32", "layout.pp=2"]
     job = load_job(EXAMPLES / "tiny-moe.toml", [*words, "layout.tp=2", "layout.cp=2", "layout.ep=4"]).job

@@ -150,7 +150,7 @@ def test_a_run_that_was_told_to_stop_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 FIRST = pytest.param(8, ExitCode.RETRY, marks=pytest.mark.long, id="first")
-LAST = pytest.param(48, ExitCode.DONE, id="last")
+LAST = pytest.param(48, ExitCode.DONE, marks=pytest.mark.long, id="last")
 
 
 @pytest.mark.parametrize(("at_call", "code"), [FIRST, LAST])

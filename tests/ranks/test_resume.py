@@ -49,7 +49,7 @@ MIXTURE = {"source": "moe-4m", "options": {"dim": 32, "num_layers": 3, "num_expe
     ("model", "saved", "others"),
     [
         pytest.param(DENSE, {"pp": 2, "tp": 2}, [{"dp_shard": 4}], marks=pytest.mark.long),
-        (DENSE, {"pp": 2, "schedule": "ZBVZeroBubble"}, [{"dp_replicate": 2}]),
+        pytest.param(DENSE, {"pp": 2, "schedule": "ZBVZeroBubble"}, [{"dp_replicate": 2}], marks=pytest.mark.long),
         (MIXTURE, {"dp_shard": 2, "tp": 2, "ep": 4}, [{}, {"pp": 2, "dp_shard": 2, "ep": 2}]),
     ],
     ids=str,

@@ -128,7 +128,7 @@ def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
     [
         (signal.SIGTERM, ExitCode.RETRY),
         pytest.param(signal.SIGHUP, ExitCode.RETRY, marks=pytest.mark.long),
-        (signal.SIGINT, ExitCode.INTERRUPTED),
+        pytest.param(signal.SIGINT, ExitCode.INTERRUPTED, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -169,6 +169,7 @@ def test_nohup_protects_from_a_closed_terminal(tmp_path: Path) -> None:
     assert process.returncode == ExitCode.DONE, output
 
 
+@pytest.mark.long
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     command = Command(tmp_path, **ENDLESS)
     process = command.start("--ranks", "2")
@@ -223,6 +224,7 @@ def test_a_restart_by_torchrun_goes_on_even_if_its_first_start_was_to_overwrite(
     assert command.manifest.attempts[-1].start_step == 3
 
 
+@pytest.mark.long
 def test_a_rank_that_cannot_reach_the_others_may_be_tried_again(tmp_path: Path) -> None:
     code, output = Command(tmp_path, run={"timeout_s": 1.0}).train_as_rank(1, 2)
     assert code == ExitCode.RETRY, output

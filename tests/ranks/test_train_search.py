@@ -79,6 +79,7 @@ def manifest(job: Path) -> Manifest:
     return Manifest.from_json((job.parent / "run" / "manifest.json").read_text())
 
 
+@pytest.mark.long
 def test_the_launcher_takes_the_planners_pick_and_a_resume_keeps_it(job: Path) -> None:
     code, text, _ = meshwright(job, "plan", "--json")
     assert code == 0

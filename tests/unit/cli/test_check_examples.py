@@ -29,7 +29,13 @@ def test_every_large_example_names_its_cluster() -> None:
     assert {path.stem for path in ON_CLUSTERS} >= {"llama3-8b", "llama3-70b", "llama3-405b-16k", "deepseek-v3"}
 
 
-@pytest.mark.parametrize("path", ON_CLUSTERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=(pytest.mark.long,) if path.stem == "deepseek-v3" else (), id=path.stem)
+        for path in ON_CLUSTERS
+    ],
+)
 def test_an_example_on_a_named_cluster_fits_and_is_near_the_pick(path: Path) -> None:
     plan = make_plan(question_of(load_job(str(path)), Options()))
     assert plan.given is not None
