@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats, Setting
 from meshwright.cost.constants import Constants
-from meshwright.cost.matmul import is_misaligned, matmul_bytes, tile_flops
+from meshwright.cost.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.own_kernels import is_own, own_kernels
@@ -86,8 +86,11 @@ class BlockPricer:
         if small_tile not in self._tiles:
             sms = self.peaks.num_sms[self.line_setting]
             share = np.where(self.is_new, small_tile, 1.0)
-            groups = self.work.matmuls.groups
-            self._tiles = {small_tile: [tile_flops(*shape, groups, sms, share) for shape in self.passes]}
+            lines = self.work.matmuls
+            # The last pass sums over rows, whose tiles are those of the weights.
+            routed = (lines.is_expert, lines.is_expert, np.zeros_like(lines.is_expert))
+            sizes = [MatmulSizes(*one, lines.groups, is_it) for one, is_it in zip(self.passes, routed, strict=True)]
+            self._tiles = {small_tile: [tile_flops(one, sms, share) for one in sizes]}
         return self._tiles[small_tile]
 
     def price(self, rates: Rates, constants: Constants) -> BlockTimes:

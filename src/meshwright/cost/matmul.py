@@ -12,8 +12,10 @@ the menu is CUTLASS's usual one. Ignored: L2 hits, the choice a library really m
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cost.case import Floats
 
@@ -24,19 +26,34 @@ _SPLIT_PROLOGUE = 1.25
 """Times the prologue where the sum over k is split and added up again."""
 _ROUNDED_SHARE = 0.5
 _ALIGNED_BYTES = 128
+_ROUTED_TILES = 0.5
+"""What rounding up to tiles adds to each group in the mean, where the rows of groups are anything."""
 
 
-def tile_flops(m: Floats, n: Floats, k: Floats, groups: Floats, num_sms: Floats, small_tile: ArrayLike) -> Floats:
-    """Return FLOPs at the best rate that take as long as `groups` matmuls of (m, k) x (k, n) in one kernel.
+class MatmulSizes(NamedTuple):
+    """`groups` matmuls of (m, k) x (k, n) in one kernel."""
+
+    m: Floats
+    n: Floats
+    k: Floats
+    groups: Floats
+    is_routed: NDArray[np.bool_] | bool = False
+    """Whether m is the mean of groups that differ, as the rows of experts do."""
+
+
+def tile_flops(sizes: MatmulSizes, num_sms: Floats, small_tile: ArrayLike) -> Floats:
+    """Return FLOPs at the best rate that take as long as the matmuls do.
 
     `small_tile` multiplies the efficiency of all tiles but the largest: newer devices need large ones. Never below
     2 groups m n k.
     """
     prologue = np.where(np.asarray(small_tile) < 1, 192.0, 128.0)
+    m, n, k, groups, is_routed = sizes
     best = np.full(np.broadcast(m, n, k, groups, num_sms).shape, np.inf)
     for rows, columns, share in _TILES:
         efficiency = share if rows * columns == 256 * 128 else share * np.asarray(small_tile, np.float64)
-        tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
+        row_tiles = np.where(is_routed, np.maximum(m / rows + _ROUTED_TILES, 1.0), np.ceil(m / rows))
+        tiles = groups * row_tiles * np.ceil(n / columns)
         for split in _SPLITS:
             waves = tiles * split / num_sms
             waves = _ROUNDED_SHARE * np.ceil(waves) + (1 - _ROUNDED_SHARE) * np.maximum(waves, 1)

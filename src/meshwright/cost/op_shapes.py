@@ -37,6 +37,8 @@ class MatmulShape:
     precision: str
     """float8-rowwise or mxfp8 where scales are finer than one a tensor, else empty."""
     is_grouped: bool
+    is_routed: bool = False
+    """Whether m is the mean of groups that differ."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def _grouped_shape(signature: Signature, name: str, dtype: str) -> MatmulShape:
     else:
         m, n, k = first[0] / groups, float(result[-1]), float(first[-1])
     num_kernels = 1.0 if name in _GROUPED else groups
-    return MatmulShape(m, n, k, groups, num_kernels, dtype, _precision(signature), is_grouped=True)
+    precision, is_routed = _precision(signature), len(result) < 3
+    return MatmulShape(m, n, k, groups, num_kernels, dtype, precision, is_grouped=True, is_routed=is_routed)
 
 
 def _precision(signature: Signature) -> str:

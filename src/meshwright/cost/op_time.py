@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.host_memory import copy_seconds
 from meshwright.cost.host_op_time import HostOps
-from meshwright.cost.matmul import is_misaligned, tile_flops
+from meshwright.cost.matmul import MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.op_bytes import base_name, is_communication, is_free, moved_bytes
 from meshwright.cost.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
@@ -88,7 +88,8 @@ class _Pricer:
         constants, device = self.constants, self.device
         m, n, k, groups = (np.array(size, np.float64) for size in (shape.m, shape.n, shape.k, shape.groups))
         small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
-        tiles = float(tile_flops(m, n, k, groups, np.array(num_sms(device)), small_tile))
+        sizes = MatmulSizes(m, n, k, groups, shape.is_routed)
+        tiles = float(tile_flops(sizes, np.array(num_sms(device)), small_tile))
         rate = peak_flops_per_s(device, shape.dtype) * matmul_share(device, shape.dtype, shape.precision, constants)
         rate *= power_share(device) ** constants["power_exponent"]
         element_bytes = np.array(_ELEMENT_BYTES[shape.dtype])

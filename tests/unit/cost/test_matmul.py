@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.matmul import is_misaligned, matmul_bytes, tile_flops
+from meshwright.cost.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 
 A100_SMS, H100_SMS = 108, 132
 sides = st.integers(1, 40_000).map(float)
@@ -16,7 +16,13 @@ sides = st.integers(1, 40_000).map(float)
 
 def tiles(m: float, n: float, k: float, groups: float = 1, sms: float = H100_SMS, small_tile: float = 1.0) -> float:
     one = np.ones(1)
-    return float(tile_flops(m * one, n * one, k * one, groups * one, sms * one, small_tile)[0])
+    return float(tile_flops(MatmulSizes(m * one, n * one, k * one, groups * one), sms * one, small_tile)[0])
+
+
+def routed_tiles(m: float, n: float, k: float, groups: float) -> float:
+    one = np.ones(1)
+    sizes = MatmulSizes(m * one, n * one, k * one, groups * one, is_routed=True)
+    return float(tile_flops(sizes, H100_SMS * one, 1.0)[0])
 
 
 @given(sides, sides, sides, st.integers(1, 64), st.sampled_from([80, A100_SMS, H100_SMS, 148, 304]))
@@ -30,6 +36,21 @@ def test_a_larger_matmul_never_takes_less(m: float, n: float, k: float, groups: 
     for larger in (tiles(m + 1, n, k, groups), tiles(m, n + 1, k, groups), tiles(m, n, k + 1, groups)):
         assert larger >= own
     assert tiles(m, n, k, groups + 1) >= own
+
+
+@given(sides, sides, sides, st.integers(2, 64))
+def test_routed_groups_take_their_flops_and_more_rows_more(m: float, n: float, k: float, groups: int) -> None:
+    own = routed_tiles(m, n, k, groups)
+    assert own >= 2 * groups * m * n * k * (1 - 1e-12)
+    assert routed_tiles(m + 1, n, k, groups) >= own * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("num_rows", [1024, 4096])
+def test_groups_of_any_size_take_what_many_of_them_do_in_the_mean(num_rows: int) -> None:
+    n, k, groups = H100_SMS * 128.0, 7168.0, 32
+    spread = np.arange(num_rows - 128, num_rows + 128)
+    mean = np.mean([tiles(float(m), n, k, groups) for m in spread])
+    assert routed_tiles(num_rows, n, k, groups) == pytest.approx(mean, rel=0.03)
 
 
 @given(sides, sides, sides, st.floats(0.5, 0.99))
