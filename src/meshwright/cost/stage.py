@@ -1,6 +1,7 @@
 """Stages: how unequal pipeline ranks are, and what a schedule's bubble costs, in closed form.
 
-    slowest   even: ceil(L / (pp v)) v blocks, next to the head on the last rank; balanced: the head counts as blocks
+    slowest   even: ceil(L / (pp v)) v blocks, next to the head on the last rank; balanced: the best of what the others
+              take with the head counted as blocks, rounded up, and of the last rank where it is rounded down
     bubble    (pp - 1) (F + B) / v for one microbatch; of a split backward (pp - 1) I / v, I being its first half
 
 Sources: Narayanan et al. 2021 (arXiv:2104.04473) for 1F1B and interleaving, Qi et al. 2023 (arXiv:2401.10241) for zero
@@ -43,12 +44,14 @@ class Stages:
         even = np.maximum(
             even, self.blocks_inside * block_s + np.where(self.blocks_inside == self.blocks_last, first_s, 0)
         )
-        head_blocks = last_s / np.maximum(block_s, 1e-12)
         chunks = self.num_ranks * self.num_chunks
-        per_chunk = np.ceil((self.num_blocks + head_blocks) / chunks - 1e-6)
-        # What the ceiling forgives would leave the slowest rank faster than the mean.
+        per_chunk = (self.num_blocks + last_s / np.maximum(block_s, 1e-12)) / chunks
+        most, fewest = np.ceil(per_chunk - 1e-6), np.floor(per_chunk + 1e-6)
+        # The last chunk has fewer blocks than the others and the head, or the others have one less and it has the rest.
+        of_others = most * self.num_chunks * block_s
+        of_last = ((self.num_chunks - chunks) * fewest + self.num_blocks) * block_s + last_s
         mean = (blocks_s + last_s) / self.num_ranks
-        balanced = np.maximum(np.maximum(per_chunk * self.num_chunks * block_s, last_s), mean)
+        balanced = np.maximum(np.maximum(np.minimum(of_others, of_last), last_s), mean)
         slowest = np.where(self.is_balanced, np.minimum(balanced, even), even)
         return np.where(self.num_ranks > 1, slowest, blocks_s + first_s + last_s)
 

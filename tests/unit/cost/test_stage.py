@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -23,6 +26,7 @@ from meshwright.spec.layout import (
 )
 from meshwright.spec.schedule_orders import order_of_rank
 from meshwright.spec.schedule_rules import schedule_problems
+from meshwright.spec.stage_split import split_stages
 
 
 def closed_s(layout: Layout, number: int) -> float:
@@ -146,3 +150,16 @@ def test_balanced_stages_are_never_slower_than_even_ones(pp: int) -> None:
     # Two blocks' worth of head on the last of 16 ranks: it alone, or next to two blocks.
     if pp == 16:
         assert seconds == [4.0, 3.0]
+
+
+@given(num_blocks=st.integers(8, 60), pp=st.sampled_from([2, 3, 4, 8]), head=st.floats(0.0, 12.0))
+def test_the_slowest_rank_of_balanced_stages_is_that_of_the_best_split(num_blocks: int, pp: int, head: float) -> None:
+    assume(num_blocks >= 2 * pp)
+    one, block_s, inside = np.ones(1), 0.01, math.ceil(num_blocks / pp)
+    last = max(num_blocks - inside * (pp - 1), 1)
+    stages = Stages(pp * one, num_blocks * one, inside * one, last * one, np.array([True]), one)
+    units = [0.0, *[block_s] * num_blocks, head * block_s]
+    edges = [0, *(boundary + 1 for boundary in split_stages(units, [1] * len(units), pp)), len(units)]
+    best_s = max(sum(units[start:stop]) for start, stop in itertools.pairwise(edges))
+    slowest_s = stages.slowest_s(num_blocks * block_s * one, 0 * one, head * block_s * one)[0]
+    assert slowest_s == pytest.approx(best_s)
