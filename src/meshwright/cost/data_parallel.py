@@ -108,7 +108,7 @@ def fsdp_exposed_s(
 ) -> Floats:
     """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch.
 
-    `block` are the seconds of its forward and backward.
+    `block` are the seconds of its forward and backward, of our own software with fsdp_copies_s.
     """
     owners, layouts = dp.work.owners, dp.layouts
     dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
@@ -147,7 +147,9 @@ def first_block_exposed_s(
     reduce when all of it is done; and 0 of other software, whose multipliers were fitted to whole steps without it.
     """
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
-    gather, scatter = _block_collectives_s(dp, owner, fabric, c)
+    # Experts on ranks of their own are a unit within their block, which hides behind the rest of it.
+    is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
+    gather, scatter = _block_collectives_s(dp, owner, fabric, c, with_experts=is_one_unit)
     gathers = np.where(layouts.is_resharded, 1.0, last)
     reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
     longer = [
@@ -158,10 +160,12 @@ def first_block_exposed_s(
     return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
 
 
-def _block_collectives_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
+def _block_collectives_s(
+    dp: DataParallel, owner: Index, fabric: Fabric, c: Constants, *, with_experts: NDArray[np.bool_] | bool = True
+) -> tuple[Floats, Floats]:
     """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
     owners, layouts = dp.work.owners, dp.layouts
-    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    dense, experts = owners.dense_parameters[owner], np.where(with_experts, owners.expert_parameters[owner], 0.0)
     group = group_of(layouts.tp, layouts.fsdp, fabric)
     expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
 
@@ -178,31 +182,25 @@ def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants) -> Floats:
     return np.asarray(longer_by_s + c["overlap_slowdown"] * np.minimum(own_s, hidden_behind_s))
 
 
-def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_block: bool) -> Floats:
-    """Return the seconds of what FSDP itself computes for one owner and one microbatch: casts, copies, sums.
+def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_block: bool) -> tuple[Floats, Floats]:
+    """Return the seconds of what FSDP itself computes for one owner and one microbatch, forward and backward: casts,
+    copies, sums.
 
     Blocks may be gathered again in backward, what stands before and after them is not.
     """
     owners, layouts = dp.work.owners, dp.layouts
     parameters = owners.dense_parameters[owner] + owners.expert_parameters[owner]
+    reordered = reordered_experts(dp, owner)
     last = 1.0 / dp.num_microbatches
-    gathered = np.where(layouts.is_resharded, 1.0, last)
     # Out of the buffer that was gathered; blocks that are freed are gathered again.
-    num_gathers = gathered * (2.0 if is_block else 1.0)
-    sharded = 2 * num_gathers * dp.gather_bytes + _bytes_to_reduce(dp)
-    moved = np.where(layouts.fsdp > 1, sharded, _bytes_of_whole(dp))
+    out = 2 * np.where(layouts.is_resharded, 1.0, last) * dp.gather_bytes * (parameters + reordered)
     num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
-    reordered = 2 * reordered_experts(dp, owner) * (num_gathers * dp.gather_bytes + num_reductions * dp.element_bytes)
-    return np.where(dp.shards_parameters, (parameters * moved + reordered) / memory_rate, 0.0)
-
-
-def ends_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats) -> tuple[Floats, Floats]:
-    """Return what FSDP itself computes for what stands before or after the blocks, forward and backward."""
-    both = fsdp_copies_s(dp, owner, memory_rate, is_block=False)
-    gathered = np.where(dp.layouts.is_resharded, 1.0, 1.0 / dp.num_microbatches)
-    forward = dp.work.owners.dense_parameters[owner] * 2 * gathered * dp.gather_bytes / memory_rate
-    forward = np.minimum(np.where(dp.layouts.fsdp > 1, forward, 0.0), both)
-    return forward, both - forward
+    reduced = parameters * _bytes_to_reduce(dp) + 2 * reordered * num_reductions * dp.element_bytes
+    is_shared = layouts.fsdp > 1
+    forward = np.where(is_shared, out, 0.0)
+    backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
+    forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
+    return forward / memory_rate, backward / memory_rate
 
 
 def reordered_experts(dp: DataParallel, owner: Index) -> Floats:

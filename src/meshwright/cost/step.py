@@ -23,7 +23,6 @@ from meshwright.cost.context_attention import ContextAttention, context_attentio
 from meshwright.cost.data_parallel import (
     DataParallel,
     data_parallel_of,
-    ends_copies_s,
     ends_exposed_s,
     exposed_update_s,
     first_block_exposed_s,
@@ -83,6 +82,14 @@ def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:
     return StepPricer(cases).price(fitted_constants() if constants is None else constants)
 
 
+def ends_shares(cases: Cases) -> tuple[Floats, Floats]:
+    """Return what the embedding, and what norm, head and loss take of a microbatch's time through the whole model."""
+    pricer = StepPricer(cases)
+    blocks, first, last = pricer.passes(fitted_constants())
+    whole_s = blocks.total + first.total + last.total
+    return first.total / whole_s, last.total / whole_s
+
+
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
 
 
@@ -119,19 +126,24 @@ class StepPricer:
 
     def price(self, constants: Constants) -> StepTerms:
         """Return the step of each case by cause."""
+        blocks, first, last = self.passes(constants)
+        memory_rate = rates_of(self.cases.settings, self.peaks, constants).memory[self.cases.setting]
+        return self._step(blocks, first, last, self.stacks.slowed(self.fabric, constants), memory_rate, constants)
+
+    def passes(self, constants: Constants) -> tuple[RankPass, RankPass, RankPass]:
+        """Return one microbatch through all blocks, through the embedding, and through norm, head and loss."""
         rates = rates_of(self.cases.settings, self.peaks, constants)
         times = self.pricer.price(rates, constants)
         fabric = self.stacks.slowed(self.fabric, constants)
         memory_rate = rates.memory[self.cases.setting]
-        passes: dict[int, list[tuple[RankPass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
+        found: dict[int, list[tuple[RankPass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
         for slot in self.slots:
             one = self._block(slot, times, fabric, memory_rate, constants)
-            passes[slot.kind].append((one, slot.count))
-        blocks = self._summed(passes[BLOCK])
-        num_blocks = sum(count for _, count in passes[BLOCK])
+            found[slot.kind].append((one, slot.count))
+        blocks = self._summed(found[BLOCK])
+        num_blocks = sum(count for _, count in found[BLOCK])
         blocks = replace(blocks, dp=blocks.dp + blocks.first_dp / np.maximum(num_blocks, 1))
-        first, last = self._summed(passes[FIRST]), self._summed(passes[LAST])
-        return self._step(blocks, first, last, fabric, memory_rate, constants)
+        return blocks, self._summed(found[FIRST]), self._summed(found[LAST])
 
     def _summed(self, parts: list[tuple[RankPass, Floats]]) -> RankPass:
         total = RankPass(*(np.zeros(len(self.cases)) for _ in fields(RankPass)))
@@ -174,7 +186,10 @@ class StepPricer:
         sharpness = c["host_sharpness"]
         wait_f = np.where(self.is_host, host_f, _longer(device_f, host_f, sharpness) - device_f)
         wait_b = np.where(self.is_host, host_b, _longer(device_b, host_b, sharpness) - device_b)
-        whole_pass = (device_f + wait_f, device_b + wait_b)
+        copies_f, copies_b = self._copies_s(slot, memory_rate, c)
+        # Of our own software copies hide communication, too: multipliers of other software were fitted without.
+        copies_hide = np.where(self.parallel.is_own, 1.0, 0.0)
+        whole_pass = (device_f + wait_f + copies_hide * copies_f, device_b + wait_b + copies_hide * copies_b)
         if slot.kind == BLOCK:
             dp = fsdp_exposed_s(self.parallel, owner, fabric, c, whole_pass)
             ends = self._ends_s(times, memory_rate)
@@ -182,17 +197,14 @@ class StepPricer:
         else:
             dp = ends_exposed_s(self.parallel, owner, fabric, c)
             first_dp = np.zeros(len(self.cases))
-        copies = fsdp_copies_s(self.parallel, owner, memory_rate, is_block=slot.kind == BLOCK)
-        # Multipliers of other software were fitted to whole steps with copies that nothing slows.
-        copies = copies * np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
-        dp, first_dp, copies = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, first_dp, copies))
+        dp, first_dp = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, first_dp))
         return RankPass(
             ideal_matmul=3 * times.ideal_matmul[owner],
             ideal_attention=3 * times.ideal_attention[owner],
             reached=3 * times.reached_matmul[owner] * slow.compute,
             matmul=mm_f + mm_b,
             attention=att_f + att_b,
-            memory=mem_f + mem_b + copies,
+            memory=mem_f + mem_b + copies_f + copies_b,
             host=wait_f + wait_b,
             recompute=rec,
             repeat=repeat,
@@ -203,12 +215,21 @@ class StepPricer:
             first_dp=first_dp,
         )
 
+    def _copies_s(self, slot: Slot, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
+        """Return the seconds of what FSDP itself computes for a slot, forward and backward."""
+        both = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=slot.kind == BLOCK)
+        # Multipliers of other software were fitted to whole steps with copies that nothing slows.
+        slow = self.stacks.slowness(c)
+        slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
+        forward, backward = (np.where(self.is_host, 0.0, seconds * slower) for seconds in both)
+        return forward, backward
+
     def _ends_s(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:
         """Return the seconds of a microbatch before its first block, forward and backward: embedding, FSDP's copies."""
         forward, backward = np.zeros(len(self.cases)), np.zeros(len(self.cases))
         for slot in self.slots:
             if slot.kind != BLOCK:
-                copies = ends_copies_s(self.parallel, slot.owner, memory_rate)
+                copies = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=False)
                 has_embedding = slot.kind == FIRST
                 forward += slot.count * (copies[0] + has_embedding * times.memory[0][slot.owner])
                 backward += slot.count * (copies[1] + has_embedding * times.memory[1][slot.owner])
