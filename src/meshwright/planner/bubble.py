@@ -22,7 +22,7 @@ from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.replay import replay_s
 from meshwright.cost.stage import bubble_share, repeated_share, split_share
-from meshwright.cost.step import StepTerms
+from meshwright.cost.step import StepTerms, ends_shares
 from meshwright.planner.question import Question
 from meshwright.planner.stage_times import Shares, StageShare, stage_times
 from meshwright.spec.action import Action
@@ -59,13 +59,16 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
     number = num_microbatches_of(layout, question)
     # Whole: the replay itself hides what it puts between a message and its use. In a looped schedule a microbatch that
     # has been through all ranks holds up the first one by as many hops, in every round that has nothing else to do.
-    hop_s = float(hops_s(Cases.of_one(question.setting, layout_table([layout])), fitted_constants())[0])
+    cases = Cases.of_one(question.setting, layout_table([layout]))
+    hop_s = float(hops_s(cases, fitted_constants())[0])
+    # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory.
+    first, last = (_rounded(float(share[0])) for share in ends_shares(cases))
     boundaries = layout.stage_boundaries
     if boundaries is None:
         boundaries = best_boundaries(question.setting.model, question.workload.seq_len, layout.num_stages)
     played = played_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
-        _shares(boundaries, question.setting.model, question.workload.seq_len),
+        _shares(boundaries, question.setting.model, question.workload.seq_len, (first, last)),
         Shares(
             recomputed=round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
             repeated=_rounded(step.repeat_s / steady_s),
@@ -165,15 +168,19 @@ def _excess(
 
 
 @lru_cache(maxsize=1024)
-def _shares(boundaries: Sequence[int], model: ModelSpec, seq_len: int) -> tuple[StageShare, ...]:
-    """Return each stage's share of the model's FLOPs."""
-    flops = _unit_flops(model, seq_len)
+def _shares(
+    boundaries: Sequence[int], model: ModelSpec, seq_len: int, ends: tuple[float, float] | None = None
+) -> tuple[StageShare, ...]:
+    """Return each stage's share of the model: of its blocks by FLOPs, and so of the `ends` unless they are given."""
     # Unit 0 is the embedding, the last one the head.
-    edges = [0, *(block + 1 for block in boundaries), len(flops)]
-    whole = [sum(flops[start:stop]) / sum(flops) for start, stop in pairwise(edges)]
-    ends = [flops[0] / sum(flops), *[0.0] * (len(whole) - 1)]
-    ends[-1] += flops[-1] / sum(flops)
-    return tuple(StageShare(one - end, end) for one, end in zip(whole, ends, strict=True))
+    flops = _unit_flops(model, seq_len)
+    blocks = flops[1:-1]
+    first, last = (flops[0] / sum(flops), flops[-1] / sum(flops)) if ends is None else ends
+    edges = [0, *boundaries, len(blocks)]
+    shares = [(1 - first - last) * sum(blocks[start:stop]) / sum(blocks) for start, stop in pairwise(edges)]
+    of_ends = [first, *[0.0] * (len(shares) - 1)]
+    of_ends[-1] += last
+    return tuple(StageShare(one, end) for one, end in zip(shares, of_ends, strict=True))
 
 
 @lru_cache(maxsize=64)
