@@ -83,11 +83,14 @@ def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:
 
 
 def ends_shares(cases: Cases) -> tuple[Floats, Floats]:
-    """Return what the embedding, and what norm, head and loss take of a microbatch's time through the whole model."""
-    pricer = StepPricer(cases)
-    blocks, first, last = pricer.passes(fitted_constants())
-    whole_s = blocks.total + first.total + last.total
-    return first.total / whole_s, last.total / whole_s
+    """Return what the embedding, and what norm, head and loss take of a microbatch's time through the whole model.
+
+    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
+    """
+    passes = StepPricer(cases).passes(fitted_constants())
+    blocks_s, first_s, last_s = (one.total - one.dp for one in passes)
+    whole_s = blocks_s + first_s + last_s
+    return first_s / whole_s, last_s / whole_s
 
 
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
