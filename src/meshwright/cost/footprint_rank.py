@@ -103,7 +103,7 @@ class _Held:
         on_the_way = passed * (2 * layouts.stages_per_rank + 2) * stack.frees_sent
         handed_on = passed * ~frees * chunks
         per_stage = [kept / layouts.stages_per_rank * held + self._pending(pending, count) for held, count in moments]
-        self.kept = np.maximum(*per_stage) + handed_on + on_the_way
+        self.kept = np.max(per_stage, axis=0) + handed_on + on_the_way
         self.kept_by_others = self.kept * (1 - 1 / np.maximum(chunks, 1))
         """Without one chunk, which is a microbatch on one stage."""
         self.kept = self.kept + self.is_last * ends.last_kept_bytes

@@ -14,12 +14,14 @@ In flight at most, as chunks (a stage's share of one microbatch), n microbatches
     DualPipeV               min(2 n, 2 pp + 1)
 
 Of the ranks of a pipeline only those are weighed that may be the fullest: one that holds no more of any kind of block
-than another, no other end of the model and no more chunks in flight or pending is left out. They grow with the rank in
-ZBVZeroBubble and InterleavedZeroBubble, and never in the others.
+than another, no other end of the model and no more chunks in flight or pending is left out. Chunks grow with the rank
+in ZBVZeroBubble and InterleavedZeroBubble; in DualPipeV those in flight fall and those pending grow; in the others they
+fall.
 """
 
 from __future__ import annotations
 
+import itertools
 from copy import copy
 from functools import lru_cache
 
@@ -65,8 +67,9 @@ class StageCuts:
         `group_ends` holds the number of the block after the last one of each group.
         """
         is_v = layouts.has_schedule(V_SCHEDULES)
-        grows = layouts.has_schedule(("ZBVZeroBubble", "InterleavedZeroBubble"))
-        keys = (((self._row << 16) + layouts.stages_per_rank) << 2) + (is_v << 1) + grows
+        grows = layouts.has_schedule(("ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV"))
+        falls = ~layouts.has_schedule(("ZBVZeroBubble", "InterleavedZeroBubble"))
+        keys = (((self._row << 16) + layouts.stages_per_rank) << 3) + (is_v << 2) + (grows << 1) + falls
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         ranks = [
             _ranks_to_weigh(
@@ -74,7 +77,7 @@ class StageCuts:
                 int(layouts.stages_per_rank[row]),
                 group_ends,
                 is_v=bool(is_v[row]),
-                grows=bool(grows[row]),
+                orders=(1,) * bool(falls[row]) + (-1,) * bool(grows[row]),
             )
             for row in first
         ]
@@ -91,9 +94,12 @@ def has_own_cuts(layouts: LayoutTable) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=4096)
 def _ranks_to_weigh(
-    cuts: tuple[int, ...], stages_per_rank: int, group_ends: tuple[int, ...], *, is_v: bool, grows: bool
+    cuts: tuple[int, ...], stages_per_rank: int, group_ends: tuple[int, ...], *, is_v: bool, orders: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the ranks of one pipeline that may be the fullest, whatever its microbatches are."""
+    """Return the ranks of one pipeline that may be the fullest, whatever its microbatches are.
+
+    `orders` holds 1 where chunks may fall with the rank, and -1 where they may grow.
+    """
     num_stages = len(cuts) - 1
     pp = num_stages // stages_per_rank
     stages = np.array(cuts)
@@ -105,14 +111,18 @@ def _ranks_to_weigh(
     if is_v:
         of_turn[1:] = of_turn[1:, ::-1].copy()
     held = of_turn.sum(axis=0)
-    # Each rank before another in this order has as many chunks in flight, or more: of equal ones the first will do.
-    order = np.arange(pp)[:: -1 if grows else 1]
+    fullest = (_fullest_in_order(held, np.arange(pp)[::step]) for step in orders)
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(fullest)))
+
+
+def _fullest_in_order(held: Ints, order: Ints) -> list[int]:
+    """Return the ranks that may be the fullest where no rank has more chunks than those before it in `order`."""
     _, first = np.unique(held[order], axis=0, return_index=True)
     found: list[int] = []
     for rank in order[np.sort(first)].tolist():
         if not found or not (held[found] >= held[rank]).all(axis=1).any():
             found.append(rank)
-    return tuple(found)
+    return found
 
 
 def _cuts(setting: Setting, num_stages: int) -> tuple[int, ...]:
@@ -136,20 +146,24 @@ def stages_of_rank(layouts: LayoutTable, pp_rank: Ints) -> Ints:
     return np.where(turn < layouts.stages_per_rank, np.where(is_v & (turn == 1), back, looped), -1)
 
 
-def fullest_moments(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> tuple[tuple[Floats, Floats], ...]:
+def fullest_moments(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> list[tuple[Floats, Floats]]:
     """Return (chunks whose activations are held, chunks whose backward to the weights is pending) at each moment of a
-    step when rank `pp_rank` may be the fullest: with the most in flight, and, in ZBVZeroBubble, with the most pending.
+    step when rank `pp_rank` may be the fullest: with the most in flight, and with more pending and fewer in flight.
 
     Ignored: what is pending at most in ZBVZeroBubble with fewer than 2 pp microbatches.
     """
-    most = chunks_in_flight(layouts, num_microbatches, pp_rank)
-    is_piped, is_zbv = layouts.pp > 1, layouts.has_schedule(("ZBVZeroBubble",))
-    few = layouts.has_schedule(("DualPipeV",)) & (num_microbatches <= layouts.pp) & (pp_rank < layouts.pp - 1)
+    most, pp = chunks_in_flight(layouts, num_microbatches, pp_rank), layouts.pp
+    is_piped, is_zbv, is_dual = pp > 1, layouts.has_schedule(("ZBVZeroBubble",)), layouts.has_schedule(("DualPipeV",))
+    after_most = is_dual & (pp_rank < pp - 1)
+    few = after_most & (num_microbatches <= pp)
     waiting = np.minimum(pp_rank + 1, most)
     pending = np.where(layouts.has_schedule(("InterleavedZeroBubble",)), waiting, (is_zbv | few) * 1.0)
-    drains = is_piped & is_zbv & (num_microbatches >= 2 * layouts.pp)
-    later = np.where(drains, layouts.pp + pp_rank, 0.0), np.where(drains, 2.0 * pp_rank + 1, 0.0)
-    return (most, np.where(is_piped, pending, 0.0)), later
+    drains = is_piped & is_zbv & (num_microbatches >= 2 * pp)
+    drained = np.where(drains, pp + pp_rank, 0.0), np.where(drains, 2.0 * pp_rank + 1, 0.0)
+    is_dual &= is_piped
+    last = np.where(is_dual, pp, drained[0]), np.where(is_dual, pp_rank + 1.0, drained[1])
+    first_pending = np.where(is_dual & after_most, 2.0 * pp, 0.0), np.where(is_dual & after_most, 1.0, 0.0)
+    return [(most, np.where(is_piped, pending, 0.0)), first_pending, last]
 
 
 def chunks_in_flight(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> Floats:

@@ -45,7 +45,7 @@ def test_chunks_in_flight_are_those_of_the_order(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SPLIT_BACKWARD_SCHEDULES)
-@pytest.mark.parametrize("gradient_bytes", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("gradient_bytes", [0.25, 0.5, 1.0, 4.0, 16.0])
 def test_pending_weight_passes_are_those_of_the_order(schedule: str, gradient_bytes: float) -> None:
     """A chunk in flight weighs 1, the gradients of one that is pending `gradient_bytes`."""
     num_compared = 0
@@ -57,7 +57,7 @@ def test_pending_weight_passes_are_those_of_the_order(schedule: str, gradient_by
         moments = fullest_moments(
             layout_table([layout] * layout.pp), np.full(layout.pp, float(number)), np.arange(layout.pp)
         )
-        fullest = np.maximum(*(chunks + gradient_bytes * pending for chunks, pending in moments))
+        fullest = np.max([chunks + gradient_bytes * pending for chunks, pending in moments], axis=0)
         orders = build_schedule(layout, number).actions
         assert fullest.tolist() == [_fullest(order, gradient_bytes) for order in orders], f"{layout.pp} x {number}"
         num_compared += 1
