@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from meshwright.config.load import load_job
+from meshwright.prover.few_ranks import on_few_ranks
 from meshwright.prover.prove import ProofRequest, prove
-from meshwright.spec.layout import Layout
 from meshwright.spec.layout_text import layout_text, parse_layout
 from meshwright.spec.plan import Candidate
 from meshwright.spec.simulated_step import SimulatedStep
 from validation.questions import (
     Asked,
-    Question,
     ask,
     differences,
     is_same_order,
@@ -31,7 +30,6 @@ COMPARED = ("15m-h100-2", "moe-4m-h100-4", "100m-h100-8", "600m-h100-4", "1b-h10
 """Questions whose pick is traced and simulated within 20 s."""
 LIMIT_S = 1500.0
 ROOT = Path(__file__).parents[2]
-_MOST_PROVEN_RANKS = 8
 
 
 @cache
@@ -104,31 +102,10 @@ def _slower(candidate: Candidate, factor: float) -> object:
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_a_small_form_of_each_shape_trains_as_one_process() -> None:
-    picks = {layout_text(_small(asked(name).plan.pick.layout, QUESTIONS[name])) for name in QUESTIONS}
+    picks = {layout_text(on_few_ranks(asked(name).plan.pick.layout)) for name in QUESTIONS}
     dense = sorted(text for text in picks if "ep=" not in text)
     experts = sorted(text for text in picks if "ep=" in text)
     for model, texts in (("tiny.toml", dense), ("tiny-moe.toml", experts)):
         job = load_job(ROOT / "examples" / model).job
         proof = prove(ProofRequest(job, [parse_layout(text) for text in texts], num_steps=2), lambda _: None)
         assert proof.holds, [one.problem for one in proof.layouts if not one.holds]
-
-
-def _small(layout: Layout, question: Question) -> Layout:
-    """Return the layout with degrees of 2, without a second kind of data parallelism where ranks would be too many."""
-    degrees = {axis: min(getattr(layout, axis), 2) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
-    stages = min(layout.stages_per_rank, 2)
-    small = layout.replace(
-        **degrees,
-        etp=min(layout.etp, degrees["tp"]),
-        microbatch_size=1,
-        virtual_stages=stages if layout.virtual_stages is not None else None,
-        stage_boundaries=None,
-        activation_checkpoint_blocks=None,
-        async_tp=False,
-        compile=False,
-        cpu_offload=False,
-    )
-    for axis in ("dp_replicate", "dp_shard"):
-        if small.num_ranks > _MOST_PROVEN_RANKS and (axis != "dp_shard" or small.ep == 1):
-            small = small.replace(**{axis: 1})
-    return small

@@ -166,6 +166,17 @@ def test_layouts_that_do_not_fit_the_job_itself_are_told_before_anything_runs(
     assert "holds" not in printed.err + printed.out
 
 
+def test_more_processes_than_a_machine_has_room_for_are_not_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_file(tmp_path, DENSE)
+    assert run(["prove", job, "dp_shard=64,tp=2"]) == 2
+    told = capsys.readouterr().err
+    assert "128 ranks are as many processes on this machine, and --max-ranks allows 64" in told
+    assert "prove dp_shard=2,tp=2, the same axes with small degrees, or give --max-ranks 128" in told
+    assert run(["prove", job, "dp_shard=2,tp=2", "--max-ranks", "3"]) == 2
+
+
 def test_a_model_of_ones_own_is_run_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ _SECONDS = FiniteRange(min=1)
 @click.option("--plant", type=click.Choice(["tp", "cp", "pp", "ep", "dp"]), help="Break this axis; it must be found.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What ranks use.")
 @click.option("--timeout", "timeout_s", type=_SECONDS, default=300.0, show_default=True, help="Seconds for a layout.")
+@click.option("--max-ranks", type=click.IntRange(min=1), help="Processes that a layout may start.  [default: 64]")
 @click.option("--matrix", type=click.Path(dir_okay=False, path_type=Path), help="Write what composes as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 def command(
@@ -43,6 +44,7 @@ def command(
     plant: str | None,
     device: str,
     timeout_s: float,
+    max_ranks: int | None,
     matrix: Path | None,
     as_json: bool,
 ) -> None:
@@ -57,7 +59,7 @@ def command(
     from meshwright.config.load import load_job
     from meshwright.errors import ConfigError, ExitCode
     from meshwright.prover.page import matrix_page
-    from meshwright.prover.prove import ProofRequest, prove
+    from meshwright.prover.prove import MAX_RANKS, ProofRequest, prove
     from meshwright.spec.covering import covering_layouts
     from meshwright.spec.layout_text import parse_layout
     from meshwright.spec.model_source import resolve_architecture
@@ -80,6 +82,7 @@ def command(
         planted=plant,  # type: ignore[arg-type]
         device=device,
         timeout_s=timeout_s,
+        max_ranks=MAX_RANKS if max_ranks is None else max_ranks,
     )
     proof = prove(request, _progress(len(asked)))
     if matrix is not None:

@@ -14,6 +14,7 @@ from meshwright.log import logger
 from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
 from meshwright.prover.compare import BARS, compare
 from meshwright.prover.faults import degree
+from meshwright.prover.few_ranks import on_few_ranks
 from meshwright.prover.record import record
 from meshwright.prover.small_job import SmallJob, small_job, write_corpus
 from meshwright.spec.job import Job
@@ -23,6 +24,9 @@ from meshwright.spec.proof import Difference, LayoutProof, PlantedAxis, Proof, P
 from meshwright.spec.validity import layout_problems
 from meshwright.trainer.local_ranks import RanksFailed, run_ranks
 from meshwright.trainer.provenance import versions
+
+MAX_RANKS = 64
+"""More processes of torch than any laptop has room for."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class ProofRequest:
     device: str = "cpu"
     timeout_s: float = 300.0
     """How long one layout may take."""
+    max_ranks: int = MAX_RANKS
+    """More ranks of one layout are refused: each is a process on this machine."""
 
 
 def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof:
@@ -81,6 +87,9 @@ def _require_fitting(request: ProofRequest, small: SmallJob) -> None:
     ]
     if problems:
         raise InfeasibleLayout("\n".join(problems))
+    many = [layout for layout in request.layouts if layout.num_ranks > request.max_ranks]
+    if many:
+        raise ConfigError("\n".join(_too_many_ranks(layout, request.max_ranks) for layout in many))
     axis = request.planted
     if axis is not None and not any(degree(layout, axis) > 1 for layout in request.layouts):
         texts = " ".join(layout_text(layout) for layout in request.layouts)
@@ -88,6 +97,15 @@ def _require_fitting(request: ProofRequest, small: SmallJob) -> None:
             f"--plant {axis} would change nothing: no layout of {texts} has {axis} above 1: "
             f"add one that has, or plant another axis"
         )
+
+
+def _too_many_ranks(layout: Layout, max_ranks: int) -> str:
+    small = on_few_ranks(layout)
+    smaller = f"prove {layout_text(small)}, the same axes with small degrees, or " * (small.num_ranks <= max_ranks)
+    return (
+        f"{layout_text(layout)}: {layout.num_ranks:,} ranks are as many processes on this machine, and --max-ranks "
+        f"allows {max_ranks}: {smaller}give --max-ranks {layout.num_ranks}"
+    )
 
 
 def _one_process(request: ProofRequest, small: SmallJob) -> WholeRecord:
