@@ -83,6 +83,32 @@ def test_every_rank_logs_the_loss_of_the_last_stage(tmp_path: Path) -> None:
     )
 
 
+LONG = pytest.mark.long
+LOOPED = [
+    ("Interleaved1F1B", 2, 2),
+    pytest.param("Interleaved1F1B", 3, 2, marks=LONG),
+    pytest.param("LoopedBFS", 2, 2, marks=LONG),
+    pytest.param("Interleaved1F1B", 2, 4, marks=LONG),
+    pytest.param("ZBVZeroBubble", 2, 4, marks=LONG),
+    pytest.param("GPipe", 1, 4, marks=LONG),
+]
+
+
+@pytest.mark.parametrize(("schedule", "virtual_stages", "num_ranks"), LOOPED)
+def test_validation_runs_through_every_stage_of_a_rank(
+    tmp_path: Path, schedule: str, virtual_stages: int, num_ranks: int
+) -> None:
+    model = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 8}}
+    train = {"steps": 2, "global_batch_size": 16, "validation_interval": 1}
+    layout = {"dp_shard": 1, "pp": num_ranks, "schedule": schedule, "virtual_stages": virtual_stages}
+    told = {"train": train, "run": {"timeout_s": 60}}
+    piped = train_on_ranks(tiny_job(tmp_path, model=model, layout=layout, **told), tmp_path / "run", num_ranks)
+    one = train_on_ranks(tiny_job(tmp_path, model=model, layout={"dp_shard": 1}, **told), tmp_path / "one", 1)
+    losses = [[row["validation_loss"] for row in run.validation] for run in (piped, one)]
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=2e-6)
+
+
 def _peers() -> list[int]:
     meshes = build_meshes(Layout(pp=2, dp_shard=2), "cpu")
     return dist.get_process_group_ranks(meshes.group("pp"))

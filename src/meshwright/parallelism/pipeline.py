@@ -136,17 +136,27 @@ class Pipeline:
     def evaluate(self, microbatches: Sequence[StageInput]) -> Tensor:
         """Return the sum of the losses (0 on ranks without the last stage), forward only; a collective."""
         self._start(microbatches)
-        # A stage depends on earlier ones only, so that ascending order cannot wait for itself.
-        for stage in self.stages.numbers:
-            for number, microbatch in enumerate(microbatches):
-                if stage > 0 and self._is_elsewhere(stage - 1):
-                    self._receive(Action("RECV_F", stage, number), microbatch)
-                self._forward(Action("F", stage, number), microbatch)
-                self._passed.clear()
-                if not self.stages.is_last(stage) and self._is_elsewhere(stage + 1):
-                    self._send(Action("SEND_F", stage, number))
+        numbers = range(len(microbatches))
+        # As many microbatches at a time as keep all ranks busy.
+        for first in numbers[:: self._meshes.degree("pp")]:
+            for stage in self.stages.numbers:
+                self._evaluate_stage(stage, microbatches, numbers[first : first + self._meshes.degree("pp")])
         self._finish()
         return self._total
+
+    def _evaluate_stage(self, stage: int, microbatches: Sequence[StageInput], numbers: Sequence[int]) -> None:
+        """Run the forwards of some microbatches on one stage.
+
+        All receives stand before the first send: stages before this one wait for nothing that comes after it, and two
+        ranks that send to each other do so in one order.
+        """
+        for number in numbers if stage > 0 and self._is_elsewhere(stage - 1) else ():
+            self._receive(Action("RECV_F", stage, number), microbatches[number])
+        for number in numbers:
+            self._forward(Action("F", stage, number), microbatches[number])
+            self._passed.clear()
+            if not self.stages.is_last(stage) and self._is_elsewhere(stage + 1):
+                self._send(Action("SEND_F", stage, number))
 
     def _start(self, microbatches: Sequence[StageInput]) -> None:
         self._total = torch.zeros((), dtype=torch.float64, device=microbatches[0].inputs.device)
