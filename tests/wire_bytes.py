@@ -24,9 +24,8 @@ _CONSTANTS = {
     "cp_exposed": 1.0,
     "tp_again_exposed": 1.0,
     "overlap_slowdown": 1.0,
-    "reduce32": 2.0,
 }
-"""Nothing hides, and float32 is twice as many bytes as bfloat16."""
+"""Nothing hides."""
 _DP_AXES = ("fsdp", "efsdp", "dp_replicate")
 
 

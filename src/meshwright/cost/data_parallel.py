@@ -17,16 +17,17 @@ than one block; copies on groups of n ranks (reshard_after_forward = n), gathere
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cost.case import Cases, Floats
-from meshwright.cost.collective import all_gather_s, all_reduce_s
+from meshwright.cost.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
-from meshwright.cost.group import group_of
+from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.own_kernels import is_own
 from meshwright.cost.work import BLOCK, Work
@@ -112,7 +113,7 @@ def fsdp_exposed_s(
     """
     owners, layouts = dp.work.owners, dp.layouts
     dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
-    gather, scatter = _block_collectives_s(dp, owner, fabric, c)
+    gather, scatter = _block_collectives_s(dp, owner, fabric)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
     summed = all_reduce_s(shard, replicas, fabric)
@@ -149,7 +150,7 @@ def first_block_exposed_s(
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     # Experts on ranks of their own are a unit within their block, which hides behind the rest of it.
     is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
-    gather, scatter = _block_collectives_s(dp, owner, fabric, c, with_experts=is_one_unit)
+    gather, scatter = _block_collectives_s(dp, owner, fabric, with_experts=is_one_unit)
     gathers = np.where(layouts.is_resharded, 1.0, last)
     reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
     longer = [
@@ -161,7 +162,7 @@ def first_block_exposed_s(
 
 
 def _block_collectives_s(
-    dp: DataParallel, owner: Index, fabric: Fabric, c: Constants, *, with_experts: NDArray[np.bool_] | bool = True
+    dp: DataParallel, owner: Index, fabric: Fabric, *, with_experts: NDArray[np.bool_] | bool = True
 ) -> tuple[Floats, Floats]:
     """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
     owners, layouts = dp.work.owners, dp.layouts
@@ -169,12 +170,11 @@ def _block_collectives_s(
     group = group_of(layouts.tp, layouts.fsdp, fabric)
     expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
 
-    def collective(element_bytes: Floats) -> Floats:
-        whole = all_gather_s(dense * element_bytes, group, fabric)
-        return whole + np.where(experts > 0, all_gather_s(experts * element_bytes, expert_group, fabric), 0.0)
+    def whole_block_s(collective_s: Callable[[ArrayLike, Group, Fabric], Floats], element_bytes: Floats) -> Floats:
+        whole = collective_s(dense * element_bytes, group, fabric)
+        return whole + np.where(experts > 0, collective_s(experts * element_bytes, expert_group, fabric), 0.0)
 
-    wider = np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
-    return collective(dp.gather_bytes), collective(dp.element_bytes) * wider
+    return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
 
 
 def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants) -> Floats:
@@ -239,7 +239,7 @@ def _bytes_to_reduce(dp: DataParallel) -> Floats:
     return np.where(dp.fuses_sum, 0.0, copied)
 
 
-def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants) -> Floats:
+def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric) -> Floats:
     """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
     gradients: at the ends of a pass there is nothing to hide them behind.
     """
@@ -247,7 +247,7 @@ def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants)
     group = group_of(layouts.tp, layouts.fsdp, fabric)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     whole = all_gather_s(parameters * dp.element_bytes, group, fabric)
-    scatter = whole * np.where(dp.reduce_bytes > dp.element_bytes, c["reduce32"], 1.0)
+    scatter = reduce_scatter_s(parameters * dp.reduce_bytes, group, fabric)
     summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
     last = 1.0 / dp.num_microbatches
     # Kept from forward to backward, but for one microbatch only if blocks are freed.

@@ -198,7 +198,7 @@ class StepPricer:
             ends = self._ends_s(times, memory_rate)
             first_dp = first_block_exposed_s(self.parallel, owner, fabric, c, whole_pass, ends)
         else:
-            dp = ends_exposed_s(self.parallel, owner, fabric, c)
+            dp = ends_exposed_s(self.parallel, owner, fabric)
             first_dp = np.zeros(len(self.cases))
         dp, first_dp = (np.where(self.is_host, 0.0, seconds) for seconds in (dp, first_dp))
         return RankPass(
