@@ -39,10 +39,10 @@ def test_no_exchange_takes_less_than_nothing(case: tuple[str, Layout], sharding:
 
 def test_replicas_of_shards_within_nodes_spare_the_network() -> None:
     # A ring over all ranks has a step for each node, and gathers cross the network for every microbatch.
-    many = setting("llama3-8b", seq_len=512, global_batch_size=1024)
+    many = setting("llama3-8b", seq_len=512, global_batch_size=2048)
     often = setting("llama3-70b", "a100-80gb-ib100", seq_len=512, global_batch_size=1024)
     for of, fsdp, hsdp in (
-        (many, Layout(dp_shard=1024), Layout(dp_replicate=128, dp_shard=8)),
+        (many, Layout(dp_shard=2048), Layout(dp_replicate=256, dp_shard=8)),
         (often, Layout(dp_shard=64), Layout(dp_replicate=8, dp_shard=8)),
     ):
         fsdp_s, hsdp_s = dp_s(of, fsdp, hsdp)
