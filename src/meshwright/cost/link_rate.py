@@ -10,12 +10,17 @@ max(stride, domain) / P, at most 1, for a group wider than a pod. So rings of ne
 the outermost axis does in full. Of an all-to-all all but the pod's own part leaves: crossing is 1 - P / width. Of P2P
 it is the number of ranks that send out of one pod at the same time, over P (point_to_point.py).
 
+Of these links a group takes in full the one that sets its pace, and of the other as much as has to keep up: its shares,
+each at most 1. Where every pair of a domain has a link of its own (bytes_per_s_per_peer), these are of the links to the
+group's members.
+
 Source: rings over all rails as NCCL builds them; the rest is counting. Ignored: collisions of flows within a pod.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cost.fabric import Fabric, Floats
 from meshwright.cost.group import Group
@@ -28,6 +33,11 @@ def inside_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
     return np.where(peers > 0, np.minimum(fabric.intra_bytes_per_s, to_peers), np.inf)
 
 
+def joins_pairs(fabric: Fabric) -> NDArray[np.bool_]:
+    """Return whether every pair of a domain's devices has a link of its own; behind a switch all share one a device."""
+    return np.isfinite(fabric.intra_bytes_per_s_per_peer)
+
+
 def neighbour_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
     """Return a rank's share of the network when groups send along a chain; inf for a group inside one domain."""
     return _across_domains(neighbour_crossing(group, fabric), group, fabric)
@@ -36,6 +46,19 @@ def neighbour_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
 def spread_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
     """Return a rank's share of the network when every rank sends to every other; inf for a group inside one domain."""
     return _across_domains(spread_crossing(group, fabric), group, fabric)
+
+
+def neighbour_shares(group: Group, fabric: Fabric) -> tuple[Floats, Floats]:
+    """Return which share of its link inside the domain, and of its network card, a rank takes as part of a ring."""
+    # A ring passes the same bytes over both, the network's split over the members of a domain.
+    network_s = 1 / (neighbour_bytes_per_s(group, fabric) * group.ranks_per_domain)
+    return _shares(1 / inside_bytes_per_s(group, fabric), network_s)
+
+
+def spread_shares(group: Group, fabric: Fabric) -> tuple[Floats, Floats]:
+    """Return the same when every rank sends to every other: bytes to peers of the same domain stay inside."""
+    stays, leaves = group.ranks_per_domain - 1, group.num_ranks - group.ranks_per_domain
+    return _shares(stays / inside_bytes_per_s(group, fabric), leaves / spread_bytes_per_s(group, fabric))
 
 
 def neighbour_crossing(group: Group, fabric: Fabric) -> Floats:
@@ -56,3 +79,10 @@ def network_bytes_per_s(crossing: Floats, fabric: Fabric) -> Floats:
 
 def _across_domains(crossing: Floats, group: Group, fabric: Fabric) -> Floats:
     return np.where(group.num_domains > 1, network_bytes_per_s(crossing, fabric), np.inf)
+
+
+def _shares(inside_s: Floats, network_s: Floats) -> tuple[Floats, Floats]:
+    slower_s = np.maximum(inside_s, network_s)
+    is_used = slower_s > 0
+    slower_s = np.where(is_used, slower_s, 1.0)
+    return np.where(is_used, inside_s / slower_s, 0.0), np.where(is_used, network_s / slower_s, 0.0)

@@ -3,7 +3,8 @@
     seconds = latency + bytes / rate            alone on its links
     load    = rate / what the link carries      of the link inside the domain and of the network, each at most 1
 
-so that the link that sets the pace is used in full, and the other one as far as it has to keep up. Between pods of an
+so that the link that sets the pace is used in full, and the other one as far as it has to keep up. Where every pair of
+a domain's devices has a link of its own, those to a rank's peers are each a link. Between pods of an
 oversubscribed network, the ways out of and into each pod are links as well, which all of its devices share; of P2P the
 borders between the positions of its own two ranks count (hops.py). Sources and what is ignored: cost/collective.py,
 all_to_all.py, point_to_point.py. A broadcast or scatter takes as long as an all-gather.
@@ -22,13 +23,7 @@ from meshwright.cost.collective import all_gather_s, all_reduce_s, reduce_scatte
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.fabric import Fabric, FabricConstants, Floats, fabric_of
 from meshwright.cost.group import Group, require_links
-from meshwright.cost.link_rate import (
-    inside_bytes_per_s,
-    neighbour_bytes_per_s,
-    neighbour_crossing,
-    spread_bytes_per_s,
-    spread_crossing,
-)
+from meshwright.cost.link_rate import joins_pairs, neighbour_crossing, neighbour_shares, spread_crossing, spread_shares
 from meshwright.cost.point_to_point import hop_s
 from meshwright.cost.rates import architecture_of
 from meshwright.cost.slowness import Slowness, Stacks, is_omni_path
@@ -36,6 +31,7 @@ from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import UnsupportedError
 from meshwright.simulator.hops import PodWays, hops_of, pod_ways_of, spine_of_hops
 from meshwright.simulator.matching import Channel, CommOps
+from meshwright.simulator.peers import Peers, peers_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.trace import Ints, Trace
 from meshwright.spec.traces import Traces
@@ -76,6 +72,8 @@ class CommOpTimes:
     """Share of the busiest way out of or into a pod."""
     pod_ways: Mapping[int, PodWays] = field(default_factory=dict)
     """By channel; a channel that stays inside of pods has none."""
+    peers: Mapping[int, Peers] = field(default_factory=dict)
+    """By channel, where every pair of devices has a link of its own; else all of a rank's peers share one."""
 
 
 def comm_op_times(traces: Traces, comm_ops: CommOps, cluster: Cluster) -> CommOpTimes:
@@ -84,15 +82,17 @@ def comm_op_times(traces: Traces, comm_ops: CommOps, cluster: Cluster) -> CommOp
     """
     fabric = reached_fabric(cluster)
     columns = np.zeros((5, len(comm_ops)))
-    pod_ways = {}
+    pod_ways, peers = {}, {}
     for number, channel in enumerate(comm_ops.channels):
         at = channel.first + np.arange(channel.num_comm_ops)
         priced = _message_times if channel.is_message else _collective_times
         columns[:, at], ways = priced(channel, traces, fabric)
         if ways:
             pod_ways[number] = ways
+        if joins_pairs(fabric):
+            peers[number] = peers_of(channel, traces, int(fabric.domain_size))
     latency_s, wire_s, inside, network, spine = columns
-    return CommOpTimes(latency_s, wire_s, inside, network, spine, pod_ways)
+    return CommOpTimes(latency_s, wire_s, inside, network, spine, pod_ways, peers)
 
 
 def reached_fabric(cluster: Cluster) -> Fabric:
@@ -185,21 +185,12 @@ def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Float
 
 def _loads(kind: str, group: Group, fabric: Fabric) -> tuple[float, float, float]:
     """Return which share each member takes of its link inside the domain, its network card and its pod's way out."""
-    to_inside = float(inside_bytes_per_s(group, fabric))
     if kind == "all-to-all":
-        # Of its bytes those to peers of the same domain stay inside.
-        stays, leaves = float(group.ranks_per_domain) - 1, float(group.num_ranks - group.ranks_per_domain)
-        inside_s, network_s = stays / to_inside, leaves / float(spread_bytes_per_s(group, fabric))
-        crossing = spread_crossing(group, fabric)
+        shares, crossing = spread_shares(group, fabric), spread_crossing(group, fabric)
     else:
-        # A ring passes the same bytes over both, the network's split over the members of a domain.
-        inside_s = 1 / to_inside
-        network_s = 1 / float(neighbour_bytes_per_s(group, fabric) * group.ranks_per_domain)
-        crossing = neighbour_crossing(group, fabric)
-    slower_s = max(inside_s, network_s)
-    if slower_s == 0:
-        return 0.0, 0.0, 0.0
-    return inside_s / slower_s, *_network_shares(network_s / slower_s, float(crossing), fabric)
+        shares, crossing = neighbour_shares(group, fabric), neighbour_crossing(group, fabric)
+    inside, network = (float(share) for share in shares)
+    return inside, *_network_shares(network, float(crossing), fabric)
 
 
 def _network_shares(share: float, crossing: float, fabric: Fabric) -> tuple[float, float]:

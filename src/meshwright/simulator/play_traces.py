@@ -50,18 +50,21 @@ def _table(programs: list[Program], comm_ops: CommOps, costs: Costs, signals: Si
     is_last = np.zeros(len(comm_ops), bool)
     inside, network, spine = times.inside.tolist(), times.network.tolist(), times.spine.tolist()
     pod_ways = _distinct_ways(times.pod_ways)
+    pair_links = _pair_links(comm_ops, times, place)
     for position, channel in enumerate(comm_ops.channels):
         numbers = range(channel.first, channel.first + channel.num_comm_ops)
         is_first[channel.first] = is_last[numbers[-1]] = True
         ways = _ways(channel, place)
+        inside_links = pair_links.get(position, [2 * way for way in ways])
         members += [tuple(place[rank] for rank in channel.members)] * len(numbers)
         to_pods = pod_ways.get(position, ())
         kinds: dict[tuple[float, float, float], list[tuple[int, float]]] = {}
         for at in numbers:
             loads = (inside[at], network[at], spine[at])
             if loads not in kinds:
-                own = [(2 * way + link, load) for way in ways for link, load in enumerate(loads[:2]) if load > 0]
-                kinds[loads] = own + [(-1 - way, share * loads[2]) for way, share in to_pods]
+                within = [(link, loads[0]) for link in inside_links if loads[0] > 0]
+                cards = [(2 * way + 1, loads[1]) for way in ways if loads[1] > 0]
+                kinds[loads] = within + cards + [(-1 - way, share * loads[2]) for way, share in to_pods]
             uses.append(kinds[loads])
     signal_at = [PENDING] * signals.count
     signal_at[signals.always] = 0.0
@@ -86,8 +89,22 @@ def _ways(channel: Channel, place: Mapping[int, int]) -> list[int]:
     return [2 * place[rank] + way for rank in channel.members for way in (0, 1)]
 
 
+def _pair_links(comm_ops: CommOps, times: CommOpTimes, place: Mapping[int, int]) -> dict[int, list[int]]:
+    """Return the links to the peers of each channel's members, by channel, in numbers after those of other links."""
+    numbers: dict[tuple[int, int], int] = {}
+    found = {}
+    for position, peers in times.peers.items():
+        channel = comm_ops.channels[position]
+        # A message's two members have one way each, those of a collective two.
+        of_ways = peers if channel.is_message else [others for others in peers for _ in (0, 1)]
+        ways = zip(_ways(channel, place), of_ways, strict=True)
+        pairs = dict.fromkeys((way, other) for way, others in ways for other in others)
+        found[position] = tuple((4 * len(place) + numbers.setdefault(pair, len(numbers)), 1.0) for pair in pairs)
+    return {position: [link for link, _ in links] for position, links in _distinct_ways(found).items()}
+
+
 def _distinct_ways(pod_ways: Mapping[int, PodWays]) -> dict[int, PodWays]:
-    """Return the same without ways that the same channels use alike: they are always equally busy."""
+    """Return the same without those that the same channels use alike: they are always equally busy."""
     users: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for channel, ways in pod_ways.items():
         for way, share in ways:

@@ -65,6 +65,22 @@ def test_a_collective_takes_what_the_planner_says_of_its_ranks() -> None:
     np.testing.assert_allclose((spans.end_s - spans.start_s)[is_comm_op], whole_s, rtol=1e-3)
 
 
+def test_groups_share_what_joins_their_ranks() -> None:
+    def seconds(cluster: str, first: tuple[int, ...], second: tuple[int, ...]) -> float:
+        scripts = [Script(rank, 4) for rank in range(4)]
+        for rank, script in enumerate(scripts):
+            for ranks in (first, second):
+                if rank in ranks:
+                    script.collective(ranks, op=ALL_GATHER, axis=f"of {len(ranks)}", num_bytes=NUM_BYTES)
+        return simulate(all_of(*scripts), load_cluster(cluster).with_num_devices(4), "hand").step_s
+
+    alone_s = {name: seconds(name, (0, 1), (2, 3)) for name in ("h100-ib400", "mi300x-node")}
+    # Behind a switch a rank has one link to all of its peers, on MI300X one to each.
+    assert seconds("h100-ib400", (0, 1), (0, 2)) == pytest.approx(2 * alone_s["h100-ib400"], rel=0.05)
+    assert seconds("mi300x-node", (0, 1), (0, 2)) == pytest.approx(alone_s["mi300x-node"], rel=0.01)
+    assert seconds("mi300x-node", (0, 1), (0, 1, 2)) > 1.5 * alone_s["mi300x-node"]
+
+
 def test_messages_and_exchanges_take_what_the_planner_says() -> None:
     fabric = reached_fabric(CLUSTER)
     first, second = Script(0, 2), Script(1, 2)
