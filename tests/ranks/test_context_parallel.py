@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import CausalAttention
@@ -153,9 +155,26 @@ def test_the_ranks_of_other_samples_are_left_alone(method: ContextMethod) -> Non
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("policy", ["full", "selective"])
-def test_recomputation_repeats_what_ranks_say_to_each_other(method: ContextMethod, policy: str) -> None:
+def test_recomputation_changes_nothing(method: ContextMethod, policy: str) -> None:
     layout = {"cp": 4, "cp_method": method, "activation_checkpoint": policy}
     assert_close(run_ranks(worst_differences, 4, layout, torch.float64), 1e-13)
+
+
+def _num_batches(policy: str) -> int:
+    """Return how often a rank sends to others in a forward and a backward pass."""
+    torch.set_num_threads(1)
+    meshes = build_meshes(Layout(cp=4, cp_method="ring", activation_checkpoint=policy), "cpu")
+    positions = sequence_indices(SEQ_LEN, meshes.rank("cp"), 4, "ring")
+    core = shared_core(meshes, None)
+    with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as sends:
+        attend(core, [tensor[:, positions] for tensor in CASES[0].tensors(0, torch.float32)], None)
+    return sends.call_count
+
+
+def test_selective_recomputation_keeps_what_a_ring_came_to() -> None:
+    none, selective, full = (run_ranks(_num_batches, 4, policy) for policy in ("none", "selective", "full"))
+    # Keys go three steps forward and backward, their gradients four.
+    assert (none, selective, full) == ([10] * 4, [10] * 4, [13] * 4)
 
 
 # torch's own compiler looks at .grad of tensors that are not leaves, and makes objects of autograd functions (2.13):

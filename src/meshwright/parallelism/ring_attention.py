@@ -22,6 +22,7 @@ from meshwright.models.attention import CausalAttention
 from meshwright.parallelism.axis_mark import axis_mark
 from meshwright.parallelism.collectives import all_gather_dim
 from meshwright.parallelism.partial_attention import Pair, merge_into
+from meshwright.parallelism.torch_checkpoint import kept_whole
 
 
 class RingAttention(CausalAttention):
@@ -44,6 +45,17 @@ class RingAttention(CausalAttention):
             query_BSNH, key_BSKH, value_BSKW, documents_BT, self
         )
         return attended_BSNW
+
+    def attend(
+        self, query_BSNH: Tensor, key_BSKH: Tensor, value_BSKW: Tensor, documents_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return attended_BSNW and logsumexp_BSN, without a graph for backward."""
+        pairs = self.pairs(query_BSNH, key_BSKH, value_BSKW, documents_BT)
+        _, _, own = next(pairs)
+        attended_BSNW, logsumexp_BSN = (_new_float32(x).copy_(x) for x in own.attend())
+        for queries, _, pair in pairs:
+            merge_into((attended_BSNW[:, queries], logsumexp_BSN[:, queries]), pair.attend())
+        return attended_BSNW.to(query_BSNH.dtype), logsumexp_BSN
 
     def pairs(
         self, query_BSNH: Tensor, key_BSKH: Tensor, value_BSKW: Tensor, documents_BT: Tensor | None
@@ -96,13 +108,9 @@ class _Ring(torch.autograd.Function):
         ring: RingAttention,
     ) -> Tensor:
         ctx.ring = ring
-        pairs = ring.pairs(query_BSNH, key_BSKH, value_BSKW, documents_BT)
-        _, _, own = next(pairs)
-        # Copies: a recomputation may be handed the kernel's own outputs once more, so they must stay as they are.
-        attended_BSNW, logsumexp_BSN = (_new_float32(x).copy_(x) for x in own.attend())
-        for queries, _, pair in pairs:
-            merge_into((attended_BSNW[:, queries], logsumexp_BSN[:, queries]), pair.attend())
-        attended_BSNW = attended_BSNW.to(query_BSNH.dtype)
+        inputs = (query_BSNH, key_BSKH, value_BSKW)
+        # Else recomputation would pass all keys on once more, with no attention left to hide behind.
+        attended_BSNW, logsumexp_BSN = kept_whole(lambda: ring.attend(*inputs, documents_BT))
         ctx.save_for_backward(query_BSNH, key_BSKH, value_BSKW, documents_BT, attended_BSNW, logsumexp_BSN)
         return attended_BSNW
 

@@ -3,10 +3,10 @@
     speed = 1 / max(1, the greatest load of any link that the transfer runs over)
 
 A link is a rank's way out or its way in, inside its domain (to each of its peers, where every pair of devices has a
-link of its own) or over its network card, or a pod's way out or in, which all of its ranks share; its load is the sum of
-the shares that the transfers on it take when alone (collective_times.py). So two equal transfers take twice as long, one
-inside the domain and one over the network do not notice each other, and a transfer on many ranks goes at the pace of
-the busiest.
+link of its own) or over its network card, or a pod's way out or in, which all of its ranks share; its load is the sum
+of the shares that the transfers on it take when alone (collective_times.py). So two equal transfers take twice as
+long, one inside the domain and one over the network do not notice each other, and a transfer on many ranks goes at the
+pace of the busiest.
 Latency passes before the bytes and is not shared. Source: processor sharing, as if every link gave its transfers turns.
 Ignored: that a transfer slowed elsewhere leaves room, which max-min fairness would hand on.
 """
