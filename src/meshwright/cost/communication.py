@@ -14,8 +14,8 @@ as one. Their rings pass gradients on in the activations' format. Ours gather on
 
 Sources: Korthikanti et al. 2022 (arXiv:2205.05198) for tp with sequence parallelism, Llama 3 (arXiv:2407.21783, 3.3.2)
 for gathered keys, Jacobs et al. 2023 (arXiv:2309.14509) for ulysses. Where a stack overlaps, a fitted share stays
-exposed. Ignored: contention between axes; what is a few bytes a token or less (sums of a loss over the vocabulary, how
-many tokens go where).
+exposed. What is lost to FSDP on the same links stands in contention.py. Ignored: contention between other axes; what is
+a few bytes a token or less (sums of a loss over the vocabulary, how many tokens go where).
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from meshwright.cost.all_to_all import Routing, all_to_all_s, token_exchange_s
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.constants import Constants
+from meshwright.cost.contention import Shares
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
-from meshwright.cost.group import group_of
+from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.link_rate import neighbour_shares, spread_shares
 from meshwright.cost.point_to_point import mean_send_s, send_s
 from meshwright.cost.recompute import share_of_blocks
 from meshwright.cost.slowness import stacks_of
@@ -85,6 +87,23 @@ class Communication:
     gathers_low: NDArray[np.bool_]
     """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
     is_deduplicated: NDArray[np.bool_]
+
+    def shares(self, fabric: Fabric) -> tuple[Shares, Shares, Shares]:
+        """Return what communication of tp, cp and ep takes of the links."""
+        layouts = self.layouts
+        tp, cp, ep = group_of(1, layouts.tp, fabric), group_of(layouts.tp, layouts.cp, fabric), self._experts(fabric)
+        is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
+        # Of a ring's hops the slowest set the pace.
+        crosses = cp.num_domains > 1
+        context = (
+            np.where(is_ring, one_hop, share)
+            for one_hop, share in zip((~crosses, crosses), neighbour_shares(cp, fabric), strict=True)
+        )
+        return (
+            Shares(tp, *neighbour_shares(tp, fabric)),
+            Shares(cp, *context),
+            Shares(ep, *spread_shares(ep, fabric)),
+        )
 
     def tensor(self, owner: Index, fabric: Fabric, c: Constants, matmul_s: Floats) -> tuple[Floats, Floats]:
         """Return tp's exposed seconds of one block, or of what stands before or after them, forward and backward.
@@ -171,14 +190,17 @@ class Communication:
         """Return ep's exposed seconds of one block, forward and backward."""
         owners, layouts = self.work.owners, self.layouts
         copies = owners.routed_copies[owner]
-        stride = np.where(layouts.etp > 1, layouts.tp, 1)
-        group = group_of(stride, layouts.ep, fabric)
+        group = self._experts(fabric)
         senders = np.where(self.gathers_routed_tokens, layouts.tp, layouts.tp / layouts.etp)
         num_bytes = owners.tokens[owner] / senders * owners.width[owner] * self.element_bytes
         routing = Routing(np.maximum(copies, 1), self.is_deduplicated)
         one = token_exchange_s(num_bytes, routing, group, fabric)
         one = one * np.where(copies > 0, 1.0, 0.0) * np.where(self.overlaps_ep, c["ep_exposed"], 1.0)
         return 2 * one, 2 * one
+
+    def _experts(self, fabric: Fabric) -> Group:
+        """Return the groups of ranks that exchange tokens."""
+        return group_of(np.where(self.layouts.etp > 1, self.layouts.tp, 1), self.layouts.ep, fabric)
 
     def sends(self, fabric: Fabric, c: Constants, num_microbatches: Floats) -> Floats:
         """Return the exposed seconds of all sends between stages in a step."""

@@ -105,15 +105,21 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
 
 
 def fsdp_exposed_s(
-    dp: DataParallel, owner: Index, fabric: Fabric, c: Constants, block: tuple[Floats, Floats]
+    dp: DataParallel,
+    owner: Index,
+    fabric: Fabric,
+    c: Constants,
+    block: tuple[Floats, Floats],
+    computes: tuple[Floats, Floats],
 ) -> Floats:
     """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch.
 
-    `block` are the seconds of its forward and backward, of our own software with fsdp_copies_s.
+    `block` are the seconds of its forward and backward, of our own software with fsdp_copies_s; `computes` the shares
+    of them in which the device computes, which is what communication slows down.
     """
     owners, layouts = dp.work.owners, dp.layouts
     dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
-    gather, scatter = _block_collectives_s(dp, owner, fabric)
+    gather, scatter = block_collectives_s(dp, owner, fabric)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
     summed = all_reduce_s(shard, replicas, fabric)
@@ -124,12 +130,14 @@ def fsdp_exposed_s(
     last = 1.0 / dp.num_microbatches
     gathered = np.where(layouts.is_resharded, 1.0, last)
     again = np.where(layouts.is_resharded, gather, 0.0)
-    forward = gathered * _exposed(gather, block[0], c)
+    forward = gathered * _exposed(gather, block[0], c, computes[0])
     is_each = layouts.reduces_each_microbatch
     behind = np.where(is_each & layouts.splits_backward, 0.0, block[1])
-    before_last = np.where(is_each, _exposed(again + scatter, behind, c), _exposed(again, block[1], c))
+    before_last = np.where(
+        is_each, _exposed(again + scatter, behind, c, computes[1]), _exposed(again, block[1], c, computes[1])
+    )
     at_once = np.where(is_apart, np.maximum(again + scatter, summed), again + scatter + summed)
-    backward = (1 - last) * before_last + last * _exposed(at_once, behind, c)
+    backward = (1 - last) * before_last + last * _exposed(at_once, behind, c, computes[1])
     return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
 
 
@@ -150,7 +158,7 @@ def first_block_exposed_s(
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     # Experts on ranks of their own are a unit within their block, which hides behind the rest of it.
     is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
-    gather, scatter = _block_collectives_s(dp, owner, fabric, with_experts=is_one_unit)
+    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=is_one_unit)
     gathers = np.where(layouts.is_resharded, 1.0, last)
     reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
     longer = [
@@ -161,7 +169,7 @@ def first_block_exposed_s(
     return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
 
 
-def _block_collectives_s(
+def block_collectives_s(
     dp: DataParallel, owner: Index, fabric: Fabric, *, with_experts: NDArray[np.bool_] | bool = True
 ) -> tuple[Floats, Floats]:
     """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
@@ -177,9 +185,9 @@ def _block_collectives_s(
     return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
 
 
-def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants) -> Floats:
+def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats | float = 1.0) -> Floats:
     longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
-    return np.asarray(longer_by_s + c["overlap_slowdown"] * np.minimum(own_s, hidden_behind_s))
+    return np.asarray(longer_by_s + c["overlap_slowdown"] * computes * np.minimum(own_s, hidden_behind_s))
 
 
 def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_block: bool) -> tuple[Floats, Floats]:

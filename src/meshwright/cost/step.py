@@ -19,6 +19,7 @@ from meshwright.cost.block_time import BlockPricer, BlockTimes
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication import Communication, communication_of
 from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.contention import computing_shares
 from meshwright.cost.context_attention import ContextAttention, context_attention_of
 from meshwright.cost.data_parallel import (
     DataParallel,
@@ -36,6 +37,7 @@ from meshwright.cost.measured_sharding import measured_exchanges_s
 from meshwright.cost.rank_pass import RankPass
 from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.recompute import Recomputed, recomputed_of
+from meshwright.cost.sent import Again, Passes, Sending, Sent, senders_of
 from meshwright.cost.slots import Slot, slots_of
 from meshwright.cost.slowness import Slowness, Stacks, stacks_of
 from meshwright.cost.stage import Stages, bubble_share, recompute_passes, repeated_share, stages_of
@@ -120,6 +122,7 @@ class StepPricer:
         self.repeated = repeated_share(cases)
         """Share of blocks' backwards that run twice: experts and rings that stay eager are taken for compiled, too."""
         self.is_host = cases.each(lambda s: float(s.cluster.device.is_host)) > 0
+        self.senders = senders_of(self.communication, self.parallel, self.is_host)
         self.update_s = measured_update_s(cases, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
@@ -165,38 +168,35 @@ class StepPricer:
         mem_b = mem_b + merge_b
         host_f, host_b = (side[owner] * slow.overhead for side in times.host)
         again = self.recomputed if slot.kind == BLOCK else _NOTHING
-        tp_f, tp_b = self.communication.tensor(owner, fabric, c, mm_f)
-        owners = self.work.owners
-        last_share = owners.last_matmul_share[owner]
-        mm_again = again.of_matmuls(last_share, owners.second_matmuls_share[owner], owners.early_terms_share[owner])
-        passes = self.recompute_passes
-        mm_again = mm_again * passes
-        tp_r = again.of_collectives(owners.num_tp_collectives[owner], last_share) * tp_f * passes
-        cp_f, cp_b = self.communication.context(owner, fabric, c, att_f, att_b)
-        ep_f, ep_b = self.communication.expert(owner, fabric, c)
-        ep_r = again.exchanges * passes * ep_f
-        # What a kernel returned is kept, and the ring around it runs again, its messages included.
-        rings = np.where(self.split_attention.is_ring, again.exchanges, again.collectives) * passes
-        cp_r = rings * cp_f
-        rec = mm_again * mm_f + passes * (again.attention * att_f + again.memory * mem_f) + rings * merge_f
+        owners, passes = self.work.owners, self.recompute_passes
+        last_share, second_share = owners.last_matmul_share[owner], owners.second_matmuls_share[owner]
+        mm_again = passes * again.of_matmuls(last_share, second_share, owners.early_terms_share[owner])
+        attended = again.collectives * passes
+        rec = mm_again * mm_f + passes * (again.attention * att_f + again.memory * mem_f) + attended * merge_f
         mem_f = mem_f + merge_f
-        device_f = mm_f + att_f + mem_f + tp_f + cp_f + ep_f
         twice = self.repeated * (slot.kind == BLOCK)
         repeat = twice * (mm_b + att_b + mem_b)
-        tp_b, cp_b, ep_b = ((1 + twice) * seconds for seconds in (tp_b, cp_b, ep_b))
-        device_b = mm_b + att_b + mem_b + repeat + rec + tp_b + cp_b + ep_b + tp_r + ep_r + cp_r
-        host_b = (1 + twice) * host_b + mm_again * host_f
-        sharpness = c["host_sharpness"]
-        wait_f = np.where(self.is_host, host_f, _longer(device_f, host_f, sharpness) - device_f)
-        wait_b = np.where(self.is_host, host_b, _longer(device_b, host_b, sharpness) - device_b)
-        copies_f, copies_b = self._copies_s(slot, memory_rate, c)
+        computed = (mm_f + att_f + mem_f, mm_b + att_b + mem_b + repeat + rec)
+        host = (host_f, (1 + twice) * host_b + mm_again * host_f)
+        tp_again = passes * again.of_collectives(owners.num_tp_collectives[owner], last_share)
+        sending = Sending(owner, mm_f, (att_f, att_b), twice, Again(tp_again, attended, again.exchanges * passes))
+        sent = self.senders.sent_alone(sending, fabric, c)
+        waits = self._waits(computed, sent, host, c)
+        copies = self._copies_s(slot, memory_rate, c)
         # Of our own software copies hide communication, too: multipliers of other software were fitted without.
         copies_hide = np.where(self.parallel.is_own, 1.0, 0.0)
-        whole_pass = (device_f + wait_f + copies_hide * copies_f, device_b + wait_b + copies_hide * copies_b)
+        hiding = computed[0] + copies_hide * copies[0], computed[1] + copies_hide * copies[1]
+        whole_pass = hiding[0] + sent.forward + waits[0], hiding[1] + sent.backward + waits[1]
         if slot.kind == BLOCK:
-            dp = fsdp_exposed_s(self.parallel, owner, fabric, c, whole_pass)
+            dp = fsdp_exposed_s(
+                self.parallel, owner, fabric, c, whole_pass, computing_shares(self.parallel, hiding, whole_pass)
+            )
             ends = self._ends_s(times, memory_rate)
             first_dp = first_block_exposed_s(self.parallel, owner, fabric, c, whole_pass, ends)
+            if self.senders.contends.any():
+                attention = att_f + merge_f + sent.cp[0], att_b + merge_b + sent.cp[1]
+                sent = self.senders.sent_beside_fsdp(sending, fabric, c, whole_pass, attention)
+                waits = self._waits(computed, sent, host, c)
         else:
             dp = ends_exposed_s(self.parallel, owner, fabric)
             first_dp = np.zeros(len(self.cases))
@@ -207,16 +207,24 @@ class StepPricer:
             reached=3 * times.reached_matmul[owner] * slow.compute,
             matmul=mm_f + mm_b,
             attention=att_f + att_b,
-            memory=mem_f + mem_b + copies_f + copies_b,
-            host=wait_f + wait_b,
+            memory=mem_f + mem_b + copies[0] + copies[1],
+            host=waits[0] + waits[1],
             recompute=rec,
             repeat=repeat,
-            tp=tp_f + tp_b + tp_r,
-            cp=cp_f + cp_b + cp_r,
-            ep=ep_f + ep_b + ep_r,
+            tp=sent.tp[0] + sent.tp[1],
+            cp=sent.cp[0] + sent.cp[1],
+            ep=sent.ep[0] + sent.ep[1],
             dp=dp,
             first_dp=first_dp,
         )
+
+    def _waits(self, computed: Passes, sent: Sent, host: Passes, c: Constants) -> Passes:
+        """Return for how long the device waits for the host in both passes."""
+
+        def wait_s(device_s: Floats, host_s: Floats) -> Floats:
+            return np.where(self.is_host, host_s, _longer(device_s, host_s, c["host_sharpness"]) - device_s)
+
+        return wait_s(computed[0] + sent.forward, host[0]), wait_s(computed[1] + sent.backward, host[1])
 
     def _copies_s(self, slot: Slot, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
         """Return the seconds of what FSDP itself computes for a slot, forward and backward."""

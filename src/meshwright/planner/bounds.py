@@ -43,8 +43,13 @@ class Bounds:
 def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
     """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""
     candidates = candidates.take(_may_fit(leanest(candidates, menu), question, menu))
-    # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges.
-    most = {"activation_checkpoint": max(map(ACTIVATION_CHECKPOINTS.index, menu.activation_checkpoint))}
+    # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges, and
+    # where least is gathered and reduced on the same links.
+    most = {
+        "activation_checkpoint": max(map(ACTIVATION_CHECKPOINTS.index, menu.activation_checkpoint)),
+        "is_resharded": all(menu.is_resharded),
+        "reduces_each_microbatch": all(menu.reduces_each_microbatch),
+    }
     gains_s = _gain_of_cp_method_s(_with_columns(_fastest(candidates, menu), most), question, menu)
     layouts = with_ways(candidates, menu)
     gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))

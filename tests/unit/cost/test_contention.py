@@ -1,0 +1,56 @@
+"""What is sent next to FSDP's gathers takes longer where both use the same links, and only there."""
+
+from __future__ import annotations
+
+import pytest
+
+from cost_cases import cases, setting
+from meshwright.cost.stacks import OURS
+from meshwright.cost.step import StepTerms, step_times
+from meshwright.hardware.catalogue import load_cluster
+from meshwright.spec.layout import Layout
+
+
+def steps(cluster: str, *layouts: Layout, stack: str = OURS) -> StepTerms:
+    found = load_cluster(cluster)
+    return step_times(cases(setting("llama3-8b", found.with_num_devices(layouts[0].num_ranks), stack), *layouts))
+
+
+def sharded_and_not(cluster: str, layout: Layout, stack: str = OURS) -> list[float]:
+    """Return the seconds of tp, cp and ep where data-parallel ranks share parameters, and where all hold them."""
+    whole = layout.replace(dp_shard=1, dp_replicate=layout.dp_shard)
+    step = steps(cluster, layout, whole, stack=stack)
+    return (step.tp_s + step.cp_s + step.ep_s).tolist()
+
+
+def test_tp_takes_longer_on_links_that_fsdp_uses_but_not_twice_as_long() -> None:
+    sharded, whole = sharded_and_not("l40s-node", Layout(dp_shard=4, tp=2))
+    assert 1.02 * whole < sharded < 2 * whole
+    # What compiled blocks hide is longer, too, and less of it is hidden.
+    compiled = sharded_and_not("l40s-node", Layout(dp_shard=4, tp=2, compile=True))
+    assert compiled[0] - compiled[1] > 0.02 * whole
+
+
+def test_it_does_not_where_every_pair_of_devices_has_its_own_link() -> None:
+    layout = Layout(dp_shard=2, tp=4)
+    sharded, whole = sharded_and_not("mi300x-node", layout)
+    assert sharded == pytest.approx(whole, rel=1e-3)
+    sharded, whole = sharded_and_not("h100-ib400", layout)
+    assert sharded > 1.001 * whole
+
+
+def test_it_does_not_where_fsdp_uses_the_network_alone() -> None:
+    sharded, whole = sharded_and_not("h100-ib400", Layout(dp_shard=8, tp=8))
+    assert sharded == pytest.approx(whole, rel=1e-3)
+
+
+def test_a_ring_shares_its_links_with_the_fsdp_that_spans_it() -> None:
+    ring = Layout(dp_shard=2, cp=4, cp_method="ring")
+    kept = ring.replace(reshard_after_forward="never")
+    again, once = steps("mi300x-node", ring, kept).cp_s.tolist()
+    assert again > 1.02 * once
+
+
+def test_other_software_was_fitted_without() -> None:
+    sharded, whole = sharded_and_not("l40s-node", Layout(dp_shard=4, tp=2), stack="generic")
+    assert sharded == pytest.approx(whole, rel=1e-3)
