@@ -21,7 +21,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.op_shapes import ATTENTION_BACKWARD_FLOPS
-from meshwright.cost.own_kernels import is_own, own_kernels
+from meshwright.cost.own_kernels import end_kernels, own_kernels
 from meshwright.cost.rates import Peaks, Rates, architecture_of
 from meshwright.cost.work import Work
 
@@ -151,7 +151,7 @@ class BlockPricer:
         passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.settings])[setting]
         biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.settings])[setting]
         routed = np.array([_routing_passes(s, constants) for s in self.settings])[setting]
-        is_routed = (owners.routed_copies > 0) & (owners.eager_forward_elements == 0)
+        is_routed = owners.routed_copies > 0
         passes = passes * np.where(is_routed, routed, 1.0)
         elements = owners.memory_elements * passes + owners.biased_elements * biased
         forward = elements * self.activation_bytes / memory
@@ -163,16 +163,19 @@ class BlockPricer:
         sums = self._by_owner(self.weights) * sums / memory
         started = constants["launches_per_op"] * owners.num_ops
         starts_f, starts_b = (
-            constants["kernel_s"] * np.where(np.isnan(own), times * started, own)
-            for own, times in zip(self.own_kernels, (1, 2), strict=True)
+            constants["kernel_s"] * np.where(np.isnan(own), times * started, own + around)
+            for own, around, times in zip(self.own_kernels, end_kernels(self.work), (1, 2), strict=True)
         )
-        eager_forward, eager_backward = (
+        own_forward, own_backward = (
             moved * self.activation_bytes / memory
-            for moved in (owners.eager_forward_elements, owners.eager_backward_elements)
+            for moved in (
+                owners.own_forward_elements + owners.eager_forward_elements,
+                owners.own_backward_elements + owners.eager_backward_elements,
+            )
         )
         return (
-            forward + starts_f + eager_forward + loss_f + cast_forward,
-            2 * forward + starts_b + eager_backward + loss_b + cast_backward + sums,
+            forward + starts_f + own_forward + loss_f + cast_forward,
+            2 * forward + starts_b + own_backward + loss_b + cast_backward + sums,
         )
 
     def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
@@ -247,9 +250,6 @@ def _sum_bytes(setting: Setting, constants: Constants) -> float:
 
 
 def _routing_passes(setting: Setting, constants: Constants) -> float:
-    if is_own(setting):
-        # Compiled with the rest of its block, ours moves no more; where it is not, eager_mixture.py counts.
-        return 1.0
     return constants["routing_passes"] * _unfused(setting, constants)
 
 

@@ -73,11 +73,13 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         total = np.bincount(owners.key[mask], (values * owners.count)[mask], minlength=len(work.setting))
         return np.asarray(total[work.key_of_case])
 
+    pipelines = cases.each(lambda s: float(is_own(s))) * (layouts.pp > 1)
+
     def of_rank(values: Floats) -> Floats:
         ends = per_key(values, ~is_block)
         return per_key(values, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
 
-    dense = of_rank(owners.dense_parameters)
+    dense = of_rank(owners.dense_parameters) + pipelines * of_rank(owners.tied_parameters)
     experts = per_key(owners.expert_parameters, is_block) / layouts.pp
     sharding = [setting.stack.sharding for setting in cases.settings]
     shards = np.array([name == "parameters" for name in sharding])[cases.setting]
@@ -197,7 +199,7 @@ def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_blo
     Blocks may be gathered again in backward, what stands before and after them is not.
     """
     owners, layouts = dp.work.owners, dp.layouts
-    parameters = owners.dense_parameters[owner] + owners.expert_parameters[owner]
+    parameters = _dense_parameters(dp, owner) + owners.expert_parameters[owner]
     reordered = reordered_experts(dp, owner)
     last = 1.0 / dp.num_microbatches
     # Out of the buffer that was gathered; blocks that are freed are gathered again.
@@ -209,6 +211,19 @@ def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_blo
     backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
     forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
     return forward / memory_rate, backward / memory_rate
+
+
+def fsdp_kernels(dp: DataParallel, owner: Index) -> Floats:
+    """Return the kernels that add up one owner's gradients after each microbatch: ours, one for each tensor."""
+    adds = dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1)
+    return np.where(adds, dp.work.owners.num_tensors[owner], 0.0)
+
+
+def _dense_parameters(dp: DataParallel, owner: Index) -> Floats:
+    """Return the dense parameters of one owner, with those of which a pipeline's last stage has a copy (ours)."""
+    owners = dp.work.owners
+    copied = np.where(dp.is_own & (dp.layouts.pp > 1), owners.tied_parameters[owner], 0.0)
+    return np.asarray(owners.dense_parameters[owner] + copied)
 
 
 def reordered_experts(dp: DataParallel, owner: Index) -> Floats:
@@ -243,7 +258,9 @@ def _bytes_to_reduce(dp: DataParallel) -> Floats:
     last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
     # The first microbatch's gradients are cast, those of others added, and the sums are copied.
     summed = np.where(dp.num_microbatches > 1, element + 2 * reduce + last * reduce, element + reduce)
-    copied = np.where(dp.layouts.reduces_each_microbatch, element + reduce, summed)
+    # The shards of gradients that are reduced each time are added up.
+    added = np.where(dp.is_own, 3 * reduce * (1 - last) / np.maximum(dp.layouts.fsdp, 1), 0.0)
+    copied = np.where(dp.layouts.reduces_each_microbatch, element + reduce + added, summed)
     return np.where(dp.fuses_sum, 0.0, copied)
 
 
@@ -251,7 +268,7 @@ def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric) -> Floats:
     """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
     gradients: at the ends of a pass there is nothing to hide them behind.
     """
-    layouts, parameters = dp.layouts, dp.work.owners.dense_parameters[owner]
+    layouts, parameters = dp.layouts, _dense_parameters(dp, owner)
     group = group_of(layouts.tp, layouts.fsdp, fabric)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     whole = all_gather_s(parameters * dp.element_bytes, group, fabric)

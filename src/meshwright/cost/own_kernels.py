@@ -1,10 +1,14 @@
 """own_kernels: elementwise kernels that a block of our own trainer launches for one microbatch.
 
     dense       6 forward and 8 backward where the compiler fuses them, 20 and 24 one operator at a time
+    GPT-2's     4 and 6, and 2 backward for each bias; 5 and 7, and 1 for each
     mixture     27 and 13 compiled; 70 and 49 one operator at a time, and 16 and 4 to exchange tokens between ranks
+    tp          a copy for each collective, and one operator at a time for each that gathers again
+    ends        embedding 1 and 1, under tp 7 and 2; norm and loss 7 and 6, under tp 28 and 11
+    positions   13 forward, for the tables of rotary embedding, once a stage
 
-Counted in traced steps of llama-15m, llama3-8b and moe-4m on torch 2.13, 2026-11-23. Ignored: further kernels of latent
-attention, of shared experts and of attention that is split over cp.
+Counted in traced steps of llama-15m, llama3-8b, GPT-2 and moe-4m on torch 2.13, 2026-11-23. Ignored: further kernels
+of latent attention, of shared experts and of attention that is split over cp.
 """
 
 from __future__ import annotations
@@ -14,11 +18,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.cost.case import Floats, Setting
-from meshwright.cost.work import Work
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.work import BLOCK, FIRST, LAST, Ints, Owners, Work
 
 _DENSE = {"compiled": (6.0, 8.0), "eager": (20.0, 24.0)}
+_WITHOUT_ROPE = {"compiled": (4.0, 6.0), "eager": (5.0, 7.0)}
+_BIAS = {"compiled": 2.0, "eager": 1.0}
 _MIXTURE = {"compiled": (27.0, 13.0), "eager": (70.0, 49.0)}
 _EXCHANGE = (16.0, 4.0)
+_ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
+"""Of one rank, and of each of several that share the vocabulary."""
+_POSITIONS = 13.0
 
 
 def is_own(setting: Setting) -> bool:
@@ -35,10 +45,38 @@ def own_kernels(work: Work, settings: Sequence[Setting]) -> tuple[Floats, Floats
     has_exchange = is_mixture & (work.keys.ep[owners.key] > 1)
     is_block = owners.attention_flops > 0
 
+    def of_block(kernels: str, way: int) -> Floats:
+        plain = np.where(owners.has_rope > 0, _DENSE[kernels][way], _WITHOUT_ROPE[kernels][way])
+        return np.asarray(plain + way * _BIAS[kernels] * owners.num_biases)
+
     def count(way: int) -> Floats:
-        dense = np.where(is_compiled, _DENSE["compiled"][way], _DENSE["eager"][way])
+        dense = np.where(is_compiled, of_block("compiled", way), of_block("eager", way))
         mixture = np.where(is_eager, _MIXTURE["eager"][way], _MIXTURE["compiled"][way]) + has_exchange * _EXCHANGE[way]
-        kernels = np.where(is_mixture, mixture, dense) * is_block
+        copies = owners.num_tp_collectives + np.where(is_compiled, 0.0, way * owners.num_tp_inputs)
+        kernels = (np.where(is_mixture, mixture, dense) + copies) * is_block
         return np.where(is_ours, kernels, np.nan)
 
     return count(0), count(1)
+
+
+def end_kernels(work: Work) -> tuple[Floats, Floats]:
+    """Return the kernels of our own trainer's embedding, last norm and loss, forward and backward; 0 of blocks.
+
+    They start while the host is ahead, and so are no work of its own.
+    """
+    owners, has_tp = work.owners, work.keys.tp[work.owners.key] > 1
+
+    def count(way: int) -> Floats:
+        of_kind = [
+            (owners.kind == kind) * (np.where(has_tp, shared[way], alone[way]) + owners.num_tp_collectives)
+            for kind, (alone, shared) in _ENDS.items()
+        ]
+        return np.asarray(sum(of_kind), np.float64)
+
+    return count(0), count(1)
+
+
+def position_kernels(owners: Owners, owner: Ints, layouts: LayoutTable, num_blocks: Floats) -> Floats:
+    """Return a block's share of the kernels of our own trainer that make the tables of rotary embedding on a stage."""
+    is_turned = (owners.kind[owner] == BLOCK) & (owners.has_rope[owner] > 0)
+    return np.where(is_turned, _POSITIONS * layouts.num_stages / num_blocks, 0.0)

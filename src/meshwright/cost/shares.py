@@ -20,4 +20,6 @@ class Shares:
         self.routes_in_float32 = setting.stack.eager_mixtures
         has_own_ranks = (keys.ep > 1) | (keys.tp > 1)
         self.has_eager_experts = setting.stack.eager_mixtures & ((setting.stack.kernels == "eager") | has_own_ranks)
+        self.is_own = setting.stack.eager_mixtures
+        self.compiles_blocks = setting.stack.kernels != "eager"
         self.gathers_routed_tokens = setting.stack.gathers_routed_tokens

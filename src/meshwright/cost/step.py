@@ -29,15 +29,18 @@ from meshwright.cost.data_parallel import (
     first_block_exposed_s,
     fsdp_copies_s,
     fsdp_exposed_s,
+    fsdp_kernels,
     replicated_sums_s,
 )
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.measured_sharding import measured_exchanges_s
+from meshwright.cost.own_kernels import position_kernels
 from meshwright.cost.rank_pass import RankPass
 from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.recompute import Recomputed, recomputed_of
 from meshwright.cost.sent import Again, Passes, Sending, Sent, senders_of
+from meshwright.cost.sequence_copies import sequence_copies
 from meshwright.cost.slots import Slot, slots_of
 from meshwright.cost.slowness import Slowness, Stacks, stacks_of
 from meshwright.cost.stage import Stages, bubble_share, recompute_passes, repeated_share, stages_of
@@ -84,17 +87,6 @@ def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:
     return StepPricer(cases).price(fitted_constants() if constants is None else constants)
 
 
-def ends_shares(cases: Cases) -> tuple[Floats, Floats]:
-    """Return what the embedding, and what norm, head and loss take of a microbatch's time through the whole model.
-
-    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
-    """
-    passes = StepPricer(cases).passes(fitted_constants())
-    blocks_s, first_s, last_s = (one.total - one.dp for one in passes)
-    whole_s = blocks_s + first_s + last_s
-    return first_s / whole_s, last_s / whole_s
-
-
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
 
 
@@ -117,6 +109,7 @@ class StepPricer:
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
         self.slots = slots_of(self.work)
         self.recomputed: Recomputed = recomputed_of(cases)
+        self.wide_bytes = cases.each(lambda s: s.workload.activation_element_bytes)
         self.gradient_bytes = cases.each(lambda s: s.stack.gradient_bytes)
         self.recompute_passes = recompute_passes(self.layouts, self.microbatches)
         self.repeated = repeated_share(cases)
@@ -138,18 +131,21 @@ class StepPricer:
 
     def passes(self, constants: Constants) -> tuple[RankPass, RankPass, RankPass]:
         """Return one microbatch through all blocks, through the embedding, and through norm, head and loss."""
-        rates = rates_of(self.cases.settings, self.peaks, constants)
-        times = self.pricer.price(rates, constants)
-        fabric = self.stacks.slowed(self.fabric, constants)
-        memory_rate = rates.memory[self.cases.setting]
         found: dict[int, list[tuple[RankPass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
-        for slot in self.slots:
-            one = self._block(slot, times, fabric, memory_rate, constants)
+        for slot, one in self.slot_passes(constants):
             found[slot.kind].append((one, slot.count))
         blocks = self._summed(found[BLOCK])
         num_blocks = sum(count for _, count in found[BLOCK])
         blocks = replace(blocks, dp=blocks.dp + blocks.first_dp / np.maximum(num_blocks, 1))
         return blocks, self._summed(found[FIRST]), self._summed(found[LAST])
+
+    def slot_passes(self, constants: Constants) -> list[tuple[Slot, RankPass]]:
+        """Return one microbatch through a single block of each slot, in the order of the model."""
+        rates = rates_of(self.cases.settings, self.peaks, constants)
+        times = self.pricer.price(rates, constants)
+        fabric = self.stacks.slowed(self.fabric, constants)
+        memory_rate = rates.memory[self.cases.setting]
+        return [(slot, self._block(slot, times, fabric, memory_rate, constants)) for slot in self.slots]
 
     def _summed(self, parts: list[tuple[RankPass, Floats]]) -> RankPass:
         total = RankPass(*(np.zeros(len(self.cases)) for _ in fields(RankPass)))
@@ -163,7 +159,8 @@ class StepPricer:
         mm_f, mm_b = (side[owner] * slow.compute for side in times.matmul)
         in_pieces = self.split_attention.slowdown(owner, c)
         att_f, att_b = (side[owner] * slow.compute * in_pieces for side in times.attention)
-        mem_f, mem_b = (side[owner] * slow.compute * slow.overhead for side in times.memory)
+        slower = slow.compute * slow.overhead
+        mem_f, mem_b = (side[owner] * slower for side in times.memory)
         merge_f, merge_b = self._merges_s(owner, memory_rate, c)
         mem_b = mem_b + merge_b
         host_f, host_b = (side[owner] * slow.overhead for side in times.host)
@@ -173,7 +170,12 @@ class StepPricer:
         mm_again = passes * again.of_matmuls(last_share, second_share, owners.early_terms_share[owner])
         attended = again.collectives * passes
         rec = mm_again * mm_f + passes * (again.attention * att_f + again.memory * mem_f) + attended * merge_f
-        mem_f = mem_f + merge_f
+        copied = sequence_copies(owners, owner, self.layouts, again, self.parallel.is_own)
+        copied_f, copied_b, copied_again = (moved * self.wide_bytes / memory_rate * slower for moved in copied)
+        rec = rec + passes * copied_again
+        starts = c["kernel_s"] * position_kernels(owners, owner, self.layouts, self.stage.num_blocks)
+        mem_f = mem_f + merge_f + copied_f + np.where(self.parallel.is_own & ~self.is_host, starts * slower, 0.0)
+        mem_b = mem_b + copied_b
         twice = self.repeated * (slot.kind == BLOCK)
         repeat = twice * (mm_b + att_b + mem_b)
         computed = (mm_f + att_f + mem_f, mm_b + att_b + mem_b + repeat + rec)
@@ -232,7 +234,8 @@ class StepPricer:
         # Multipliers of other software were fitted to whole steps with copies that nothing slows.
         slow = self.stacks.slowness(c)
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
-        forward, backward = (np.where(self.is_host, 0.0, seconds * slower) for seconds in both)
+        starts_s = c["kernel_s"] * fsdp_kernels(self.parallel, slot.owner)
+        forward, backward = (np.where(self.is_host, 0.0, seconds * slower) for seconds in (both[0], both[1] + starts_s))
         return forward, backward
 
     def _ends_s(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
-from meshwright.cost.eager_mixture import MIXTURE_OPS, eager_elements, is_eager
+from meshwright.cost.eager_mixture import eager_elements
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.matmul_lines import (
     Matmuls,
@@ -28,6 +28,7 @@ from meshwright.cost.matmul_lines import (
     matmul_lines,
     second_matmuls_share,
 )
+from meshwright.cost.own_elements import own_elements
 from meshwright.cost.shares import Shares
 from meshwright.spec.model_spec import BlockGroup
 from meshwright.spec.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
@@ -67,8 +68,11 @@ class Owners:
     """The same with heads repeated until cp ranks get equally many, as ulysses needs them."""
     memory_elements: Floats
     """Elements that memory-bound ops of the forward pass read and write."""
+    own_forward_elements: Floats
+    """The same of our own trainer, whose memory_elements are 0: counted kernel by kernel (own_elements.py)."""
+    own_backward_elements: Floats
     eager_forward_elements: Floats
-    """What a mixture of experts that runs operator by operator reads and writes, which is not in memory_elements."""
+    """What a mixture of experts that runs operator by operator reads and writes, which is in none of these."""
     eager_backward_elements: Floats
     biased_elements: Floats
     """Elements that experts' biases, clamps and scales read and write, an operator each."""
@@ -81,6 +85,11 @@ class Owners:
     early_terms_share: Floats
     """Share in row-parallel ones but the last where tp divides them, else 0."""
     num_ops: Floats
+    num_tensors: Floats
+    """Parameters as tensors: weights and biases."""
+    num_biases: Floats
+    """Of matmuls."""
+    has_rope: Floats
     num_tp_collectives: Floats
     """All-gathers and reduce-scatters of the residual stream in the forward pass; as many undo them in backward."""
     num_tp_inputs: Floats
@@ -89,6 +98,8 @@ class Owners:
     """Experts that each token goes to; 0 in a dense block."""
     dense_parameters: Floats
     """Parameters that data-parallel ranks share, on this rank before they are sharded."""
+    tied_parameters: Floats
+    """Parameters of a tied head on this rank, which are the embedding's; a pipeline's last stage has a copy of them."""
     replicated_parameters: Floats
     """Those of them that tp does not divide."""
     expert_parameters: Floats
@@ -160,7 +171,8 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
     kv_heads = zero if core is None else np.maximum(core.num_kv_heads / shares.tp, 1)
     head_width = 0.0 if core is None else (core.head_dim + core.value_head_dim) / 2
     context = 1.0 if core is None else core.mean_context(shares.seq_len)
-    eager, (eager_forward, eager_backward) = is_eager(group.ops, shares), eager_elements(group.ops, shares)
+    eager_forward, eager_backward = eager_elements(group.ops, shares)
+    own_forward, own_backward = own_elements(group.ops, shares)
     plain = [op for op in group.ops if not op.name.endswith("bias")]
     values = {
         "kind": zero + kind,
@@ -173,8 +185,9 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "score_elements": tokens * heads * shares.seq_len,
         "kv_elements": 2 * tokens * kv_heads * head_width,
         "swapped_kv_elements": 2 * tokens * np.lcm(kv_heads.astype(np.int64), shares.cp) * head_width,
-        "memory_elements": zero
-        + sum(moved_elements(op, shares) * (1 - eager * (op.name in MIXTURE_OPS)) for op in plain),
+        "memory_elements": zero + sum(moved_elements(op, shares) for op in plain) * (not shares.is_own),
+        "own_forward_elements": own_forward,
+        "own_backward_elements": own_backward,
         "eager_forward_elements": eager_forward,
         "eager_backward_elements": eager_backward,
         "biased_elements": zero + sum(moved_elements(op, shares) for op in group.ops if op.name.endswith("bias")),
@@ -183,11 +196,15 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "second_matmuls_share": zero + second_matmuls_share(group),
         "early_terms_share": np.where(shares.tp > 1, early_terms_share(group), 0.0),
         "num_ops": zero + len(group.ops),
+        "num_tensors": zero + sum(_num_tensors(op) for op in group.ops),
+        "num_biases": zero + sum(isinstance(op, Matmul) and op.has_bias for op in group.ops),
+        "has_rope": zero + any(isinstance(op, Rope) for op in group.ops),
         "num_tp_collectives": zero + _num_tp_collectives(group, shares),
         "num_tp_inputs": np.where(shares.tp > 1, _num_row_matmuls(group), 0.0),
         "routed_copies": zero + (max(routed) if routed else 0),
         "num_local_experts": num_experts / shares.ep,
         "dense_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops),
+        "tied_parameters": zero + sum(_tied_parameters(op) for op in group.ops) / shares.tp,
         "replicated_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
     }
@@ -204,6 +221,15 @@ def _dense_parameters(op: Op, shares: Shares) -> Floats:
     if isinstance(op, GroupedMatmul):
         return np.zeros_like(shares.tokens)
     return op.num_parameters / (shares.tp if _is_split(op) else np.ones_like(shares.tokens))
+
+
+def _num_tensors(op: Op) -> int:
+    """Return the parameters of `op` as tensors; a tied head counts, since a pipeline's last stage has a copy."""
+    return (op.num_parameters > 0 or isinstance(op, Head)) * (1 + getattr(op, "has_bias", False))
+
+
+def _tied_parameters(op: Op) -> int:
+    return op.num_matmul_parameters if isinstance(op, Head) and op.tied else 0
 
 
 def _is_split(op: Op) -> bool:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from cost_cases import MODELS, cases, changed, layouts, setting
 from meshwright.cost.case import Setting
+from meshwright.cost.data_parallel import data_parallel_of, fsdp_copies_s
 from meshwright.cost.step import step_times
+from meshwright.cost.work import LAST, work_of
 from meshwright.spec.layout import Layout
 
 SHARDINGS = ("parameters", "optimizer", "none")
@@ -161,3 +163,15 @@ def test_a_slower_network_shows_between_nodes_only() -> None:
     (fast_across, fast_within), (slow_across, slow_within) = (dp_s(of, across, within) for of in (fast, slow))
     assert slow_across > 1.3 * fast_across
     assert slow_within == pytest.approx(fast_within, rel=0.05)
+
+
+@pytest.mark.parametrize(("stack", "is_own"), [("meshwright", True), ("generic", False)])
+def test_the_last_stage_of_our_pipelines_has_a_copy_of_a_tied_head(stack: str, is_own: bool) -> None:
+    of = setting("qwen3-0.6b", stack=stack, global_batch_size=64)
+    layouts_of = cases(of, Layout(dp_shard=4), Layout(dp_shard=4, pp=2))
+    work = work_of(layouts_of)
+    head = np.full(2, np.flatnonzero(work.owners.kind == LAST)[0])
+    parallel = data_parallel_of(layouts_of, work)
+    alone, in_pipeline = fsdp_copies_s(parallel, head, np.array(1e12), is_block=False)[1]
+    assert (in_pipeline > 100 * alone) == is_own
+    assert (parallel.dense_parameters[1] > 0.55 * parallel.dense_parameters[0]) == is_own

@@ -1,0 +1,21 @@
+"""unit_shares: how a microbatch's time is spread over what a pipeline's stages hold."""
+
+from __future__ import annotations
+
+from meshwright.cost.case import Cases
+from meshwright.cost.constants import fitted_constants
+from meshwright.cost.step import StepPricer
+
+
+def unit_shares(case: Cases) -> list[float]:
+    """Return what each unit that a stage can hold (embedding, blocks, norm with head and loss) takes of a microbatch's
+    time through the whole model, of one case.
+
+    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
+    """
+    seconds = [
+        float(one.total[0] - one.dp[0])
+        for slot, one in StepPricer(case).slot_passes(fitted_constants())
+        for _ in range(int(slot.count[0]))
+    ]
+    return [unit_s / sum(seconds) for unit_s in seconds]
