@@ -22,7 +22,9 @@ from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.replay import replay_s
 from meshwright.cost.stage import bubble_share, repeated_share, split_share
-from meshwright.cost.step import StepTerms, ends_shares
+from meshwright.cost.step import StepTerms
+from meshwright.cost.unit_shares import unit_shares
+from meshwright.planner.cases import cases_of
 from meshwright.planner.question import Question
 from meshwright.planner.stage_times import Shares, StageShare, stage_times
 from meshwright.spec.action import Action
@@ -59,16 +61,17 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
     number = num_microbatches_of(layout, question)
     # Whole: the replay itself hides what it puts between a message and its use. In a looped schedule a microbatch that
     # has been through all ranks holds up the first one by as many hops, in every round that has nothing else to do.
-    cases = Cases.of_one(question.setting, layout_table([layout]))
+    cases = cases_of(layout_table([layout]), question)
     hop_s = float(hops_s(cases, fitted_constants())[0])
-    # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory.
-    first, last = (_rounded(float(share[0])) for share in ends_shares(cases))
+    # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
+    # for more than a mixture of experts.
+    units = tuple(_rounded(share) for share in unit_shares(cases))
     boundaries = layout.stage_boundaries
     if boundaries is None:
         boundaries = best_boundaries(question.setting.model, question.workload.seq_len, layout.num_stages)
     played = played_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
-        _shares(boundaries, question.setting.model, question.workload.seq_len, (first, last)),
+        _shares(boundaries, units),
         Shares(
             recomputed=round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
             repeated=_rounded(step.repeat_s / steady_s),
@@ -161,31 +164,22 @@ def _excess(
 ) -> float:
     if boundaries is None:
         boundaries = best_boundaries(model, seq_len, pp * stages_per_rank)
-    shares = np.array(_shares(boundaries, model, seq_len)).sum(axis=1).reshape(stages_per_rank, pp)
+    shares = (
+        np.array(_shares(boundaries, tuple(block_costs(model, seq_len)[0]))).sum(axis=1).reshape(stages_per_rank, pp)
+    )
     if is_v:
         shares[1] = shares[1, ::-1]
     return float(shares.sum(axis=0).max() * pp - 1)
 
 
-@lru_cache(maxsize=1024)
-def _shares(
-    boundaries: Sequence[int], model: ModelSpec, seq_len: int, ends: tuple[float, float] | None = None
-) -> tuple[StageShare, ...]:
-    """Return each stage's share of the model: of its blocks by FLOPs, and so of the `ends` unless they are given."""
-    # Unit 0 is the embedding, the last one the head.
-    flops = _unit_flops(model, seq_len)
-    blocks = flops[1:-1]
-    first, last = (flops[0] / sum(flops), flops[-1] / sum(flops)) if ends is None else ends
+def _shares(boundaries: Sequence[int], units: Sequence[float]) -> tuple[StageShare, ...]:
+    """Return each stage's share of the model, given what the embedding, each block, and the head cost."""
+    total, blocks = sum(units), units[1:-1]
     edges = [0, *boundaries, len(blocks)]
-    shares = [(1 - first - last) * sum(blocks[start:stop]) / sum(blocks) for start, stop in pairwise(edges)]
-    of_ends = [first, *[0.0] * (len(shares) - 1)]
-    of_ends[-1] += last
+    shares = [sum(blocks[start:stop]) / total for start, stop in pairwise(edges)]
+    of_ends = [units[0] / total, *[0.0] * (len(shares) - 1)]
+    of_ends[-1] += units[-1] / total
     return tuple(StageShare(one, end) for one, end in zip(shares, of_ends, strict=True))
-
-
-@lru_cache(maxsize=64)
-def _unit_flops(model: ModelSpec, seq_len: int) -> list[int]:
-    return block_costs(model, seq_len)[0]
 
 
 def _rounded(share: float) -> float:

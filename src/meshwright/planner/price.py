@@ -17,6 +17,7 @@ from meshwright.cost.layout_table import Ints, LayoutTable, concatenate, layout_
 from meshwright.cost.offload import copies_s, host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.planner.bubble import with_bubbles
+from meshwright.planner.cases import cases_of
 from meshwright.planner.question import Question
 from meshwright.spec.estimate import MemoryUse, StepTime
 from meshwright.spec.layout import Layout
@@ -147,15 +148,6 @@ def _with_cuts(layouts: LayoutTable, question: Question) -> LayoutTable:
     if not firsts or layouts.first_blocks is not None:
         return layouts
     return replace(layouts, first_blocks=np.tile(np.array(firsts, np.int64), (len(layouts), 1)))
-
-
-def cases_of(layouts: LayoutTable, question: Question) -> Cases:
-    """Return the layouts in the question's setting; those that compile their blocks have compiled kernels."""
-    setting = question.setting
-    if setting.stack.kernels != "eager":
-        return Cases.of_one(setting, layouts)
-    compiled = replace(setting, stack=setting.stack.replace(kernels="compiled"))
-    return Cases((setting, compiled), layouts.compiles_blocks.astype(np.int64), layouts)
 
 
 def join(parts: list[Priced]) -> Priced:

@@ -1,6 +1,6 @@
 """stage_times: what each action of a pipeline takes on each stage, from what the whole step takes.
 
-    forward          a third of blocks and ends (embedding, head), backward two
+    forward          a third of ends (embedding, head), and of what blocks do once, backward two
     second pass      blocks that recompute do so in each part of a split backward, and compiled ones compute it whole in
                      each; ends are not recomputed, nor compiled
     first stage      nothing asks for the gradient of its inputs: its first part is nothing, its second the whole
@@ -26,7 +26,7 @@ class Shares(NamedTuple):
 
 
 class StageShare(NamedTuple):
-    """One stage's share of the model's FLOPs."""
+    """One stage's share of what all compute for a microbatch, with what blocks do again."""
 
     blocks: float
     ends: float
@@ -34,9 +34,10 @@ class StageShare(NamedTuple):
 
 def stage_times(stages: tuple[StageShare, ...], shares: Shares, microbatch: float) -> StageTimes:
     """Return the seconds of each stage's actions, where all ranks compute `microbatch` seconds for one of them."""
-    once = (1 - shares.recomputed - shares.repeated) * microbatch
-    thirds = [(stage.blocks + stage.ends) * once / 3 for stage in stages]
-    ends = [stage.ends * once / 3 for stage in stages]
+    of_blocks = max(sum(stage.blocks for stage in stages), 1e-12)
+    once = max(1 - (shares.recomputed + shares.repeated) / of_blocks, 0.0)
+    thirds = [(stage.blocks * once + stage.ends) * microbatch / 3 for stage in stages]
+    ends = [stage.ends * microbatch / 3 for stage in stages]
     inner = [0.0, *(stage.blocks for stage in stages[1:])]
     recompute_s = _each(shares.recomputed * microbatch, stages, shares.split)
     splits = max(sum(inner) * shares.split, 1e-12)

@@ -12,8 +12,10 @@ import pytest
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.replay import StageTimes, replay_s
+from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.answer import judge, recomputed_share
 from meshwright.planner.bubble import played_share, played_step
+from meshwright.planner.cases import cases_of
 from meshwright.planner.hardware_change import scaled_network
 from meshwright.planner.menu import menu_of
 from meshwright.planner.plan import make_plan
@@ -229,3 +231,15 @@ def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: 
     parts = tuple(StageShare(share, 0.0) for share in shares)
     played = played_share((4, stages, schedule, number), parts, Shares(0.0, 0.0, split=float(splits)), 0.001)
     assert played == pytest.approx(replay_s(orders, times, 0.001), rel=2e-3)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "LoopedBFS"])
+def test_no_pipeline_is_faster_than_its_busiest_rank(schedule: str) -> None:
+    # A head larger than what a rank computes in the mean, and blocks that recompute.
+    question = ask("qwen3-0.6b", 16, seq_len=4096, batch=32)
+    layout = Layout(pp=8, dp_shard=2, schedule=schedule, compile=True, activation_checkpoint="full")
+    step = judge(layout, question).estimate.step
+    head = unit_shares(cases_of(layout_table([layout]), question))[-1]
+    steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
+    assert head > 1.1 / layout.pp
+    assert step.total_s > 0.98 * head * layout.pp * steady_s

@@ -27,7 +27,9 @@ def test_the_first_stage_has_nothing_to_do_for_its_inputs() -> None:
 
 
 def test_compiled_blocks_run_whole_in_either_part_and_ends_do_not() -> None:
-    shares = Shares(0.0, repeated=2 / 3 * 0.7 / (1 + 2 / 3 * 0.7), split=1.0)
+    # All stages but the first have 0.7 of the blocks' 0.9, and repeat two thirds of what they do once.
+    again = 2 / 3 * 0.7 / 0.9
+    shares = Shares(0.0, repeated=0.9 * again / (1 + again), split=1.0)
     times = stage_times(STAGES, shares, 1.0)
     assert times.input_s is not None
     assert times.input_s[1] == pytest.approx(times.backward_s[1])
@@ -39,3 +41,9 @@ def test_a_whole_backward_recomputes_once() -> None:
     times = stage_times(STAGES, Shares(0.25, 0.0, split=0.0), 1.0)
     assert sum(times.forward_s) + sum(times.backward_s) == pytest.approx(1.0)
     assert times.backward_s[1] - 2 * times.forward_s[1] == pytest.approx(0.25 * 0.25 / 0.9)
+
+
+def test_what_blocks_do_again_leaves_the_ends_their_share() -> None:
+    stages = (StageShare(0.5, 0.0), StageShare(0.0, 0.5))
+    times = stage_times(stages, Shares(0.125, 0.0, split=0.0), 1.0)
+    assert times.forward_s[1] + times.backward_s[1] == pytest.approx(0.5)
