@@ -12,9 +12,9 @@ from socket import socket
 from tempfile import TemporaryDirectory
 
 from meshwright.config.write import to_toml
-from meshwright.errors import UnsupportedError
+from meshwright.errors import MeshwrightError
 from meshwright.simulator.check import mismatches
-from meshwright.simulator.simulate import NeverEnds, simulate
+from meshwright.simulator.simulate import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.job import Job
 from meshwright.spec.layout import Layout, LayoutRequest
@@ -59,25 +59,30 @@ def _begin(tracers: socket) -> None:
 
 
 def simulate_layout(steps: Steps, layout: Layout, num_processes: int = 1) -> SimulatedStep:
-    """Return the step of the job under `layout`, `num_processes` of its ranks traced at a time."""
-    job = steps.job.replace(layout=LayoutRequest(**layout.to_dict()))
+    """Return the step of the job under `layout`, `num_processes` of its ranks traced at a time.
+
+    One that cannot be traced, priced or ended has a problem in place of a time: others are still ranked.
+    """
     try:
-        with TemporaryDirectory(prefix="meshwright-layout-") as folder:
-            file = Path(folder) / "job.toml"
-            file.write_text(to_toml(job, comments=False), encoding="utf-8")
-            device = device_type_of(steps.cluster.device)
-            how = How(num_processes=num_processes)
-            traces = trace_job(str(file), num_ranks=layout.num_ranks, device=device, how=how)
-    except UnsupportedError as error:
-        return SimulatedStep(problem=str(error))
-    problems = mismatches(traces)
-    if problems:
-        return SimulatedStep(problem="; ".join(str(problem) for problem in problems))
-    try:
+        traces = _traces(steps, layout, num_processes)
+        problems = mismatches(traces)
+        if problems:
+            return SimulatedStep(problem="; ".join(str(problem) for problem in problems))
         timeline = simulate(traces, steps.cluster)
-    except NeverEnds as error:
+    except MeshwrightError as error:
         return SimulatedStep(problem=str(error))
     return SimulatedStep(step_s=timeline.step_s, reserved_bytes=_reserved(timeline, traces, layout))
+
+
+def _traces(steps: Steps, layout: Layout, num_processes: int) -> Traces:
+    """Return the traces of the job under `layout`."""
+    job = steps.job.replace(layout=LayoutRequest(**layout.to_dict()))
+    with TemporaryDirectory(prefix="meshwright-layout-") as folder:
+        file = Path(folder) / "job.toml"
+        file.write_text(to_toml(job, comments=False), encoding="utf-8")
+        device = device_type_of(steps.cluster.device)
+        how = How(num_processes=num_processes)
+        return trace_job(str(file), num_ranks=layout.num_ranks, device=device, how=how)
 
 
 def _reserved(timeline: Timeline, traces: Traces, layout: Layout) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Candidate, Plan
 from meshwright.spec.simulated_step import SimulatedStep
 from meshwright.tracer.fork_server import server_socket
-from meshwright.units import format_bytes, format_duration
+from meshwright.units import counted, format_bytes, format_duration
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _simulated(candidates: list[Candidate], question: Question, finalists: Final
     """Return the candidates with their simulated steps; says on stderr what is known of each as soon as it is."""
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(finalists.resolved.folder))
-    click.echo(f"tracing and simulating {len(candidates)} layouts", err=True)
+    click.echo(f"tracing and simulating {counted(len(candidates), 'layout')}", err=True)
 
     num_done = 0
 
@@ -90,7 +90,7 @@ def _simulated(candidates: list[Candidate], question: Question, finalists: Final
 
 
 def _simulated_words(num_done: int, num_layouts: int) -> str:
-    return f"simulated {num_done} of {num_layouts} layouts"
+    return f"simulated {num_done} of {counted(num_layouts, 'layout')}"
 
 
 def _words(step: SimulatedStep) -> str:
@@ -127,7 +127,9 @@ def _require_runnable(question: Question, resolved: ResolvedJob) -> None:
 
 def _none_fits(dropped: tuple[Candidate, ...], plan: Plan) -> InfeasibleLayout:
     reasons = "".join(f"\n  {layout_text(one.layout)}: {why_dropped(one, plan.usable_memory_bytes)}" for one in dropped)
+    is_memory = any(one.simulated is not None and one.simulated.fullest_bytes is not None for one in dropped)
+    which = "the best layout does not run" if len(dropped) == 1 else f"none of the {len(dropped)} best layouts runs"
     return InfeasibleLayout(
-        f"none of the {len(dropped)} best layouts fits when simulated:{reasons}\nraise planner.memory_margin, or "
-        f"simulate more of them: --simulate {2 * len(dropped)}"
+        f"{which} when simulated:{reasons}\n{'raise planner.memory_margin, or ' * is_memory}"
+        f"simulate more of them: --simulate {2 * len(dropped)}, or none: --simulate 0"
     )

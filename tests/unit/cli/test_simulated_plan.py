@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from meshwright import hardware
 from meshwright.cli import simulated_plan
 from meshwright.cli.main import run
 from meshwright.cli.simulate_layouts import Steps
 from meshwright.config.load import load_job
+from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
 from meshwright.planner.ask import Options, question_of
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout_text import layout_text
@@ -121,7 +123,7 @@ def test_if_none_fits_all_reasons_are_said(
     steps_are(TOO_LARGE, UNTRACEABLE)
     assert run([*SMALL, "--simulate", "2"]) == 2
     said = capsys.readouterr().err
-    assert "none of the 2 best layouts fits when simulated" in said
+    assert "none of the 2 best layouts runs when simulated" in said
     assert "pipeline rank 1 needs 800 GiB" in said
     assert "aten.nonzero.default" in said
 
@@ -155,3 +157,27 @@ def test_only_our_own_step_is_simulated(
 ) -> None:
     assert run([*SMALL, *arguments, "--simulate", "2"]) == 2
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_finalist_that_cannot_be_priced_drops_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = Path(hardware.__file__).parent
+    for kind, name, other in (("devices", "l40s", "odd"), ("clusters", "l40s-node", "odd-node")):
+        lines = (ours / kind / f"{name}.toml").read_text().replace('device = "l40s"', 'device = "odd"').splitlines()
+        (tmp_path / kind).mkdir()
+        kept = [line for line in lines if not line.startswith(("float32 =", "tf32 ="))]
+        (tmp_path / kind / f"{other}.toml").write_text("\n".join(kept))
+    monkeypatch.setenv(CATALOGUE_VARIABLE, str(tmp_path))
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[model]\nsource = "moe-4m"\n[train]\nglobal_batch_size = 16\n[precision]\ncompute = "bfloat16"\n'
+        '[cluster]\nname = "odd-node"\nnum_devices = 2\n'
+    )
+    assert run(["plan", str(job), "--simulate", "2"]) == 2
+    said = capsys.readouterr().err
+    # The router of a mixture multiplies in float32, whatever the job computes in.
+    assert said.count("device odd has no dense_flops_per_s.float32: add it to its catalogue entry; planned") == 2
+    assert "none of the 2 best layouts runs when simulated" in said
+    assert "memory_margin" not in said
