@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from meshwright.spec.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.schedule_csv import is_csv
@@ -11,6 +12,8 @@ IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
 """Schedules whose microbatches go round in equal rounds."""
 AS_MANY_AS_STAGES = ("1F1B", "DualPipeV")
 """Schedules that need as many microbatches as there are stages."""
+_LEAST_ALIKE = 0.6
+"""Of difflib's ratio, for a name that may be meant."""
 
 
 def schedule_problems(layout: Layout, num_microbatches: int) -> list[str]:
@@ -18,18 +21,30 @@ def schedule_problems(layout: Layout, num_microbatches: int) -> list[str]:
 
     What a file holds is checked when it is read.
     """
-    if layout.schedule not in SCHEDULES and not is_csv(layout):
-        return [
-            f'layout.schedule = "{layout.schedule}" is not known: choose one of {", ".join(SCHEDULES)}, '
-            "or name a file that ends in .csv"
-        ]
-    return [*_stage_problems(layout), *_microbatch_problems(layout, num_microbatches)]
+    if unknown := name_problems(layout):
+        return unknown
+    # A number of stages that is wrong anyhow is no reason to change the batch.
+    return [*stage_problems(layout)] or [*_microbatch_problems(layout, num_microbatches)]
 
 
-def _stage_problems(layout: Layout) -> Iterator[str]:
+def name_problems(layout: Layout) -> list[str]:
+    """Return that layout.schedule is neither a schedule nor a file, whatever else the layout says; empty if it is."""
+    if layout.schedule in SCHEDULES or is_csv(layout):
+        return []
+    lower = {name.lower(): name for name in SCHEDULES}
+    near = get_close_matches(layout.schedule.lower(), lower, n=1, cutoff=_LEAST_ALIKE)
+    meant = f" (did you mean {lower[near[0]]}?)" if near else ""
+    return [
+        f'layout.schedule = "{layout.schedule}" is not known{meant}: choose one of {", ".join(SCHEDULES)}, '
+        "or name a file that ends in .csv"
+    ]
+
+
+def stage_problems(layout: Layout) -> Iterator[str]:
+    """Yield why a pipeline rank cannot hold as many stages as layout.virtual_stages says."""
     given = f"layout.virtual_stages = {layout.stages_per_rank}"
     if layout.pp == 1 and layout.stages_per_rank > 1:
-        other = "" if [*_stage_problems(layout.replace(pp=2))] else ", or layout.pp to 2"
+        other = "" if [*stage_problems(layout.replace(pp=2))] else ", or layout.pp to 2"
         yield f"{given} cuts up a pipeline rank, but layout.pp = 1: set layout.virtual_stages to 1{other}"
     elif layout.pp > 1 and layout.schedule in SINGLE_STAGE_SCHEDULES and layout.stages_per_rank > 1:
         yield (

@@ -15,7 +15,7 @@ from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.layout import Layout, nearest_multiples
 from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.schedule_rules import schedule_problems
+from meshwright.spec.schedule_rules import schedule_problems, stage_problems
 from meshwright.spec.size_rules import (
     both,
     divisors,
@@ -48,7 +48,9 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     if architecture is not None:
         problems += head_exchange_problems(layout, architecture)
     num_layers = None if architecture is None else architecture.num_layers
-    problems += [*expert_problems(layout, architecture), *_stage_problems(layout, num_layers)]
+    # Nor is a number of stages that the schedule does not take a reason to change pp.
+    counted = layout.replace(virtual_stages=None) if [*stage_problems(layout)] else layout
+    problems += [*expert_problems(layout, architecture), *_stage_problems(counted, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)
     problems += [] if architecture is None else length_problems(architecture, seq_len)
     return [*problems, *_reshard_problems(layout), *_option_problems(layout)]
@@ -106,7 +108,7 @@ def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
     if num_layers is not None and wanted > num_layers + 1:
         yield (
             f"layout.pp = {layout.pp} x {layout.stages_per_rank} stages a rank are more than the model's num_layers = "
-            f"{num_layers} fill: set layout.pp to {max(1, (num_layers + 2) // layout.stages_per_rank)}"
+            f"{num_layers} fill: {_fewer_stages(layout, num_layers + 2)}"
         )
         return
     if boundaries is None:
@@ -121,6 +123,20 @@ def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
         f"layout.stage_boundaries = {_shown(boundaries)} must be {wanted} block number{'s' if wanted > 1 else ''}, "
         f"ascending{most}, for layout.pp = {layout.pp} x {layout.stages_per_rank} stages a rank: {example}leave it out"
     )
+
+
+def _fewer_stages(layout: Layout, most: int) -> str:
+    """Return what to set so that there are `most` stages or fewer: those of a rank, if they are set, or the ranks."""
+    values = {"virtual_stages": max(1, most // layout.pp), "pp": max(1, most // layout.stages_per_rank)}
+    if layout.virtual_stages is None:
+        del values["virtual_stages"]
+    changed = {key: layout.replace(**{key: value}) for key, value in values.items()}
+    ways = [
+        f"layout.{key} to {values[key]}"
+        for key, other in changed.items()
+        if other.num_stages <= most and not [*stage_problems(other)]
+    ]
+    return f"set {', or '.join(ways) or 'layout.pp to 1 and layout.virtual_stages to 1'}"
 
 
 def _even(num_stages: int, num_layers: int) -> tuple[int, ...]:

@@ -29,7 +29,8 @@ from meshwright.spec.schedule_rules import schedule_problems
          "layout.virtual_stages to 2"),
         (Layout(virtual_stages=2, schedule="LoopedBFS"), 4, "layout.virtual_stages = 2 cuts up a pipeline rank, but "
          "layout.pp = 1: set layout.virtual_stages to 1, or layout.pp to 2"),
-        (Layout(schedule="1f1b"), 4, 'layout.schedule = "1f1b" is not known: choose one of GPipe, 1F1B, '),
+        (Layout(schedule="1f1b"), 4, 'layout.schedule = "1f1b" is not known (did you mean 1F1B?): choose one of GPipe, '
+         "1F1B, "),
     ],
 )  # fmt: skip
 def test_a_problem_names_what_would_do(layout: Layout, num_microbatches: int, problem: str) -> None:

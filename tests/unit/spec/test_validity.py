@@ -60,6 +60,11 @@ LATENT = EXPERTS.replace(
         ("stage_boundaries=2;3;4", "layout.stage_boundaries = [2, 3, 4] cut up a pipeline: leave it out, or set "
          "layout.pp to 4"),
         ("stage_boundaries=2;2", "layout.stage_boundaries = [2, 2] cut up a pipeline: leave it out"),
+        ("pp=2,virtual_stages=9", 'layout.virtual_stages = 9, but layout.schedule = "1F1B" has one stage on each '
+         "pipeline rank: set layout.virtual_stages to 1, or layout.schedule to one of Interleaved1F1B, LoopedBFS, "
+         "InterleavedZeroBubble"),
+        ("pp=2,virtual_stages=9,schedule=LoopedBFS", "layout.pp = 2 x 9 stages a rank are more than the model's "
+         "num_layers = 4 fill: set layout.virtual_stages to 3"),
         ("virtual_stages=2", "layout.virtual_stages = 2 cuts up a pipeline rank, but layout.pp = 1: set "
          "layout.virtual_stages to 1"),
         ("virtual_stages=3,schedule=LoopedBFS", "layout.virtual_stages = 3 cuts up a pipeline rank, but layout.pp = 1: "
