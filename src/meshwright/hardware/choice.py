@@ -1,4 +1,4 @@
-"""`NAME:COUNT`: how a command line names a cluster and its size.
+"""`NAME:COUNT`: how a command line names a cluster and its size; NAME alone is how a job does, as cluster.name.
 
 NAME is a cluster of the catalogue (`h100-ib400:256`) or a device (`h100:256`), which stands for the commonest cluster
 of that device: the one whose file says `is_usual = true`, a user's own before ours.
@@ -10,7 +10,7 @@ import tomllib
 from difflib import get_close_matches
 
 from meshwright.errors import ConfigError
-from meshwright.hardware.catalogue import Entry, cluster_names, entries, load_cluster
+from meshwright.hardware.catalogue import Entry, cluster_names, entries, load_cluster, user_folder
 from meshwright.spec.cluster import Cluster
 
 
@@ -21,9 +21,12 @@ def choose_cluster(text: str) -> Cluster:
     """
     name, colon, count = text.partition(":")
     num_devices = _count(text, name, count if colon else "")
-    if name not in cluster_names():
-        name = _usual_cluster(name)
-    return load_cluster(name).with_num_devices(num_devices)
+    return named_cluster(name).with_num_devices(num_devices, f"--cluster {text}: COUNT = {num_devices}")
+
+
+def named_cluster(name: str) -> Cluster:
+    """Return the cluster called `name`, or the commonest one of the device of that name; raises ConfigError."""
+    return load_cluster(name if name in cluster_names() else _usual_cluster(name))
 
 
 def _count(text: str, name: str, count: str) -> int:
@@ -45,9 +48,10 @@ def _usual_cluster(name: str) -> str:
         known = [*cluster_names(), *devices]
         nearest = get_close_matches(name, known, n=1, cutoff=0.4)
         raise ConfigError(
-            f"cluster {name!r} is no cluster and no device of the catalogue: "
+            f"{name!r} is no cluster and no device of the catalogue: "
             + (f"did you mean {nearest[0]!r}? " if nearest else "")
-            + "`meshwright list clusters` and `meshwright list devices` show them all"
+            + "`meshwright list clusters` and `meshwright list devices` show them all; your own go to "
+            + f"{user_folder() / 'clusters'}/NAME.toml"
         )
     shapes = [
         (not entry.is_ours, _is_usual(values), cluster)
@@ -58,7 +62,7 @@ def _usual_cluster(name: str) -> str:
     if not usual:
         others = ", ".join(cluster for *_, cluster in shapes)
         raise ConfigError(
-            f"cluster {name!r} is a device that no cluster is usual for: "
+            f"{name!r} is a device that no cluster is usual for: "
             + (f"name one of {others}" if others else "describe one in a file of your own with is_usual = true")
         )
     return usual[0]

@@ -13,6 +13,7 @@ from meshwright.cost.stage import recompute_passes, split_share
 from meshwright.planner.bubble import num_actions, num_microbatches_of, played_step
 from meshwright.planner.price import Priced, price
 from meshwright.planner.question import Question
+from meshwright.planner.rate import dense_peak
 from meshwright.planner.unmeasured import unmeasured_features, widened
 from meshwright.spec.estimate import Estimate
 from meshwright.spec.layout import Layout
@@ -66,10 +67,7 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
 
 def peak_of(question: Question) -> float | None:
     """Return the dense peak of the workload's matmuls on the device, FLOP/s; None where nobody states one."""
-    device, dtype = question.cluster.device, question.workload.matmul_dtype
-    if dtype == "float16":  # devices multiply both 16-bit formats at one rate
-        return device.peak_flops_per_s(dtype) or device.peak_flops_per_s("bfloat16")
-    return None if dtype == "float64" else device.peak_flops_per_s(dtype)
+    return dense_peak(question.cluster.device, question.workload.matmul_dtype)
 
 
 def judge(layout: Layout, question: Question) -> Candidate:

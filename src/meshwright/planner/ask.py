@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -10,13 +11,12 @@ from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_pro
 from meshwright.cost.case import Setting
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.hardware.catalogue import load_cluster, load_device, with_example_rates
-from meshwright.hardware.choice import choose_cluster
+from meshwright.hardware.catalogue import load_device, with_example_rates
+from meshwright.hardware.choice import choose_cluster, named_cluster
 from meshwright.hardware.local import LOCAL
-from meshwright.planner.answer import peak_of
 from meshwright.planner.question import Question
+from meshwright.planner.rate import rate_problem
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.device import MatmulRates
 from meshwright.spec.job import Job
 from meshwright.spec.layout import AXES, Layout
 from meshwright.spec.model_source import resolve_architecture
@@ -124,7 +124,8 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
         memory_margin=job.planner.memory_margin,
     )
     _check_batch(question.workload)
-    _check_rate(question)
+    if problem := rate_problem(cluster.device, workload.precision, is_option=options.precision is not None):
+        raise UnsupportedError(problem)
     return question
 
 
@@ -143,7 +144,7 @@ def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
     if options.cluster is not None:
         return choose_cluster(options.cluster)
     section = job.cluster
-    cluster = load_cluster(section.name)
+    cluster = named_cluster(section.name)
     if section.name == LOCAL and section.device is not None:
         cluster = cluster.replace(device=load_device(section.device))
     if section.num_devices is not None:
@@ -165,9 +166,16 @@ def _workload(job: Job, options: Options) -> Workload:
         return job.workload
     choices = get_args(Precision)
     if options.precision not in choices:
-        meant = did_you_mean(options.precision.replace("fp", "float"), choices)
+        meant = _meant_precision(options.precision, choices)
         raise ConfigError(f"--precision {options.precision} is none of {', '.join(choices)}{meant}")
     return job.workload.replace(precision=options.precision)
+
+
+def _meant_precision(text: str, choices: Sequence[str]) -> str:
+    """Return ": did you mean x?" with the precision that `text` is a part of, fp8 being float8, or the nearest."""
+    spelt = text.casefold().replace("fp", "float")
+    same = next((name for name in choices if name.startswith(spelt) or name.endswith(text.casefold())), None)
+    return f": did you mean {same}?" if same else did_you_mean(spelt, choices)
 
 
 def _check_batch(workload: Workload) -> None:
@@ -178,25 +186,6 @@ def _check_batch(workload: Workload) -> None:
             f"{format_count(workload.global_batch_tokens)} tokens a step, more than {format_count(_MAX_BATCH_TOKENS)}: "
             "lower train.global_batch_size or train.global_batch_tokens (--global-batch-tokens 4M is usual)"
         )
-
-
-def _check_rate(question: Question) -> None:
-    """Raise UnsupportedError for a device whose rate of the workload's matmuls nobody has stated or measured."""
-    device, dtype = question.cluster.device, question.workload.matmul_dtype
-    rates = device.dense_flops_per_s, device.measured_matmul_flops_per_s
-    known = [name for name in MatmulRates.model_fields if any(getattr(rate, name) for rate in rates)]
-    if dtype in known or peak_of(question) is not None:
-        return
-    if not known:
-        raise UnsupportedError(
-            f"device {device.name} has no matmul rate at all in the catalogue: `meshwright calibrate` measures this "
-            "machine's, or name another --cluster"
-        )
-    raise UnsupportedError(
-        f"device {device.name} has no {dtype} matmul rate in the catalogue (it has {', '.join(known)}), which "
-        f"precision {question.workload.precision} needs: choose another precision, or add dense_flops_per_s.{dtype} "
-        "to its entry"
-    )
 
 
 def _unsupported(source: str) -> UnsupportedError:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.errors import InfeasibleLayout, MeshwrightError
+from meshwright.errors import InfeasibleLayout
 from meshwright.hardware.catalogue import device_names, load_device
 from meshwright.planner.bounds import leanest
 from meshwright.planner.menu import Menu, menu_of
@@ -17,8 +17,8 @@ from meshwright.planner.price import weigh
 from meshwright.planner.question import Question
 from meshwright.planner.refused import invalid_reason
 from meshwright.planner.space import layout_space, model_splits, splits
-from meshwright.spec.layout import AXES, Layout, nearest_multiples
-from meshwright.units import format_bytes, format_count
+from meshwright.spec.layout import AXES, Layout
+from meshwright.units import counted, format_bytes, format_count
 
 _MAX_DEVICES = 2**17
 _NUM_DEVICES_NAMED = 3
@@ -38,8 +38,7 @@ def no_layout(question: Question, menu: Menu) -> InfeasibleLayout:
 
 
 def _asked(question: Question) -> str:
-    devices = "1 device" if question.num_devices == 1 else f"{question.num_devices} devices"
-    return f"{question.model_name} on {devices} of {question.cluster.name}"
+    return f"{question.model_name} on {counted(question.num_devices, 'device')} of {question.cluster.name}"
 
 
 def _kept(question: Question) -> str:
@@ -77,9 +76,9 @@ def _no_split(question: Question) -> str:
     product, count = int(np.prod(list(degrees.values()))), question.num_devices
     if count % product:
         factors = " x ".join(f"layout.{axis} = {degree}" for axis, degree in degrees.items() if degree > 1)
-        nearest = " or ".join(str(number) for number in nearest_multiples(count, product))
-        advice = f"change a degree, or take {nearest} devices"
-        return f"{_asked(question)}: {count} devices do not divide by {factors}: {advice}"
+        nearest = " or ".join(map(str, _nearest_counts(question, product)))
+        advice = "change a degree" + (f", or take {nearest} devices" if nearest else "")
+        return f"{_asked(question)}: {counted(count, 'device')} do not divide by {factors}: {advice}"
     rest = count // product
     free = next((axis for axis in ("dp_shard", "dp_replicate", "cp", "pp", "tp") if axis not in question.fixed), None)
     if free is not None:
@@ -87,6 +86,18 @@ def _no_split(question: Question) -> str:
     keys = {key: value for key, value in question.fixed.items() if key in Layout.model_fields and key not in AXES}
     layout = Layout.model_validate(degrees | keys)
     return f"{_asked(question)}: {invalid_reason(layout, question)}{_kept(question)}"
+
+
+def _nearest_counts(question: Question, product: int) -> list[int]:
+    """Return the multiples of `product` next to the number of devices that the cluster takes: below, and above."""
+    count, cluster = question.num_devices, question.cluster
+    below = range(count // product * product, 0, -product)
+    # Whole nodes come round again after this many, so the way up ends.
+    above = range(
+        count // product * product + product, count + 2 * math.lcm(product, cluster.devices_per_node), product
+    )
+    found = (next(filter(cluster.takes, way), None) for way in (below, above))
+    return [number for number in found if number is not None]
 
 
 def _too_large(question: Question, menu: Menu) -> str:
@@ -129,15 +140,13 @@ def _remedies(question: Question, needed_bytes: float) -> str:
 
 
 def _smallest_count(question: Question) -> int | None:
-    """Return the smallest doubling of the number of devices on which the model fits."""
+    """Return the smallest doubling of the number of devices that the cluster takes and on which the model fits."""
     count = 2 * question.num_devices
     while count <= _MAX_DEVICES:
-        try:
+        if question.cluster.takes(count):
             larger = question.with_setting(cluster=question.cluster.with_num_devices(count))
-        except MeshwrightError:
-            return None
-        if _fits(larger):
-            return count
+            if _fits(larger):
+                return count
         count *= 2
     return None
 

@@ -110,15 +110,21 @@ class Cluster(Noun):
         """
         what = what or f"cluster.num_devices = {num_devices}"
         node = self.devices_per_node
-        if num_devices > node and num_devices % node:
-            lower = num_devices // node * node
-            raise ConfigError(
-                f"{what} fills no whole number of {self.name} nodes "
-                f"({node} devices each): set it to {lower} or {lower + node}"
-            )
         if num_devices > max(self.domain_size, node) and self.inter_node is None:
             raise ConfigError(
                 f"{what} but {self.name} is a single node of {node} devices "
                 f"without a network: set it to {node} or less, or choose another cluster.name"
             )
+        if not self.takes(num_devices):
+            lower = num_devices // node * node
+            raise ConfigError(
+                f"{what} fills no whole number of {self.name} nodes "
+                f"({node} devices each): set it to {lower} or {lower + node}"
+            )
         return self.replace(num_devices=num_devices)
+
+    def takes(self, num_devices: int) -> bool:
+        """Return whether a cluster of this kind can have `num_devices`: whole nodes, or a part of one."""
+        node, largest = self.devices_per_node, max(self.domain_size, self.devices_per_node)
+        is_whole = num_devices <= node or num_devices % node == 0
+        return is_whole and (num_devices <= largest or self.inter_node is not None)

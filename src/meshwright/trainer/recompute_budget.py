@@ -9,7 +9,8 @@ import numpy as np
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.hardware.catalogue import load_cluster, load_device, with_example_rates
+from meshwright.hardware.catalogue import load_device, with_example_rates
+from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.local import LOCAL
 from meshwright.simulator.choose_checkpoints import Checkpoints, Need, choose_checkpoints
 from meshwright.simulator.roles import in_phase
@@ -91,7 +92,7 @@ def _device(job: Job, num_ranks: int) -> Device:
     that nobody has named.
     """
     section = job.cluster
-    cluster = load_cluster(section.name).with_num_devices(num_ranks)
+    cluster = named_cluster(section.name).with_num_devices(num_ranks)
     if section.name == LOCAL and section.device is not None:
         return load_device(section.device)
     device = with_example_rates(cluster).device

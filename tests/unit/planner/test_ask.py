@@ -101,9 +101,13 @@ def test_a_model_of_ones_own_cannot_be_planned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "precision", "message"),
     [
-        ("h100:8", "fp8", "--precision fp8 is none of .*: did you mean"),
+        ("h100:8", "fp8", "--precision fp8 is none of .*: did you mean float8-tensorwise"),
         ("h100:8", "int3", "--precision int3 is none of [^?]*$"),
-        ("a100:8", "float8-rowwise", "has no float8 matmul rate in the catalogue .* choose another precision"),
+        (
+            "a100:8",
+            "float8-rowwise",
+            "has no float8 matmul rate in the catalogue .* give --precision float32 or bfloat16 or float16",
+        ),
         ("h10:8", None, "did you mean 'h100'"),
     ],
 )

@@ -17,7 +17,7 @@ from questions import ask
     [
         (
             ask("llama3-8b", 8, tp=3),
-            "8 devices do not divide by layout.tp = 3: change a degree, or take 6 or 9 devices",
+            "8 devices do not divide by layout.tp = 3: change a degree, or take 6 or 24 devices",
         ),
         (ask("llama3-8b", 24, tp=3), "layout.tp = 3 does not divide the model's num_heads = 32"),
         (ask("llama3-8b", 64, pp=64), "layout.pp = 64 x 1 stages a rank are more than the model's num_layers = 32"),
