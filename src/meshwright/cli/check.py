@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ import click
 
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
-    from meshwright.errors import InfeasibleLayout
     from meshwright.spec.job import Job
     from meshwright.spec.run import Run
 
@@ -30,15 +28,18 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
     Starts no process and needs no torch. Exit code 0: nothing is wrong; 2: something is, or the layout does not fit
     the devices of the cluster that the job names.
     """
+    from meshwright.cli.expectation import estimate, rate_problems, search_problem
     from meshwright.cli.summary import summary
     from meshwright.config.load import inspect_job, raise_problems
 
     inspection = inspect_job(job_file, overrides)
-    resolved = inspection.resolved
-    num_ranks = ranks if inspection.knows_layout() else None
-    found = check_job(resolved, num_ranks, resume=resume, overwrite=overwrite)
+    resolved, unknown = inspection.resolved, inspection.unknown
+    found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
+    found += [resolved.located(text) for text in rate_problems(resolved.job)]
     problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
     raise_problems(resolved.path, list(dict.fromkeys(problems)))
+    if (unsearchable := search_problem(resolved, ranks)) is not None:
+        raise unsearchable
     for label, text in summary(resolved, ranks):
         click.echo(f"{label:<8}{text}")
     lines, problem = estimate(resolved, ranks)
@@ -48,47 +49,27 @@ def command(job_file: str, overrides: tuple[str, ...], ranks: int | None, resume
         raise problem
 
 
-def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[str, str]], InfeasibleLayout | None]:
-    """Return (label and line of the step and the memory expected on the job's cluster, error if it does not fit).
-
-    No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
-    """
-    from meshwright.errors import MeshwrightError
-    from meshwright.hardware.catalogue import load_cluster
-    from meshwright.hardware.local import LOCAL
-    from meshwright.planner.ask import Options, question_of
-    from meshwright.planner.verdict import verdict
-    from meshwright.spec.model_source import resolve_architecture
-    from meshwright.units import counted, format_bytes, format_duration
-
-    job = resolved.job
-    count = num_ranks or (job.layout.num_ranks if job.layout.rest_axis is None else job.cluster.num_devices)
-    if job.cluster.name == LOCAL or job.layout.search or count is None or resolve_architecture(job.model) is None:
-        return [], None
-    sized = replace(resolved, job=job.replace(cluster=job.cluster.replace(num_devices=count)))
-    try:
-        load_cluster(job.cluster.name).with_num_devices(count, f"a layout of {counted(count, 'rank')}")
-        found = verdict(replace(question_of(sized, Options()), given=job.layout.resolve(count)))
-    except MeshwrightError as error:
-        return [("step", f"not estimated: {error}")], None
-    step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
-    memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable, on pipeline rank {found.fullest_rank}"
-    if 0 <= found.candidate.headroom_bytes < found.margin_bytes:
-        memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
-    return [("step", f"{step} expected on {job.cluster.name}"), ("memory", memory)], found.problem()
-
-
 def check_job(
-    resolved: ResolvedJob, num_ranks: int | None, *, resume: bool = False, overwrite: bool = False
+    resolved: ResolvedJob,
+    num_ranks: int | None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    unknown: Collection[str] = (),
 ) -> list[str]:
-    """Return everything that would stop a job on `num_ranks` ranks (None: not known yet), one message each."""
+    """Return everything that would stop a job on `num_ranks` ranks (None: not known yet), one message each.
+
+    Sections that are `unknown`, since something in them was refused, are not compared with others.
+    """
+    from meshwright.spec.job import SPLIT_SECTIONS
+
     job = resolved.job
     problems = [
-        *job.problems(),
+        *job.problems(unknown),
         *_model_problems(resolved),
-        *_layout_problems(job, num_ranks),
-        *_cluster_problems(job, num_ranks),
-        *_data_problems(resolved),
+        *([] if SPLIT_SECTIONS.intersection(unknown) else _layout_problems(job, num_ranks)),
+        *_cluster_problems(job, num_ranks, unknown),
+        *_data_problems(resolved, knows_model="model" not in unknown),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
     return [resolved.located(text) for text in dict.fromkeys(problems)]
@@ -173,10 +154,10 @@ def _layout_problems(job: Job, num_ranks: int | None) -> list[str]:
     )
 
 
-def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:
-    from meshwright.hardware.catalogue import load_cluster, load_device
+def _cluster_problems(job: Job, num_ranks: int | None, unknown: Collection[str]) -> list[str]:
+    from meshwright.hardware.catalogue import load_device
+    from meshwright.hardware.choice import named_cluster
     from meshwright.hardware.local import LOCAL
-    from meshwright.units import counted
 
     section, problems = job.cluster, []
     device = section.device
@@ -184,31 +165,36 @@ def _cluster_problems(job: Job, num_ranks: int | None) -> list[str]:
         problems += [f"cluster.device: {text}" for text in _lines_raised_by(lambda: load_device(device))]
     if section.name == LOCAL:
         return problems
-    unknown = [f"cluster.name: {text}" for text in _lines_raised_by(lambda: load_cluster(section.name))]
-    if unknown:
-        return [*problems, *unknown]
-    cluster = load_cluster(section.name)
+    unnamed = [f"cluster.name: {text}" for text in _lines_raised_by(lambda: named_cluster(section.name))]
+    if unnamed:
+        return [*problems, *unnamed]
+    cluster = named_cluster(section.name)
+    if (count := section.num_devices) is not None:
+        problems += _lines_raised_by(lambda: cluster.with_num_devices(count))
+    return problems if {"layout", "cluster"}.intersection(unknown) else [*problems, *_count_problems(job, num_ranks)]
+
+
+def _count_problems(job: Job, num_ranks: int | None) -> Iterator[str]:
+    """Yield why the layout does not use the devices that the job's cluster has, more of them or fewer."""
+    from meshwright.hardware.choice import named_cluster
+    from meshwright.units import counted
+
+    section = job.cluster
     is_open = job.layout.search or job.layout.rest_axis is not None
     needed = num_ranks or (None if is_open else job.layout.num_ranks)
-    available = section.num_devices or cluster.num_devices
-    if section.num_devices is not None:
-        problems += _lines_raised_by(lambda: cluster.with_num_devices(available))
+    available = section.num_devices or named_cluster(section.name).num_devices
     if needed is not None and needed > available:
         key = "cluster.num_devices" if section.num_devices else "cluster.name"
-        value = section.num_devices or repr(section.name)
-        problems.append(
-            f"{key} = {value} has {available} devices but the layout needs {needed}: "
-            f"change {key}, or lower a degree in [layout]"
-        )
+        has = f"= {available}" if section.num_devices else f"= {section.name!r} has {counted(available, 'device')}"
+        yield f"{key} {has} but the layout needs {needed}: change {key}, or lower a degree in [layout]"
     elif num_ranks is None and needed not in (None, 1) and needed < (section.num_devices or 0):
-        problems.append(
+        yield (
             f"cluster.num_devices = {available} but the layout has {counted(needed, 'rank')}: set both to one number, "
             "or a degree in [layout] to -1, which takes the devices that the others leave"
         )
-    return problems
 
 
-def _data_problems(resolved: ResolvedJob) -> list[str]:
+def _data_problems(resolved: ResolvedJob, *, knows_model: bool) -> list[str]:
     from meshwright.config.python_objects import object_problems
     from meshwright.data.check import problems
     from meshwright.errors import MeshwrightError
@@ -219,7 +205,7 @@ def _data_problems(resolved: ResolvedJob) -> list[str]:
     if is_object_source(job.data.source):
         return object_problems("data.source", job.data.source, resolved.folder)
     try:
-        architecture = resolve_architecture(job.model)
+        architecture = resolve_architecture(job.model) if knows_model else None
     except MeshwrightError:
         architecture = None  # reported by _model_problems
     return problems(job.data, job.train.seq_len, architecture.vocab_size if architecture else None)

@@ -69,9 +69,10 @@ class Inspection:
         """Return whether a message speaks of a key that is wrong."""
         return any(self.wrong.intersection((path[0], ".".join(path))) for path in keys_in(text))
 
-    def knows_layout(self) -> bool:
-        """Return whether [layout] is what was meant, so that numbers of ranks can be compared with it."""
-        return not any(name.partition(".")[0] == "layout" for name in self.wrong)
+    @property
+    def unknown(self) -> frozenset[str]:
+        """Return the sections that are not what was meant: what follows from them together is not judged."""
+        return frozenset(name.partition(".")[0] for name in self.wrong)
 
 
 def load_job(path: Path | str, overrides: Sequence[str] = ()) -> ResolvedJob:
@@ -100,7 +101,7 @@ def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspec
         [f"{place.name(problem)}: {problem.text}" for problem in problems],
         frozenset(name for problem in problems for name in _names_in(problem)),
     )
-    texts = [*job.problems(), *_raised(lambda: resolve_architecture(job.model))]
+    texts = [*job.problems(inspection.unknown), *_raised(lambda: resolve_architecture(job.model))]
     inspection.problems.extend(
         inspection.resolved.located(text) for text in texts if not inspection.is_about_wrong(text)
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pydantic import Field
 
 from meshwright.errors import ConfigError
 from meshwright.spec.layout import Layout, LayoutRequest, nearest_multiples
 from meshwright.spec.noun import Noun
+from meshwright.spec.schedule_rules import name_problems
 from meshwright.spec.sections import (
     DEFAULT_WARMUP_STEPS,
     CheckpointSection,
@@ -24,6 +27,8 @@ from meshwright.spec.workload import Workload
 
 SCHEMA_VERSION = 1
 DEFAULT_GLOBAL_BATCH_SIZE = 8
+SPLIT_SECTIONS = frozenset({"model", "layout"})
+"""Sections that say together whether the model can be split as the layout asks."""
 
 
 class Job(Noun):
@@ -60,12 +65,15 @@ class Job(Noun):
             optimizer=self.optimizer.name,
         )
 
-    def problems(self) -> list[str]:
-        """Return what is wrong between fields, one message each; empty when the job is consistent."""
+    def problems(self, unknown: Collection[str] = ()) -> list[str]:
+        """Return what is wrong between fields, one message each; empty when the job is consistent.
+
+        Whether layout and model fit is not judged where one of them is among the `unknown` sections.
+        """
         return [
             *self.batch_problems(),
             *self._step_problems(),
-            *self._layout_problems(),
+            *([] if SPLIT_SECTIONS.intersection(unknown) else self._layout_problems()),
         ]
 
     def num_microbatches(self, layout: Layout) -> int:
@@ -130,7 +138,7 @@ class Job(Noun):
 
     def _layout_problems(self) -> list[str]:
         if self.layout.search:
-            return []  # what is set are constraints: whether anything keeps them, the planner tells
+            return name_problems(self.layout)  # what else is set are constraints: the planner tells what keeps them
         # With a rest, what is wrong whatever it comes to: nothing that names its value.
         degrees = (1,) if self.layout.rest_axis is None else (1, 2, 3)
         found = [layout_problems(self, self.layout.resolve(self.layout.num_fixed_ranks * n)) for n in degrees]

@@ -177,7 +177,10 @@ dir = "taken"
         "  5. job.toml:11: cluster.device: 'h1000-sxm' is none of the 25 devices of the catalogue: did you mean "
         f"'h100-sxm'? `meshwright list devices` shows them all; your own go to {catalogue('devices')}/NAME.toml",
     ]
-    assert "  6. job.toml:10: cluster.name: 'h100-roce40' is none of the" in shown
+    assert (
+        "  6. job.toml:10: cluster.name: 'h100-roce40' is no cluster and no device of the catalogue: did you mean"
+        in shown
+    )
     assert "  7. job.toml:13: data.source = 'corpse.txt'" in shown
     assert "  8. job.toml:15: run.dir = 'taken' is a file: set run.dir to a new folder\n" in shown
 
@@ -195,7 +198,7 @@ def catalogue(kind: str) -> Path:
          "job.toml:2: cluster.name = 'dgx-h100' has 8 devices but the layout needs 16: change cluster.name, or lower a "
          "degree in [layout]"),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 16\n[train]\nglobal_batch_size = 16',
-         "job.toml:3: cluster.num_devices = 8 has 8 devices but the layout needs 16: change cluster.num_devices, or "
+         "job.toml:3: cluster.num_devices = 8 but the layout needs 16: change cluster.num_devices, or "
          "lower a degree in [layout]"),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 16\n[layout]\ndp_shard = 8\n',
          "job.toml:3: cluster.num_devices = 16 but the layout has 8 ranks: set both to one number, or a degree in "
@@ -219,6 +222,42 @@ def test_ranks_that_the_layout_cannot_use(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_ranks_are_not_compared_with_a_layout_that_was_not_meant(capsys: pytest.CaptureFixture[str], text: str) -> None:
     assert len(told(capsys, job_file(text), "--ranks", "3", "layout.dp_replicate=-1").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "override", ["layout.tp=two", "layout.tp=0", "layout.dp_shard=1e3", "layout.tpp=3", "cluster.num_devices=few"]
+)
+def test_what_depends_on_a_value_that_was_refused_is_not_judged(
+    capsys: pytest.CaptureFixture[str], override: str
+) -> None:
+    text = '[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 4\ntp = 2\n'
+    shown = told(capsys, job_file(text), override)
+    assert shown.startswith(f"error: command line: {override.partition('=')[0]} ")
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_precision_that_the_device_has_no_rate_for_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file('[cluster]\nname = "v100-opa400"\n[precision]\ncompute = "bfloat16"\n')
+    shown = told(capsys, file)
+    assert shown.startswith("error: job.toml:4: device v100-sxm-32gb has no bfloat16 matmul rate in the catalogue")
+    assert 'set precision.compute to "float32", or plan for other software with --precision float16, or add' in shown
+    assert "step" in summary_of(capsys, file, "precision.compute=float32")
+    assert run(["plan", file]) == 2
+    assert shown.removeprefix("error: job.toml:4: ") in capsys.readouterr().err
+
+
+def test_a_search_is_refused_as_plan_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\nsearch = true\ntp = 3\n')
+    shown = told(capsys, file)
+    assert "8 devices do not divide by layout.tp = 3: change a degree, or take 6 or 24 devices" in shown
+    assert run(["plan", file]) == 2
+    assert capsys.readouterr().err == shown
+    assert "chosen by the planner" in summary_of(capsys, file, "layout.tp=2")["layout"]
+
+
+def test_a_device_stands_for_its_commonest_cluster_in_a_job_too(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = summary_of(capsys, job_file('[cluster]\nname = "h100"\nnum_devices = 8\n[layout]\ndp_shard = 8\n'))
+    assert summary["step"].endswith("expected on h100-ib400")
 
 
 def make_run(folder: str, *steps: int) -> None:
