@@ -83,6 +83,7 @@ def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[WatchedStep]:
     from meshwright.calibrator.watched_step import watched_steps
     from meshwright.errors import MeshwrightError
     from meshwright.trainer.local_ranks import RanksFailed, run_ranks
+    from meshwright.units import counted
 
     with tempfile.TemporaryDirectory() as folder:
         job_file = Path(folder) / "job.toml"
@@ -99,7 +100,7 @@ def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[WatchedStep]:
                 timeout_s=_PATIENCE * duration_s + _LEAST_S,
             )
         except RanksFailed as failure:
-            raise MeshwrightError(f"calibrate on {num_ranks} ranks: {failure}") from None
+            raise MeshwrightError(f"calibrate on {counted(num_ranks, 'rank')}: {failure}") from None
     return [step for of_rank in watched for step in of_rank]
 
 
@@ -109,6 +110,7 @@ def _measure_on_ranks(device_type: str, num_ranks: int, duration_s: float) -> li
     from meshwright.calibrator.menu import CPU_MENU, CUDA_MENU
     from meshwright.errors import MeshwrightError
     from meshwright.trainer.local_ranks import RanksFailed, run_ranks
+    from meshwright.units import counted
 
     menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
     try:
@@ -123,21 +125,17 @@ def _measure_on_ranks(device_type: str, num_ranks: int, duration_s: float) -> li
             device=device_type,
         )
     except RanksFailed as failure:
-        raise MeshwrightError(f"calibrate on {num_ranks} ranks: {failure}") from None
+        raise MeshwrightError(f"calibrate on {counted(num_ranks, 'rank')}: {failure}") from None
 
 
 def _device_type(device: str) -> str:
     import torch
 
-    from meshwright.errors import ConfigError
+    from meshwright.cli.cuda import require_cuda
 
-    has_cuda = torch.cuda.is_available()
-    if device == "cuda" and not has_cuda:
-        raise ConfigError(
-            f"--device cuda, but torch {torch.__version__} sees no CUDA device: "
-            "leave --device out or give cpu; `meshwright doctor` tells what is missing"
-        )
-    return "cuda" if device == "cuda" or (device == "auto" and has_cuda) else "cpu"
+    if device == "cuda":
+        require_cuda()
+    return "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
 
 
 def _num_ranks(device_type: str, ranks: int | None) -> int:

@@ -55,6 +55,7 @@ def command(
 
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
+    from meshwright.cli.cuda import require_cuda
     from meshwright.cli.output_files import require_file
     from meshwright.config.load import load_job
     from meshwright.errors import ConfigError, ExitCode
@@ -72,7 +73,9 @@ def command(
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     architecture = resolve_architecture(resolved.job.model)
-    asked = [parse_layout(text) for text in layouts] or covering_layouts(architecture)
+    asked = [parse_layout(_bare(text)) for text in layouts] or covering_layouts(architecture)
+    if device == "cuda":
+        require_cuda(max(layout.num_ranks for layout in asked))
     request = ProofRequest(
         job=resolved.job,
         layouts=asked,
@@ -92,6 +95,11 @@ def command(
     else:
         _print(proof)
     sys.exit(ExitCode.DONE if proof.holds else ExitCode.DO_NOT_RETRY)
+
+
+def _bare(text: str) -> str:
+    """Return a layout without the `layout.` that other verbs ask for before each key."""
+    return ",".join(pair.strip().removeprefix("layout.") for pair in text.split(","))
 
 
 def _own_words() -> str:

@@ -72,6 +72,7 @@ def command(
         resume = resume or is_restart
         sys.exit(train_as_rank(resolved.job, run, resume=resume, overwrite=overwrite, estimate=estimate))
 
+    from meshwright.trainer.ranks import require_devices
     from meshwright.trainer.run_folder import require_same_run, set_aside
 
     plan = None
@@ -85,6 +86,7 @@ def command(
         resolved = replace(resolved, job=plan.job(resolved.job))
     num_ranks = choose_num_ranks(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
+    require_devices(resolved.job.run, num_ranks)
     if resolved.job.layout.activation_checkpoint == "auto":
         from meshwright.trainer.planned import budget_layout
 

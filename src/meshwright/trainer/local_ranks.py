@@ -26,6 +26,7 @@ from typing import Any
 
 import meshwright
 from meshwright.trainer.local_rank_process import Failure, Order, rank_main
+from meshwright.units import counted
 
 _RUN_HALF = ("models", "data", "parallelism", "checkpoint", "fault_tolerance", "trainer")
 _PRELOAD = (
@@ -180,7 +181,7 @@ def _dump_stacks(ranks: Sequence[_Rank]) -> None:
 def _failure(ranks: Sequence[_Rank], took_s: float) -> RanksFailed:
     failed = sorted((rank for rank in ranks if rank.failure is not None), key=lambda rank: rank.failed_at_s)
     stuck = [rank for rank in ranks if not rank.is_done]
-    summary = f"{len(ranks)} ranks, after {took_s:.1f} s: {len(failed)} failed, {len(stuck)} still busy"
+    summary = f"{counted(len(ranks), 'rank')}, after {took_s:.1f} s: {len(failed)} failed, {len(stuck)} still busy"
     if not failed:
         summary += " at the timeout"
     lines = [summary]

@@ -35,6 +35,18 @@ def num_devices(section: RunSection) -> int:
     return torch.cuda.device_count() if choose_device_type(section) == "cuda" else 1
 
 
+def require_devices(section: RunSection, num_ranks: int) -> None:
+    """Raise ConfigError where this machine has fewer CUDA devices than the ranks that would each take one."""
+    if choose_device_type(section) == "cpu":
+        return
+    present = torch.cuda.device_count()
+    if num_ranks > present:
+        raise ConfigError(
+            f"{num_ranks} ranks need as many CUDA devices, and torch sees {present}: start {present} or fewer on this "
+            'machine, or set run.device = "cpu"'
+        )
+
+
 @dataclass(frozen=True)
 class Ranks:
     """A joined process group; use it in a `with` so that it is left on the way out."""
