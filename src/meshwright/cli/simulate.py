@@ -51,7 +51,6 @@ def command(words: tuple[str, ...], **given: Any) -> None:
 
     conditions = conditions_of(given)
     files, start_s = files_of(given), time.monotonic()
-    click.echo(f"tracing {given['build'] or ' '.join(words)}", err=True)
     subject, traces = (trace_of_program if given["build"] else trace_of_job)(words, given, conditions)
     click.echo(_traced(traces, time.monotonic() - start_s), err=True)
     with elapsed("checking and simulating"), kept_garbage():
@@ -68,10 +67,12 @@ def command(words: tuple[str, ...], **given: Any) -> None:
 
 def _traced(traces: Traces, took_s: float) -> str:
     """Return what there is to simulate."""
+    from meshwright.units import counted
+
     num_records = sum(len(trace.records) for trace in traces.traces.values())
     return (
-        f"traced after {took_s:.0f} s; checking and simulating {traces.world_size} ranks "
-        f"in {len(traces.traces)} classes, {num_records:,} records"
+        f"traced after {took_s:.0f} s; checking and simulating {counted(traces.world_size, 'rank')} "
+        f"in {counted(len(traces.traces), 'class', 'classes')}, {num_records:,} records"
     )
 
 

@@ -42,12 +42,13 @@ def conditions_of(given: dict[str, Any]) -> Conditions:
 def require_ranks(conditions: Conditions, num_ranks: int) -> None:
     """Raise ConfigError for a slow rank that a step on `num_ranks` ranks does not have."""
     from meshwright.errors import ConfigError
+    from meshwright.units import counted
 
     for fault in conditions.faults:
         if fault.rank >= num_ranks:
             raise ConfigError(
-                f"--slow-rank {fault.rank}:{fault.argument:g}: the rank must be less than the {num_ranks} ranks of the "
-                f"step: write 0 to {num_ranks - 1}, or a larger --cluster"
+                f"--slow-rank {fault.rank}:{fault.argument:g}: the rank must be less than the "
+                f"{counted(num_ranks, 'rank')} of the step: write 0 to {num_ranks - 1}, or a larger --cluster"
             )
 
 

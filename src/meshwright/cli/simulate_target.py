@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from meshwright.cli.simulate_conditions import require_ranks
 
 if TYPE_CHECKING:
@@ -20,25 +22,22 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     """Return the job named by `words` and its traces; raises ConfigError for a bad argument before it traces."""
     from meshwright.cli.dry_run import Subject
     from meshwright.config.load import load_job
-    from meshwright.errors import ConfigError
+    from meshwright.planner.ask import Options, layout_on
     from meshwright.tracer.dry_run import How, trace_job
     from meshwright.tracer.job_steps import layout_of
     from meshwright.tracer.trace import device_type_of
 
     files, overrides = _split(words)
-    if len(files) != 1 or given["ranks"]:
-        told = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
-        raise ConfigError(
-            "--ranks is for --build; a job's ranks are its cluster's devices: give --cluster NAME:COUNT"
-            if given["ranks"]
-            else f"{told}: name one, or give --build and --ranks for a program of your own"
-        )
+    _require_job(files, given)
     resolved = load_job(files[0], overrides)
     require_ranks(conditions, _named_cluster(resolved, given["cluster"]).num_devices)
     resolved, overrides = _settled(resolved, overrides, given["cluster"])
     cluster, question = _asked(resolved, given["cluster"])
+    if not resolved.job.layout.search:
+        layout_on(cluster, resolved.job, Options(given["cluster"]))
     layout = layout_of(resolved.job, cluster.num_devices)
     subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, question)
+    _tell(" ".join(words))
     traces = trace_job(
         files[0],
         overrides,
@@ -47,6 +46,24 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
         how=How(routing=given["routing"], use_cache=not given["no_cache"]),
     )
     return subject, traces
+
+
+def _require_job(files: list[str], given: dict[str, Any]) -> None:
+    """Raise ConfigError unless one job is named, without what belongs to a program."""
+    from meshwright.errors import ConfigError
+
+    if given["ranks"]:
+        raise ConfigError("--ranks is for --build; a job's ranks are its cluster's devices: give --cluster NAME:COUNT")
+    if given["every_rank"]:
+        raise ConfigError("--every-rank is for --build; of a job one rank of each kind stands for all: leave it out")
+    if len(files) != 1:
+        told = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
+        raise ConfigError(f"{told}: name one, or give --build and --ranks for a program of your own")
+
+
+def _tell(what: str) -> None:
+    """Say that tracing begins: after all that can be refused at once."""
+    click.echo(f"tracing {what}", err=True)
 
 
 def _settled(
@@ -109,6 +126,7 @@ def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: 
         )
     require_ranks(conditions, given["ranks"])
     program = Program(_importable(given["build"]), given["ranks"], tuple(words), routing=given["routing"])
+    _tell(given["build"])
     traces = trace_program(program, every_rank=given["every_rank"])
     if not any(len(trace.records) for trace in traces.traces.values()):
         raise ConfigError(

@@ -159,7 +159,7 @@ def _run_line(resolved: ResolvedJob) -> str:
         state = "new"
     else:
         state = f"exists, newest checkpoint after step {steps[-1]}" if steps else "exists, no checkpoint"
-    interval = f"every {job.checkpoint.interval} steps" if job.checkpoint.interval else "at the end"
+    interval = f"every {counted(job.checkpoint.interval, 'step')}" if job.checkpoint.interval else "at the end"
     return f"{run.folder} ({state}); checkpoint {interval}, newest {job.checkpoint.keep} kept{_checkpoint_size(job)}"
 
 

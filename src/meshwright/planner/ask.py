@@ -10,7 +10,7 @@ from typing import Any, get_args
 from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_problems
 from meshwright.cost.case import Setting
 from meshwright.cost.stacks import OURS, load_stack
-from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError
 from meshwright.hardware.catalogue import load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
 from meshwright.hardware.local import LOCAL
@@ -114,7 +114,9 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
     fixed = set_layout_keys(resolved)
     cluster = cluster_of(job, options, fixed)
     cluster = with_example_rates(cluster) if options.takes_example else cluster
-    layout, workload = _given_layout(job, fixed, cluster.num_devices), _workload(job, options)
+    # A job that sets no layout, or searches, leaves it to the planner.
+    layout = None if job.layout.search or not fixed else layout_on(cluster, job, options)
+    workload = _workload(job, options)
     question = Question(
         model_name=job.model.source,
         architecture=architecture,
@@ -154,11 +156,25 @@ def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
     return cluster.with_num_devices(num_ranks, f"a layout of {counted(num_ranks, 'rank')}") if is_set else cluster
 
 
-def _given_layout(job: Job, fixed: dict[str, Any], num_devices: int) -> Layout | None:
-    """Return the layout that a job sets itself, None where it is left to the planner."""
-    if job.layout.search or not fixed:
-        return None
-    return job.layout.resolve(num_devices)
+def layout_on(cluster: Cluster, job: Job, options: Options) -> Layout:
+    """Return the job's own layout on all devices of `cluster`; raises InfeasibleLayout that says what names them."""
+    request, count, fixed = job.layout, cluster.num_devices, job.layout.num_fixed_ranks
+    if (count % fixed if request.rest_axis else count - fixed) == 0:
+        return request.resolve(count)
+    section = job.cluster
+    named = f'cluster.name = "{section.name}"' if section.num_devices is None else "cluster.num_devices"
+    devices = f"{named if options.cluster is None else f'--cluster {options.cluster}'}: {counted(count, 'device')}"
+    if request.rest_axis:
+        nearest = " or ".join(map(str, cluster.nearest_multiples(fixed)))
+        raise InfeasibleLayout(
+            f"{devices} do not divide by {request.product}, so layout.{request.rest_axis} = -1 has no value: "
+            f"{f'take {nearest} of them, or ' if nearest else ''}change a degree in [layout]"
+        )
+    raise InfeasibleLayout(
+        f"{devices} cannot run a layout of {request.product}: "
+        f"{f'take {fixed} of them, or ' if cluster.takes(fixed) else ''}set one degree in [layout] to -1, which takes "
+        "the devices that the others leave"
+    )
 
 
 def _workload(job: Job, options: Options) -> Workload:

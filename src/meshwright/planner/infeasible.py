@@ -76,7 +76,7 @@ def _no_split(question: Question) -> str:
     product, count = int(np.prod(list(degrees.values()))), question.num_devices
     if count % product:
         factors = " x ".join(f"layout.{axis} = {degree}" for axis, degree in degrees.items() if degree > 1)
-        nearest = " or ".join(map(str, _nearest_counts(question, product)))
+        nearest = " or ".join(map(str, question.cluster.nearest_multiples(product)))
         advice = "change a degree" + (f", or take {nearest} devices" if nearest else "")
         return f"{_asked(question)}: {counted(count, 'device')} do not divide by {factors}: {advice}"
     rest = count // product
@@ -86,18 +86,6 @@ def _no_split(question: Question) -> str:
     keys = {key: value for key, value in question.fixed.items() if key in Layout.model_fields and key not in AXES}
     layout = Layout.model_validate(degrees | keys)
     return f"{_asked(question)}: {invalid_reason(layout, question)}{_kept(question)}"
-
-
-def _nearest_counts(question: Question, product: int) -> list[int]:
-    """Return the multiples of `product` next to the number of devices that the cluster takes: below, and above."""
-    count, cluster = question.num_devices, question.cluster
-    below = range(count // product * product, 0, -product)
-    # Whole nodes come round again after this many, so the way up ends.
-    above = range(
-        count // product * product + product, count + 2 * math.lcm(product, cluster.devices_per_node), product
-    )
-    found = (next(filter(cluster.takes, way), None) for way in (below, above))
-    return [number for number in found if number is not None]
 
 
 def _too_large(question: Question, menu: Menu) -> str:

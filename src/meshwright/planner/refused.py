@@ -13,6 +13,7 @@ from meshwright.spec.moe_architecture import MoEArchitecture
 from meshwright.spec.plan import Rejection
 from meshwright.spec.schedule_rules import schedule_problems
 from meshwright.spec.validity import split_problems
+from meshwright.units import counted
 
 _DENSE_AXES = ("tp", "pp", "cp")
 
@@ -37,7 +38,7 @@ def invalid_reason(layout: Layout, question: Question) -> str:
     problems = split_problems(layout, question.architecture, question.workload.seq_len)
     batch, per_pass = question.workload.global_batch_size, layout.dp * layout.microbatch_size
     if layout.num_ranks != question.num_devices:
-        problems.insert(0, f"{layout.num_ranks} ranks on {question.num_devices} devices: change a degree")
+        problems.insert(0, _other_ranks(layout, question))
     if batch % per_pass:
         problems.append(
             f"a global batch of {batch} sequences does not divide by {layout.dp} data-parallel ranks x "
@@ -46,6 +47,10 @@ def invalid_reason(layout: Layout, question: Question) -> str:
     else:
         problems += schedule_problems(layout, batch // per_pass)
     return problems[0]
+
+
+def _other_ranks(layout: Layout, question: Question) -> str:
+    return f"{counted(layout.num_ranks, 'rank')} on {counted(question.num_devices, 'device')}: change a degree"
 
 
 def _next(layout: Layout, axis: str, num_devices: int) -> Layout | None:

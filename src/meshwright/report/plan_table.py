@@ -52,7 +52,8 @@ def _question(plan: Plan) -> Iterator[str]:
         f"{counted(workload.global_batch_size, 'sequence')} x {workload.seq_len} tokens = "
         f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; software: {plan.stack}"
     )
-    yield f"{plan.layouts_scored:,} layouts scored, {plan.layouts_that_fit:,} fit"
+    scored, fit = plan.layouts_scored, plan.layouts_that_fit
+    yield f"{scored:,} layout{'s' * (scored != 1)} scored, {fit:,} fit{'s' * (fit == 1)}"
     if plan.kept:
         yield f"kept as set: {escape(', '.join(plan.kept))}"
 

@@ -12,6 +12,7 @@ from meshwright.spec.device import NAME_PATTERN, Device
 from meshwright.spec.figure import Figure, Source
 from meshwright.spec.measured import CollectivePoint
 from meshwright.spec.noun import Noun
+from meshwright.units import counted
 
 
 class Link(Noun):
@@ -112,7 +113,7 @@ class Cluster(Noun):
         node = self.devices_per_node
         if num_devices > max(self.domain_size, node) and self.inter_node is None:
             raise ConfigError(
-                f"{what} but {self.name} is a single node of {node} devices "
+                f"{what} but {self.name} is a single node of {counted(node, 'device')} "
                 f"without a network: set it to {node} or less, or choose another cluster.name"
             )
         if not self.takes(num_devices):
@@ -122,6 +123,15 @@ class Cluster(Noun):
                 f"({node} devices each): set it to {lower} or {lower + node}"
             )
         return self.replace(num_devices=num_devices)
+
+    def nearest_multiples(self, product: int) -> list[int]:
+        """Return the multiples of `product` next to num_devices that this cluster can have: below, and above."""
+        lower = self.num_devices // product * product
+        # Whole nodes come round again after this many, so the way up ends.
+        last = lower + math.lcm(product, self.devices_per_node)
+        ways = range(lower, 0, -product), range(lower + product, last + product, product)
+        found = (next(filter(self.takes, way), None) for way in ways)
+        return [number for number in found if number is not None]
 
     def takes(self, num_devices: int) -> bool:
         """Return whether a cluster of this kind can have `num_devices`: whole nodes, or a part of one."""

@@ -221,18 +221,20 @@ class LayoutRequest(Layout):
             if num_ranks % fixed:
                 choices = " or ".join(str(value) for value in nearest_multiples(num_ranks, fixed))
                 raise InfeasibleLayout(
-                    f"{_ranks(num_ranks)} do not divide by {self._product()}, so layout.{rest} = -1 has no value: "
+                    f"{_ranks(num_ranks)} do not divide by {self.product}, so layout.{rest} = -1 has no value: "
                     f"start {choices} ranks, or change a degree in [layout]"
                 )
             degrees[rest] = num_ranks // fixed
         elif fixed != num_ranks:
             raise InfeasibleLayout(
-                f"{_ranks(num_ranks)} cannot run a layout of {self._product()}: start {_ranks(fixed)}, "
+                f"{_ranks(num_ranks)} cannot run a layout of {self.product}: start {_ranks(fixed)}, "
                 "or set one degree in [layout] to -1 to take what is there"
             )
         return Layout(**{name: getattr(self, name) for name in Layout.model_fields} | degrees)
 
-    def _product(self) -> str:
+    @property
+    def product(self) -> str:
+        """Return the degrees that are numbers with what they come to: "dp_shard=4 x tp=2 = 8"."""
         factors = [f"{axis}={degree}" for axis in AXES if (degree := getattr(self, axis)) not in (1, -1)]
         return (
             " x ".join(factors) + f" = {self.num_fixed_ranks}" if len(factors) > 1 else "".join(factors) or "one rank"

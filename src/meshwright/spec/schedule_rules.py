@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from meshwright.spec.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.schedule_csv import is_csv
+from meshwright.units import counted
 
 IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
 """Schedules whose microbatches go round in equal rounds."""
@@ -68,8 +69,9 @@ def _microbatch_problems(layout: Layout, num_microbatches: int) -> Iterator[str]
         rule = f"there are {layout.num_stages} stages, and it needs as many microbatches or more"
     choices = _nearest_counts(layout, num_microbatches)
     sequences = [number * layout.dp * layout.microbatch_size for number in choices]
+    given = counted(num_microbatches, "microbatch", "microbatches")
     yield (
-        f'layout.schedule = "{layout.schedule}" cannot run {num_microbatches} microbatches in a step: {rule}. '
+        f'layout.schedule = "{layout.schedule}" cannot run {given} in a step: {rule}. '
         f"Take {_either(choices)} of them: set train.global_batch_size to {_either(sequences)}, "
         f"or change layout.microbatch_size = {layout.microbatch_size}"
     )

@@ -87,7 +87,15 @@ def test_collectives_are_those_of_the_layout(folder: Path) -> None:
         ([], ("no job file is named", "--build")),
         ([TINY, TINY], ("2 job files", "name one")),
         ([TINY, "--ranks", "4"], ("--ranks is for --build", "--cluster NAME:COUNT")),
-        ([TINY, "layout.dp_shard=4", "--cluster", "h100-ib400:8"], ("8 ranks", "dp_shard=4")),
+        ([TINY, "--every-rank"], ("--every-rank is for --build", "leave it out")),
+        (
+            [TINY, "layout.dp_shard=4", "--cluster", "h100-ib400:8"],
+            ("--cluster h100-ib400:8: 8 devices cannot run a layout of dp_shard=4: take 4 of them",),
+        ),
+        (
+            [TINY, "layout.dp_replicate=6", "layout.dp_shard=-1", "train.global_batch_size=48", "--cluster", "h100:16"],
+            ("--cluster h100:16: 16 devices do not divide by dp_replicate=6", "take 6 or 24 of them"),
+        ),
         ([TINY, "layout.search=true", "--cluster", "h100-ib400:8"], ("layout.search", "meshwright plan")),
         ([TINY, "--cluster", "h100-ib400"], ("number of devices is missing", "h100-ib400:8")),
         (["--build", f"{PLANTED}:sound"], ("--build needs --ranks",)),
@@ -100,6 +108,7 @@ def test_bad_input_is_refused_before_anything_is_traced(
     arguments: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refusal(capsys, *arguments)
+    assert said.startswith("error: ")
     for part in parts:
         assert part in said
 
