@@ -1,15 +1,16 @@
-"""A job file's text with another layout in it; comments, order and everything else stay as they were written."""
+"""A job file's text with another layout in it; order, comments on other keys and the rest stay as they were written."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tomlkit
-from tomlkit.items import Table
+from tomlkit.items import Item, Table
 
 from meshwright.spec.layout import Layout
 
 _SEARCH = "search"
+_CHOSEN = "`meshwright plan` has chosen; true lets it choose again"
 
 
 def with_layout(text: str, layout: Layout) -> str:
@@ -25,9 +26,17 @@ def with_layout(text: str, layout: Layout) -> str:
             section.pop(name, None)
         elif value != field.default or name in section:
             section[name] = _plain(value)
-    if _SEARCH in section:
-        section[_SEARCH] = False
+    if section.get(_SEARCH):
+        section[_SEARCH] = _settled(section.value.item(_SEARCH))
     return tomlkit.dumps(document)
+
+
+def _settled(search: object) -> Item:
+    """Return false in place of true; a comment, which spoke of the search, now says what became of it."""
+    settled = tomlkit.item(False)
+    if isinstance(search, Item) and search.trivia.comment:
+        settled.comment(_CHOSEN).trivia.comment_ws = search.trivia.comment_ws
+    return settled
 
 
 def _plain(value: Any) -> Any:

@@ -33,5 +33,14 @@ def test_a_layout_reads_back_and_comments_stay(tmp_path: Path, text: str) -> Non
         assert comment in path.read_text()
 
 
+def test_a_comment_on_a_search_that_is_over_is_replaced() -> None:
+    text = with_layout("[layout]\nsearch = true      # let it choose\ntp = 2  # the nodes have 2\n", LAYOUT)
+    assert "let it choose\n" not in text
+    assert "search = false      # `meshwright plan` has chosen; true lets it choose again\n" in text
+    assert "# the nodes have 2" in text
+    assert with_layout("[layout]\nsearch = false # by hand\n", Layout()) == "[layout]\nsearch = false # by hand\n"
+    assert "search = false\n" in with_layout("[layout]\nsearch = true\n", LAYOUT)
+
+
 def test_keys_at_their_defaults_are_not_added() -> None:
     assert with_layout("", Layout(dp_shard=2)) == "[layout]\ndp_shard = 2\n"
