@@ -11,7 +11,7 @@ from rich.table import Table
 from meshwright.report.dry_run_memory import largest_table, rank_memory_table, savings_table, short_op, shown_ranks
 from meshwright.report.part_words import NO_AXIS, PART_WORDS
 from meshwright.report.stragglers_table import stragglers_parts
-from meshwright.report.waterfall import MFU_MEANS, percent, table_of
+from meshwright.report.waterfall import MFU_MEANS, TERMS, percent, table_of
 from meshwright.spec.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.step_parts import StepParts
@@ -133,6 +133,10 @@ def _parts_table(outcome: Outcome) -> Table:
             for kind, kind_s in outcome.compute.items():
                 cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
                 table.add_row(*cells, style="dim")
+        jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.jitter_s
+        if name == "other_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
+            # A traced step has equal ranks, unless it is told otherwise.
+            table.add_row(f"  {TERMS['jitter_s']}", "", "", format_duration(jitter_s), "", style="dim")
         if name == "host_s" and outcome.fixed_host_s:
             fixed_s = outcome.fixed_host_s
             table.add_row("  once a step", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")

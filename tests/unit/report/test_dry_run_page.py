@@ -16,8 +16,10 @@ from meshwright.report import dry_run_html
 from meshwright.report.dry_run_html import write_html
 from meshwright.report.dry_run_table import dry_run_page
 from meshwright.spec.dry_run import DryRun
+from meshwright.spec.estimate import Estimate, MemoryUse, StepTime
+from meshwright.spec.step_parts import StepParts
 from meshwright.spec.timeline import Timeline
-from meshwright.units import GiB
+from meshwright.units import GiB, format_duration
 from simulated_steps import simulated_step
 
 PLOTLY_BYTES = 4.9e6
@@ -61,6 +63,18 @@ def test_the_page_tells_time_memory_communication_ranks_and_padding(timeline: Ti
         assert part in text
     assert "out of memory" not in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_what_the_formulas_expect_of_stragglers_is_named_under_other_communication(timeline: Timeline) -> None:
+    run = dry_run_of(timeline)
+    assert run.outcome is not None
+    jitter_s = 0.1 * timeline.step_s
+    estimate = Estimate(step=StepTime(jitter_s=jitter_s), memory=MemoryUse(), relative_error=0.1)
+    outcome = run.outcome.replace(expected=estimate, expected_parts=StepParts(other_s=jitter_s))
+    text = terminal(run.replace(outcome=outcome))
+    row = next(line for line in text.splitlines() if "waiting for the slowest rank" in line)
+    assert row.split()[-2:] == format_duration(jitter_s).split()
+    assert "waiting for the slowest rank" not in terminal(run)
 
 
 @pytest.mark.parametrize("width", [80, 100])
