@@ -31,6 +31,8 @@ _KEYS = (
     "cp_method",
     "async_tp",
 )
+_AXIS_OF = {"schedule": "pp", "cp_method": "cp", "async_tp": "tp"}
+"""Keys that do something only where an axis has several ranks."""
 _LEAST_DIFFERENCE_S = 1e-9
 _NUM_FIXES = 3
 _NUM_REJECTIONS = 5
@@ -47,14 +49,27 @@ def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, question: 
     table = layout_table([candidate.layout for candidate in best])
     found = []
     for key in _KEYS:
-        value = getattr(own, key)[0]
-        others = np.flatnonzero(getattr(priced.layouts, key) != value)
+        others = np.flatnonzero(_has_another(priced.layouts, own, key))
         if len(others):
             first = played_if_fast(priced, int(others[np.argmin(times_s[others])]), pick, question)
-            played = [best[row] for row in np.flatnonzero(getattr(table, key) != value)]
+            played = [best[row] for row in np.flatnonzero(_has_another(table, own, key))]
             other = min((first, *played), key=lambda candidate: candidate.estimate.step.total_s)
-            found.append(Contrast(change=change_of(other.layout, key), other=other, extra_s=extra_s(pick, other)))
+            change = _contrast_of(pick.layout, other.layout, key)
+            found.append(Contrast(change=change, other=other, extra_s=extra_s(pick, other)))
     return sorted(found, key=lambda contrast: contrast.other.estimate.step.total_s)
+
+
+def _has_another(table: LayoutTable, own: LayoutTable, key: str) -> Bools:
+    """Return which layouts have another value of a column than the only one of `own`, and one that does something."""
+    is_other = getattr(table, key) != getattr(own, key)[0]
+    return np.asarray(is_other & (getattr(table, _AXIS_OF[key]) > 1) if key in _AXIS_OF else is_other)
+
+
+def _contrast_of(pick: Layout, other: Layout, key: str) -> str:
+    """Return a column's value in `other` as a job would write it, behind the axis that it needs if that changes too."""
+    axis = _AXIS_OF.get(key)
+    needed = [] if axis is None or getattr(pick, axis) == getattr(other, axis) else [change_of(other, axis)]
+    return ", ".join([*needed, change_of(other, key)])
 
 
 def played_if_fast(priced: Priced, row: int, pick: Candidate, question: Question) -> Candidate:

@@ -107,7 +107,7 @@ def _pareto(plan: Plan) -> Table:
 
 def _spaced(layout: Layout) -> str:
     """Return a layout in one line that may break between its keys."""
-    return escape(layout_text(layout).replace(",", ", "))
+    return escape(layout_text(layout.effective).replace(",", ", "))
 
 
 def _step_and_free(row: Candidate, plan: Plan) -> tuple[str, str, str]:
@@ -172,7 +172,8 @@ def _contrasts(plan: Plan) -> Table | None:
     for contrast in plan.contrasts:
         grouped.setdefault(layout_text(contrast.other.layout), []).append(contrast)
     for same in list(grouped.values())[:_NUM_CONTRASTS]:
-        changed = ", ".join(contrast.change for contrast in same)
+        # Two keys may name the axis that they both need.
+        changed = ", ".join(dict.fromkeys(part for contrast in same for part in contrast.change.split(", ")))
         table.add_row(changed, _versus(same[0].other, plan.pick), _causes(same[0], plan))
     return table
 
@@ -221,13 +222,14 @@ def _what_ifs(plan: Plan) -> Table | None:
 def _what_buys_most(plan: Plan) -> str:
     """Return the largest gain among what the planner may not do by itself."""
     pick_s = plan.pick.estimate.step.total_s
-    gains = {f"{one.change} ({one.note})": one.best.estimate.step.total_s / pick_s - 1 for one in plan.what_ifs}
+    runnable = [one for one in plan.what_ifs if one.is_runnable]
+    gains = {f"{one.change} ({one.note})": one.best.estimate.step.total_s / pick_s - 1 for one in runnable}
     for rejection in plan.rejections:
         if rejection.step_s is not None:
             gains[f"memory for {rejection.change} ({rejection.reason})"] = rejection.step_s / pick_s - 1
     if plan.given is not None and plan.given.headroom_bytes >= 0:
-        gains["the pick in place of your layout"] = 1 - plan.given.estimate.step.total_s / pick_s
+        gains["the pick in place of your layout"] = pick_s / plan.given.estimate.step.total_s - 1
     if not gains or min(gains.values()) > -0.001:
-        return "Nothing that was looked at would make the step shorter than the pick's."
+        return f"Nothing else that {plan.stack} can do makes the step shorter, of what was looked at."
     best = min(gains, key=lambda name: gains[name])
     return f"What would buy most: {escape(best)}: {signed(gains[best])}."

@@ -56,4 +56,4 @@ def _figures(candidate: Candidate) -> list[str]:
 
 def _spaced(candidate: Candidate) -> str:
     """Return a layout in one line that may break between its keys."""
-    return escape(layout_text(candidate.layout).replace(",", ", "))
+    return escape(layout_text(candidate.layout.effective).replace(",", ", "))

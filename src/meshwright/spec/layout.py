@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -98,6 +98,13 @@ class Layout(Noun):
     def may_split_backward(self) -> bool:
         """Return whether a stage's backward may run in two parts: a schedule from a file can ask for anything."""
         return self.pp > 1 and (self.schedule in SPLIT_BACKWARD_SCHEDULES or self.schedule not in SCHEDULES)
+
+    @property
+    def effective(self) -> Self:
+        """Return the same layout with keys that do nothing in it at their defaults, such as cp_method without cp."""
+        idle = [*(["schedule"] if self.pp == 1 else []), *(["cp_method"] if self.cp == 1 else [])]
+        idle += [] if self.compile else ["compile_backend"]
+        return self.replace(**{name: type(self).model_fields[name].default for name in idle})
 
     @property
     def recomputes(self) -> bool:

@@ -85,6 +85,8 @@ class WhatIf(Noun):
     """The best layout with it."""
     note: str
     """Why the planner does not choose it."""
+    is_runnable: bool = True
+    """Whether the software that is planned for can do it."""
 
 
 class Plan(Noun):

@@ -40,9 +40,25 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "alternatives that fit: best with",
         "if the hardware were",
         "precision float8-tensorwise",
-        "What would buy most:",
+        "Nothing else that meshwright can do makes the step shorter",
     ):
         assert part in text
+
+
+def test_what_our_trainer_cannot_do_is_listed_and_not_advised(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(page(capsys).split())
+    assert "precision float8-tensorwise" in text
+    assert "What would buy most: precision" not in text
+
+
+def test_a_row_names_what_it_needs_and_no_key_that_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = page(capsys).partition("alternatives that fit")[2].partition("if the hardware")[0].splitlines()
+    with_method = [row for row in rows if row.startswith("cp")]
+    assert with_method
+    assert all("cp=" in row for row in with_method)
+    text = page(capsys, "layout.cp_method=ring", "layout.cp=1")
+    assert "kept as set: cp_method=ring, cp=1" in text or "kept as set: cp=1, cp_method=ring" in text
+    assert "cp_method" not in text.replace("kept as set: cp_method", "").replace("cp=1, cp_method", "")
 
 
 def test_what_does_not_fit_is_rejected_by_name(capsys: pytest.CaptureFixture[str]) -> None:

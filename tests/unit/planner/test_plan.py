@@ -12,6 +12,7 @@ import pytest
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.replay import StageTimes, replay_s
+from meshwright.cost.stacks import load_stack
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.answer import judge, recomputed_share
 from meshwright.planner.bubble import played_share, played_step
@@ -26,6 +27,7 @@ from meshwright.planner.space import layout_space
 from meshwright.planner.stage_times import Shares, StageShare
 from meshwright.planner.what_if import LATENCIES
 from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
+from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Plan
 from meshwright.spec.schedule_orders import order_of_rank
 from questions import ask
@@ -91,7 +93,9 @@ def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time() -> No
 def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> None:
     pick = plan().pick
     for contrast in plan().contrasts:
-        name, _, value = contrast.change.partition("=")
+        *needed, change = contrast.change.split(", ")
+        assert all(one in layout_text(contrast.other.layout) for one in needed)
+        name, _, value = change.partition("=")
         if name not in ("reshard_after_forward", "gradient_sync"):
             assert str(getattr(contrast.other.layout, name)).lower() == value.lower()
             assert getattr(contrast.other.layout, name) != getattr(pick.layout, name)
@@ -139,6 +143,11 @@ def test_lower_precision_is_only_a_what_if() -> None:
     assert what_if.change == "precision float8-tensorwise"
     assert plan().workload.precision == "bfloat16"
     assert what_if.best.estimate.step.total_s < plan().pick.estimate.step.total_s
+    assert not what_if.is_runnable
+    (of_others,) = make_plan(
+        ask(num_devices=8).with_setting(stack=load_stack("torchtitan-2025")), min_scored=0
+    ).what_ifs
+    assert of_others.is_runnable
 
 
 def test_memory_is_told_for_every_pipeline_rank_and_the_fullest_is_the_picks() -> None:
