@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 
 from meshwright.spec.field_docs import field_docs
 from meshwright.spec.job import Job
+from meshwright.spec.value_rule import choices_of, rule_text
 
 SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
@@ -49,7 +50,7 @@ class Key:
     @cached_property
     def rule(self) -> str:
         """Return what a value must be, in words: "a whole number, 1 or more"."""
-        return ", or ".join(_rule(kind) for kind in self._kinds) + (_COUNT_RULE if self.is_count else "")
+        return ", or ".join(rule_text(kind) for kind in self._kinds) + (_COUNT_RULE if self.is_count else "")
 
     @property
     def kind(self) -> Literal["string", "integer", "number", "boolean", "array", "object"]:
@@ -60,7 +61,7 @@ class Key:
     @property
     def choices(self) -> tuple[str, ...]:
         """Return the only values of a string; none when any will do."""
-        return _choices(self._kinds[0])
+        return choices_of(self._kinds[0])
 
     @property
     def default(self) -> Any:
@@ -116,52 +117,5 @@ def _schema(noun: type[BaseModel]) -> dict[str, Any]:
     return noun.model_json_schema()
 
 
-def _choices(schema: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(schema.get("enum", [schema["const"]] if "const" in schema else []))
-
-
 def _allows_none(annotation: Any) -> bool:
     return get_origin(annotation) is not None and type(None) in get_args(annotation)
-
-
-def _rule(schema: dict[str, Any]) -> str:
-    if choices := _choices(schema):
-        return " or ".join(f'"{choice}"' for choice in choices)
-    match schema["type"]:
-        case "boolean":
-            return "true or false"
-        case "integer":
-            return _degree_rule(schema) or "a whole number" + _bounds(schema, step=1)
-        case "number":
-            return "a number" + _bounds(schema, step=0)
-        case "array":
-            items = schema.get("prefixItems")
-            if items is None:
-                return "a list of numbers, each " + _rule(schema["items"])
-            return f"a list of {len(items)} numbers, each{_bounds(items[0], step=0).removeprefix(',')}"
-        case "object":
-            return "a table such as { name = value }"
-        case _:
-            return "a string"
-
-
-def _degree_rule(schema: dict[str, Any]) -> str:
-    return "a whole number, 1 or more, or -1 for the rest of the ranks" if schema.get("minimum") == -1 else ""
-
-
-def _bounds(schema: dict[str, Any], step: int) -> str:
-    """Return the bounds in words; `step` turns "above 0" into "1 or more" for whole numbers."""
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and low == high:
-        return f", {low:g}"
-    words = []
-    if "exclusiveMinimum" in schema:
-        above = schema["exclusiveMinimum"]
-        words.append(f"{above + step:g} or more" if step else f"above {above:g}")
-    elif low is not None:
-        words.append(f"{low:g} or more")
-    if "exclusiveMaximum" in schema:
-        words.append(f"below {schema['exclusiveMaximum']:g}")
-    elif high is not None:
-        words.append(f"at most {high:g}")
-    return ", " + " and ".join(words) if words else ""

@@ -6,6 +6,8 @@ names stand in spec/hf_families.py.
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,6 +19,7 @@ from meshwright.spec.hf_families import ALIASES, FAMILIES
 from meshwright.spec.hf_family import HARMLESS, ONLY, WIDTH_OF_HEADS, Family
 from meshwright.spec.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
 from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.spec.value_rule import field_rule
 
 _ELSEWHERE = "choose another model.source, or bring the model as my_module:MyModel"
 
@@ -37,14 +40,10 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
             f"{last} only: {_ELSEWHERE}"
         )
     family = FAMILIES[model_type]
-    config = {ALIASES.get(model_type, {}).get(key, key): value for key, value in config.items()}
+    written = {ALIASES.get(model_type, {}).get(key, key): key for key in config}
+    config = {key: config[own] for key, own in written.items()}
     _refuse_unsupported(config, family, source)
-    missing = [key for key in family.sizes if type(config.get(key)) is not int or config[key] < 1]
-    if missing:
-        raise ConfigError(
-            f"{source} has no whole number above 0 for {', '.join(missing)}, which every {model_type} config has: "
-            "take the whole config.json of the model"
-        )
+    _require_sizes(config, written, family, source)
     fields = {ours: config[theirs] for theirs, ours in family.sizes.items()}
     fields |= _defaults(config, family, fields, source)
     fields |= {ours: config[theirs] for theirs, ours in family.optional.items() if config.get(theirs) is not None}
@@ -53,8 +52,9 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
     try:
         return family.architecture.from_dict(_nested(fields))
     except ValidationError as error:
-        theirs = {ours: key for key, ours in {**family.sizes, **family.optional}.items()}
-        raise ConfigError("\n".join(_explain(problem, source, theirs) for problem in error.errors())) from None
+        theirs = {ours: written.get(key, key) for key, ours in {**family.sizes, **family.optional}.items()}
+        problems = [_explain(problem, source, theirs, family.architecture) for problem in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
 
 
 def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
@@ -124,6 +124,24 @@ def hf_obstacles(architecture: LlamaArchitecture) -> list[str]:
     yarn = architecture.yarn
     obstacle = None if yarn is None else yarn_obstacle(yarn.mscale, yarn.mscale_all_dim)
     return obstacles if obstacle is None else [*obstacles, obstacle]
+
+
+def _require_sizes(config: dict[str, Any], written: dict[str, str], family: Family, source: str) -> None:
+    """Raise ConfigError for a size that every config of the family has and this one has not, or not as a size."""
+    absent = [key for key in family.sizes if key not in config]
+    wrong = [key for key in family.sizes if key in config and (type(config[key]) is not int or config[key] < 1)]
+    problems = []
+    if absent:
+        problems.append(
+            f"{source} has no {', '.join(absent)}, which every {config['model_type']} config has: "
+            "take the whole config.json of the model"
+        )
+    problems += [
+        f"{source} has {written[key]} = {json.dumps(config[key])}, which must be a whole number, 1 or more: correct it"
+        for key in wrong
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> None:
@@ -226,14 +244,18 @@ def _nested(fields: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _explain(problem: Any, source: str, theirs: dict[str, str]) -> str:
+def _explain(problem: Any, source: str, theirs: dict[str, str], architecture: type[LlamaArchitecture]) -> str:
+    """Return what is wrong with a config in the words of its file: `theirs` has its key for each field of ours."""
     reason = problem["msg"].removeprefix("Value error, ")
     place = ".".join(str(part) for part in problem["loc"])
     place = theirs.get(place, place)
     if not place:
-        return f"{source}: {reason}"
+        return f"{source}: {re.sub(r'[a-z_.]*[a-z]', lambda word: theirs.get(word[0], word[0]), reason)}"
     # The stretch of RoPE keeps our names of its parts, but for this one.
     place = place.replace("original_max_seq_len", "original_max_position_embeddings").replace("yarn", "rope_scaling")
     if problem["type"] == "missing":
         return f"{source} has no {place}: set it there"
-    return f"{source} has {place} = {problem['input']!r}: {reason}"
+    given, rule = f"{source} has {place} = {json.dumps(problem['input'])}", field_rule(architecture, problem["loc"])
+    if problem["type"] == "value_error" or rule is None:
+        return f"{given}: {reason}"
+    return f"{given}, which must be {rule}: correct it"

@@ -17,6 +17,7 @@ from meshwright.spec.presets import PRESETS
 from meshwright.spec.sections import ModelSection
 from meshwright.spec.suggestion import did_you_mean
 from meshwright.spec.user_object import is_object_source
+from meshwright.spec.value_rule import field_rule
 
 
 def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
@@ -79,7 +80,8 @@ def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> Lla
         merged = {name: _merged(getattr(architecture, name), value) for name, value in section.options.items()}
         return architecture.replace(**merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem, section.source) for problem in error.errors())) from None
+        problems = [_explain(problem, section.source, architecture) for problem in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
 
 
 def _merged(current: Any, value: Any) -> Any:
@@ -87,9 +89,14 @@ def _merged(current: Any, value: Any) -> Any:
     return {**current.to_dict(), **value} if isinstance(current, Noun) and isinstance(value, dict) else value
 
 
-def _explain(problem: Any, source: str) -> str:
+def _explain(problem: Any, source: str, architecture: LlamaArchitecture) -> str:
     reason = problem["msg"].removeprefix("Value error, ")
-    if problem["loc"]:
-        place = "model.options." + ".".join(str(part) for part in problem["loc"])
-        return f"{place} is missing" if problem["type"] == "missing" else f"{place} = {problem['input']!r}: {reason}"
-    return f"model.options do not fit {source!r}: {reason}"
+    if not problem["loc"]:
+        return f"model.options do not fit {source!r}: {reason}"
+    place = "model.options." + ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{place} is missing"
+    given, rule = f"{place} = {problem['input']!r}", field_rule(type(architecture), problem["loc"])
+    if problem["type"] == "value_error" or rule is None:
+        return f"{given}: {reason}"
+    return f"{given} must be {rule}: change it, or leave it out for what {source!r} has"
