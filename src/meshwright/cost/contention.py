@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.collective import all_gather_s, all_reduce_s
-from meshwright.cost.constants import Constants
 from meshwright.cost.data_parallel import DataParallel, block_collectives_s
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
@@ -73,13 +72,13 @@ def computing_shares(
     return forward, backward
 
 
-def beside(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants, contends: NDArray[np.bool_]) -> Beside:
+def beside(dp: DataParallel, owner: Index, fabric: Fabric, contends: NDArray[np.bool_]) -> Beside:
     """Return what FSDP communicates beside one block's passes, in the cases that contend."""
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     is_each = layouts.reduces_each_microbatch
     # Where backward has two parts, nothing is reduced beside it.
     is_hidden = contends & ~(is_each & layouts.splits_backward)
-    parts = tuple(_parts(dp, owner, fabric, c))
+    parts = tuple(_parts(dp, owner, fabric))
     gathers = [np.where(is_hidden, gather_s, 0.0) for _, gather_s, _ in parts]
     again = [np.where(layouts.is_resharded, seconds, 0.0) for seconds in gathers]
     reductions = [np.where(is_hidden, reduction_s, 0.0) for *_, reduction_s in parts]
@@ -99,6 +98,8 @@ def longer(beside: Beside, shares: Shares, forward: Span, backward: Span, fabric
     """Return the links, forward and backward, as communication reaches them that takes `shares` of them between the
     times `forward` and `backward`.
     """
+    if not (shares.group.num_ranks > 1).any():
+        return fabric, fabric
     more = [_load(shares, Shares(group, *neighbour_shares(group, fabric)), fabric) - 1 for group in beside.groups]
     forward_by = beside.gathered * _longer_by(beside.forward, more, forward)
     usual_by, last_by = (_longer_by(fsdp_s, more, backward) for fsdp_s in (beside.backward, beside.last_backward))
@@ -117,16 +118,17 @@ def _longer_by(fsdp_s: tuple[Floats, ...], more: list[Floats], span: Span) -> Fl
     return np.asarray(covered * weighed / np.maximum(whole, _TINY))
 
 
-def _parts(dp: DataParallel, owner: Index, fabric: Fabric, c: Constants) -> Iterator[tuple[Group, Floats, Floats]]:
+def _parts(dp: DataParallel, owner: Index, fabric: Fabric) -> Iterator[tuple[Group, Floats, Floats]]:
     """Yield the groups of dense parameters, of experts and of replicas, and their seconds to gather and to reduce."""
     owners, layouts = dp.work.owners, dp.layouts
-    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=False)
-    whole_gather, whole_scatter = block_collectives_s(dp, owner, fabric)
-    yield _part(group_of(layouts.tp, layouts.fsdp, fabric), gather, scatter, fabric)
-    experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
-    yield _part(experts, whole_gather - gather, whole_scatter - scatter, fabric)
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     dense, routed = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=False)
+    yield _part(group_of(layouts.tp, layouts.fsdp, fabric), gather, scatter, fabric)
+    if routed.any():
+        whole_gather, whole_scatter = block_collectives_s(dp, owner, fabric)
+        experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
+        yield _part(experts, whole_gather - gather, whole_scatter - scatter, fabric)
+    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + routed / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
     yield _part(replicas, np.zeros(len(shard)), all_reduce_s(shard, replicas, fabric), fabric)
 

@@ -91,7 +91,7 @@ class Senders:
             ((none, attention[0]), (others, whole[1])),
             ((attention[0], whole[0]), (none, others)),
         )
-        beside_it = beside(self.parallel, block.owner, fabric, c, self.contends)
+        beside_it = beside(self.parallel, block.owner, fabric, self.contends)
         links = [
             longer(beside_it, shares, forward, backward, fabric)
             for shares, (forward, backward) in zip(self.communication.shares(fabric), spans, strict=True)
