@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from itertools import product
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats, Setting
-from meshwright.cost.footprint_constants import LOSS_BYTES
+from meshwright.cost.footprint_constants import KEPT_LOSS_BYTES, LOSS_BYTES
 from meshwright.cost.footprint_stages import Ints, StageCuts
 from meshwright.cost.footprint_states import Elements, elements_of
 from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
@@ -62,6 +62,8 @@ class Ends:
     last_kept_bytes: Floats
     logits_bytes: Floats
     """Of logits and what the loss makes of them, at its peak."""
+    kept_loss_bytes: Floats
+    """Of what the loss keeps of one microbatch from its forward to its backward."""
     one_logits_bytes: Floats
     """Of the logits alone, or of their gradient."""
     freed_logits_bytes: Floats
@@ -74,6 +76,7 @@ class Ends:
             self.last.take(rows),
             self.last_kept_bytes[rows],
             self.logits_bytes[rows],
+            self.kept_loss_bytes[rows],
             self.one_logits_bytes[rows],
             self.freed_logits_bytes[rows],
         )
@@ -161,20 +164,21 @@ class Memory:
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
             ),
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none"), is_one_graph=False),
-            logits_bytes=logits * self._loss_bytes() * self.element_bytes / 2,
+            logits_bytes=logits * self._of_loss(LOSS_BYTES) * self.element_bytes / 2,
+            kept_loss_bytes=logits * self._of_loss(KEPT_LOSS_BYTES) * self.element_bytes / 2,
             one_logits_bytes=logits * self.element_bytes,
             # What a loss over tp makes first, while the logits are still there, has room for all that comes later.
             freed_logits_bytes=logits * self.element_bytes * (stack.has_plain_loss & (layouts.tp == 1)),
         )
 
-    def _loss_bytes(self) -> Floats:
-        """Return the bytes of a logit at the peak of the loss, which compiled blocks leave as it is."""
+    def _of_loss(self, bytes_by_kind: Mapping[str, float]) -> Floats:
+        """Return the bytes of a logit by how the loss is computed, which compiled blocks leave as it is."""
         stack, tp = self.setting.stack, self.layouts.tp
         if stack.joins_loss:
-            return LOSS_BYTES["joined"] + np.zeros(len(tp))
+            return bytes_by_kind["joined"] + np.zeros(len(tp))
         if not stack.has_plain_loss:
-            return LOSS_BYTES["fused" if stack.kernels == "fused" else "eager"] + np.zeros(len(tp))
-        return np.where(tp > 1, LOSS_BYTES["freed over tp"], LOSS_BYTES["freed"])
+            return bytes_by_kind["fused" if stack.kernels == "fused" else "eager"] + np.zeros(len(tp))
+        return np.where(tp > 1, bytes_by_kind["freed over tp"], bytes_by_kind["freed"])
 
     def _bytes(self, parts_of: Callable[[Formats], Bytes], *, is_one_graph: bool = True) -> Floats:
         """Return this rank's bytes of one microbatch; `is_one_graph` where a compiler takes all these ops at once."""

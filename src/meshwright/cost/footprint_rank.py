@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
-from meshwright.cost.footprint_stages import Ints, fullest_moments, stages_of_rank
+from meshwright.cost.footprint_stages import (
+    Ints,
+    fullest_moments,
+    losses_in_flight,
+    runs_forwards_first,
+    stages_of_rank,
+)
 from meshwright.cost.footprint_states import Elements, state_bytes
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES
@@ -103,10 +109,16 @@ class _Held:
         on_the_way = passed * (2 * layouts.stages_per_rank + 2) * stack.frees_sent
         handed_on = passed * ~frees * chunks
         per_stage = [kept / layouts.stages_per_rank * held + self._pending(pending, count) for held, count in moments]
-        self.kept = np.max(per_stage, axis=0) + handed_on + on_the_way
-        self.kept_by_others = self.kept * (1 - 1 / np.maximum(chunks, 1))
-        """Without one chunk, which is a microbatch on one stage."""
-        self.kept = self.kept + self.is_last * ends.last_kept_bytes
+        kept_of_blocks = np.max(per_stage, axis=0) + handed_on + on_the_way
+        self.chunk = kept_of_blocks / np.maximum(chunks, 1)
+        """What a microbatch keeps on one stage."""
+        self.loss_kept = self.is_last * (ends.last_kept_bytes + ends.kept_loss_bytes)
+        """What a microbatch keeps behind the blocks until its backward."""
+        self.num_waiting = losses_in_flight(layouts, num_microbatches) - 1
+        kept_of_losses = self.num_waiting * self.loss_kept
+        self.kept_by_others = kept_of_blocks - self.chunk + kept_of_losses
+        """Without one chunk."""
+        self.kept = kept_of_blocks + kept_of_losses + self.is_last * ends.last_kept_bytes
         self.bytes = state_bytes(memory.setting.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
@@ -288,9 +300,28 @@ class _Held:
         return self.is_sharded * (ends.whole + blocks) * self.compute_bytes
 
     def _added_up(self) -> Floats:
-        """Return the bytes of whole gradients that earlier microbatches left."""
+        """Return the bytes of whole gradients that earlier microbatches left.
+
+        Where all forwards come first, what these take beyond the activations that were freed for them.
+        """
         adds_up = self.accumulates & ~self.reduces_each & self.is_sharded
-        return np.where(adds_up, self.elements.whole * self.reduce_bytes, 0.0)
+        return np.where(
+            adds_up, np.where(runs_forwards_first(self.memory.layouts), self._added_later(), self._sums()), 0
+        )
+
+    def _sums(self) -> Floats:
+        return self.elements.whole * self.reduce_bytes
+
+    def _added_later(self) -> Floats:
+        """Return what whole gradients take beyond what was freed for them, in the second backward of a rank's last
+        stage or of its first: between, as many bytes come or go with each stage.
+        """
+        stages = self.memory.layouts.stages_per_rank
+        of_stage = (self._all_blocks() / stages + self.after_blocks.whole) * self.reduce_bytes
+        of_last = of_stage - self.chunk - self.loss_kept
+        chunks = (stages - 1) * (self.num_waiting + 1) + 1
+        of_first = self._sums() - chunks * self.chunk - np.where(stages > 1, self.num_waiting, 1) * self.loss_kept
+        return np.maximum(of_last, of_first).clip(0)
 
     def _reduced(self) -> Floats:
         """Return the bytes of the gradients that a reduction reads: those of one block, in its format."""

@@ -13,6 +13,9 @@ In flight at most, as chunks (a stage's share of one microbatch), n microbatches
     ZBVZeroBubble           min(2 n, 2 pp, n + 1 + r)
     DualPipeV               min(2 n, 2 pp + 1)
 
+The last stage computes the loss in its forward. GPipe and LoopedBFS run all forwards first, so that the losses of all n
+microbatches are in flight; the others run the last stage's backward right after its forward: one loss.
+
 Of the ranks of a pipeline only those are weighed that may be the fullest: one that holds no more of any kind of block
 than another, no other end of the model and no more chunks in flight or pending is left out. Chunks grow with the rank
 in ZBVZeroBubble and InterleavedZeroBubble; in DualPipeV those in flight fall and those pending grow; in the others they
@@ -185,3 +188,13 @@ def chunks_in_flight(layouts: LayoutTable, num_microbatches: Floats, pp_rank: In
     table = np.stack([np.broadcast_to(by_schedule[name], most.shape) for name in SCHEDULES])
     chunks = table[layouts.schedule, np.arange(len(layouts))]
     return np.where(pp == 1, stages, np.minimum(most, chunks)).astype(np.float64)
+
+
+def losses_in_flight(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
+    """Return the most microbatches of which the last stage has computed the loss and no gradients yet."""
+    return np.where(runs_forwards_first(layouts), np.maximum(np.ceil(num_microbatches), 1), 1.0)
+
+
+def runs_forwards_first(layouts: LayoutTable) -> NDArray[np.bool_]:
+    """Return which layouts run all forwards of a step before its first backward."""
+    return np.asarray((layouts.pp > 1) & layouts.has_schedule(("GPipe", "LoopedBFS")))

@@ -426,3 +426,23 @@ def test_a_host_has_no_workspace_and_nothing_reserved_besides() -> None:
     host = memory_use(footprint(Cases.of_one(of_host, layout)), 0)
     assert host.fragmentation_bytes == 0 < use.fragmentation_bytes
     assert use.workspace_bytes - host.workspace_bytes == WORKSPACE_BYTES
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "LoopedBFS"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_losses_of_all_microbatches_wait_where_all_forwards_come_first(schedule: str, tp: int) -> None:
+    """Of each more of them a float32 number for each logit stays, next to what the stage keeps."""
+    stages = 2 if schedule == "LoopedBFS" else 1
+    layout = Layout(pp=4, tp=tp, schedule=schedule, virtual_stages=stages, activation_checkpoint="full")
+    few, many = (_setting("llama3-8b", load_stack("meshwright"), global_batch_size=number) for number in (8, 16))
+    held = [_last_rank(setting, layout).allocated_bytes[0] for setting in (few, many)]
+    logits = 4096 * PRESETS["llama3-8b"].vocab_size / tp
+    more = (held[1] - held[0]) / 8
+    kept = 4096 * 4096 * 2 * (32 / 4 + 2)
+    assert 4 * logits < more < 4 * logits + kept
+    takes_turns = [_last_rank(setting, layout.replace(schedule="1F1B", virtual_stages=1)) for setting in (few, many)]
+    assert takes_turns[0].allocated_bytes[0] == takes_turns[1].allocated_bytes[0]
+
+
+def _last_rank(setting: Setting, layout: Layout) -> Footprint:
+    return footprint_of_rank(Cases.of_one(setting, layout_table([layout])), layout.pp - 1)

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from meshwright.cost.case import Setting
-from meshwright.cost.footprint_stages import StageCuts, chunks_in_flight, fullest_moments, stages_of_rank
+from meshwright.cost.footprint_stages import (
+    StageCuts,
+    chunks_in_flight,
+    fullest_moments,
+    losses_in_flight,
+    stages_of_rank,
+)
 from meshwright.cost.layout_table import layout_table
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.action import Action
@@ -40,6 +46,23 @@ def test_chunks_in_flight_are_those_of_the_order(schedule: str) -> None:
         table, ranks = layout_table([layout] * layout.pp), np.arange(layout.pp)
         chunks = chunks_in_flight(table, np.full(layout.pp, float(number)), ranks)
         assert chunks.tolist() == list(peak_in_flight(order)), f"{layout.schedule} {layout.pp} x {number}"
+        num_compared += 1
+    assert num_compared >= 10
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_losses_in_flight_are_those_of_the_order(schedule: str) -> None:
+    """The backward to the inputs frees what the loss keeps."""
+    change, num_compared = {"F": 1, "B": -1, "I": -1, "W": 0}, 0
+    for layout, number in itertools.product(_layouts(schedule), NUM_MICROBATCHES):
+        if layout.pp == 1 or schedule_problems(layout, number):
+            continue
+        order = build_schedule(layout, number)
+        last = layout.num_stages - 1
+        actions = [action for action in order.actions[order.rank_of_stage(last)] if action.stage == last]
+        most = max(itertools.accumulate(change[action.kind] for action in actions))
+        found = losses_in_flight(layout_table([layout]), np.array([float(number)]))
+        assert found.tolist() == [most], f"{layout.schedule} {layout.pp} x {number}"
         num_compared += 1
     assert num_compared >= 10
 

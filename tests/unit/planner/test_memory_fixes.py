@@ -31,3 +31,9 @@ def test_each_fix_frees_what_is_missing_and_the_cheapest_comes_first(missing: in
 
 def test_what_no_change_frees_has_no_fix() -> None:
     assert memory_fixes(LAYOUT, ask(), 1000 * GiB) == ()
+
+
+def test_a_schedule_that_takes_turns_is_named_where_all_forwards_come_first() -> None:
+    question = ask("llama3-8b", 16, batch=32)
+    layout = Layout(pp=4, dp_shard=4, schedule="LoopedBFS", virtual_stages=2, activation_checkpoint="full")
+    assert "schedule=Interleaved1F1B" in {fix.change for fix in memory_fixes(layout, question, 4 * GiB)}
