@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
+from meshwright.cost.footprint_chunks import Held, chunks_held
 from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.footprint_stages import (
     Ints,
@@ -101,8 +102,9 @@ class _Held:
             self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
         freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * _num_kept_behind(memory, pp_rank)
         self.working = (self.working - freed).clip(0)
-        moments = fullest_moments(layouts, num_microbatches, pp_rank)
-        chunks = moments[0][0]
+        chunks, _ = (moments := fullest_moments(layouts, num_microbatches, pp_rank))[0]
+        weighed = _chunks_held(memory, num_microbatches, pp_rank)
+        moments[0] = weighed.most, moments[0][1]
         passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)
         frees = _frees_sent(stack, layouts)
         # Of what is sent the newest of each stage is held, both ways, and the next message each way is received early.
@@ -119,6 +121,7 @@ class _Held:
         self.kept_by_others = kept_of_blocks - self.chunk + kept_of_losses
         """Without one chunk."""
         self.kept = kept_of_blocks + kept_of_losses + self.is_last * ends.last_kept_bytes
+        self.kept_at_loss = self.kept - kept / layouts.stages_per_rank * (weighed.most - weighed.at_loss)
         self.bytes = state_bytes(memory.setting.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
@@ -157,7 +160,7 @@ class _Held:
             gathered_bytes=self._gathered(np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks()))
             + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
             gradients_bytes=self._added_up(),
-            activations_bytes=self.kept,
+            activations_bytes=self.kept_at_loss,
             logits_bytes=self.is_last * self.memory.ends.logits_bytes,
             buffers_bytes=self._retained(),
         )
@@ -261,8 +264,9 @@ class _Held:
             np.zeros(len(layouts)),
         ]
         computing: list[Floats] = [total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
-        # Logits that were freed leave a gap that is too narrow for what the loss makes of them.
-        computing[0] = computing[0] + self.is_last * self.memory.ends.freed_logits_bytes
+        # Logits that were freed leave a gap that is too narrow for what the loss makes of them. So do activations of
+        # stages before the last, of which more are in flight between two losses: those that stay lie above the gaps.
+        computing[0] = computing[0] + self.is_last * self.memory.ends.freed_logits_bytes + self.kept - self.kept_at_loss
         most: Floats = np.max(np.stack(computing), axis=0)
         gaps = FRAGMENTATION["expandable" if self.memory.setting.stack.expandable_segments else "fixed"]
         return np.asarray(most * (1 + gaps) + ahead + reduced + divided)
@@ -378,6 +382,14 @@ def _blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list
         counts.append(_by_policy(layouts, first, low, np.where(stages >= 0, np.maximum(high, low), low)))
     is_first, is_last = (stages == 0).any(axis=0), (stages == layouts.num_stages - 1).any(axis=0)
     return is_first.astype(np.float64), is_last.astype(np.float64), counts
+
+
+def _chunks_held(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Held:
+    """Return the chunks in flight, of unequal stages where the stack balances them."""
+    stages = stages_of_rank(memory.layouts, pp_rank)
+    blocks = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
+    is_balanced = memory.setting.stack.stages == "balanced"
+    return chunks_held(memory.layouts, num_microbatches, pp_rank, blocks if is_balanced else np.ones_like(blocks))
 
 
 def _num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:
