@@ -230,6 +230,12 @@ class _Held:
         """Return what a reduction of `unit` on one rank adds: up to torch 2.14 FSDP2 divides into another tensor."""
         return np.where(self.memory.layouts.fsdp == 1, self.is_sharded * unit.whole * self.reduce_bytes, 0.0)
 
+    def _copied(self, unit: Elements) -> Floats:
+        """Return the bytes of the copies of the host's shard of `unit` that a gather leaves behind: as it is kept, and
+        in the format that is gathered.
+        """
+        return unit.shared * (self.bytes.shared_parameter + self.gather_bytes) * (1 - self.on_device)
+
     def _new_shards(self, elements: Floats) -> Floats:
         """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
         return np.where(self.reduces_each, 0.0, elements * self.bytes.shared_gradient * self.on_device)
@@ -246,12 +252,15 @@ class _Held:
         one_block = self.block.whole * self.gather_bytes
         # A pipeline gathers what it keeps before its first microbatch, on the stream that computes.
         is_beside = gathers & (layouts.is_resharded | (layouts.pp == 1))
-        at_once = np.maximum(self.lasting.whole, self.after_blocks.whole) * self.compute_bytes + one_block
-        ahead = np.where(is_beside, np.maximum(at_once, 2 * one_block), 0.0)
+        ends = _larger(self.lasting, self.after_blocks)
+        copied_block, copied_ends = self._copied(self.block), self._copied(ends)
+        at_once = ends.whole * self.compute_bytes + np.maximum(copied_block + one_block, copied_ends)
+        ahead = np.where(is_beside, np.maximum(at_once, copied_block + 2 * one_block), 0.0)
         shards = self._new_shards(self.elements.shared)
         # Where shards are there already, those of the next microbatch are made next to them and added, unit by unit.
-        unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient * self.on_device
-        reduced = np.where(self.reduces_each, self.is_sharded * unit, shards)
+        # Those that the host adds up are made on the device, too.
+        unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient
+        reduced = np.where(self.reduces_each | (self.on_device == 0), self.is_sharded * unit, shards)
         divided = self._divided(_larger(self.lasting, self.block))
         at_work = np.where(gathers & layouts.is_resharded, one_block, 0.0)
         # What of each moment, from the loss to the last reduction, is in the pools of other streams.

@@ -444,5 +444,17 @@ def test_losses_of_all_microbatches_wait_where_all_forwards_come_first(schedule:
     assert takes_turns[0].allocated_bytes[0] == takes_turns[1].allocated_bytes[0]
 
 
+def test_shards_that_the_host_keeps_pass_through_the_device() -> None:
+    """They are copied, cast and gathered on one stream, and shards of gradients are made on another."""
+    setting = _setting("llama3-8b", load_stack("meshwright"), global_batch_size=16)
+    memory = _footprint(setting, Layout(dp_shard=8, cpu_offload=True, activation_checkpoint="full"))
+    preset = PRESETS["llama3-8b"]
+    ends = 2 * preset.vocab_size * 4096
+    gathered, copied, reduced = 2 * ends, (4 + 2) * ends / 8, 4 * ends / 8
+    logits = 2 * 4096 * preset.vocab_size
+    least = gathered + copied + reduced + logits
+    assert least < memory.fragmentation_bytes[0] < least + 0.05 * memory.allocated_bytes[0]
+
+
 def _last_rank(setting: Setting, layout: Layout) -> Footprint:
     return footprint_of_rank(Cases.of_one(setting, layout_table([layout])), layout.pp - 1)
