@@ -39,7 +39,7 @@ def chunks_held(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints, b
     number = np.maximum(np.ceil(num_microbatches[rows]), 1).astype(np.int64)
     keys = np.vstack([stages, pp, number, pp_rank[rows], blocks[:, rows]])
     unique, which = np.unique(keys, axis=1, return_inverse=True)
-    found = np.array([_weighed(*key[:4], blocks=key[4:][: key[0]]) for key in unique.T.tolist()])
+    found = np.array([_weighed(_Rank(*key[:4]), key[4:][: key[0]]) for key in unique.T.tolist()])
     most[rows], at_loss[rows] = found[which.reshape(-1)].T
     return Held(most, np.where(pp_rank == layouts.pp - 1, at_loss, most))
 
@@ -50,11 +50,21 @@ def _is_uneven(layouts: LayoutTable, blocks: Ints) -> NDArray[np.bool_]:
     return np.asarray(differ & (layouts.pp > 1) & layouts.has_schedule(("Interleaved1F1B",)))
 
 
-def _weighed(stages: int, pp: int, number: int, rank: int, blocks: list[int]) -> tuple[float, float]:
+class _Rank(NamedTuple):
+    """One rank of a pipeline."""
+
+    stages: int
+    pp: int
+    num_microbatches: int
+    pp_rank: int
+
+
+def _weighed(rank: _Rank, blocks: list[int]) -> tuple[float, float]:
     """Return the chunks in flight (at most, at a loss of the last rank) in those of the average stage."""
+    stages, pp, number, pp_rank = rank
     size = number // max(1, number // pp)
     total = stages * number
-    warmup = min((stages - 1) * size + 2 * (pp - 1 - rank), total)
+    warmup = min((stages - 1) * size + 2 * (pp - 1 - pp_rank), total)
     # From step to step one stage gains a chunk and one loses one, so that the most is where one of the two changes:
     # where a round of forwards or of backwards ends. A cycle of rounds through all stages is like the next.
     ends = {turn * size for turn in range(stages + 1)}

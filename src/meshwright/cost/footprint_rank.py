@@ -29,6 +29,7 @@ from meshwright.cost.footprint_chunks import Held, chunks_held
 from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.footprint_stages import (
     Ints,
+    backward_rounds,
     fullest_moments,
     losses_in_flight,
     runs_forwards_first,
@@ -117,6 +118,7 @@ class _Held:
         self.loss_kept = self.is_last * (ends.last_kept_bytes + ends.kept_loss_bytes)
         """What a microbatch keeps behind the blocks until its backward."""
         self.num_waiting = losses_in_flight(layouts, num_microbatches) - 1
+        self.rounds = backward_rounds(layouts, num_microbatches, pp_rank)
         kept_of_losses = self.num_waiting * self.loss_kept
         self.kept_by_others = kept_of_blocks - self.chunk + kept_of_losses
         """Without one chunk."""
@@ -234,7 +236,7 @@ class _Held:
         """Return the bytes of the copies of the host's shard of `unit` that a gather leaves behind: as it is kept, and
         in the format that is gathered.
         """
-        return unit.shared * (self.bytes.shared_parameter + self.gather_bytes) * (1 - self.on_device)
+        return np.asarray(unit.shared * (self.bytes.shared_parameter + self.gather_bytes) * (1 - self.on_device))
 
     def _new_shards(self, elements: Floats) -> Floats:
         """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
@@ -313,17 +315,19 @@ class _Held:
         return self.is_sharded * (ends.whole + blocks) * self.compute_bytes
 
     def _added_up(self) -> Floats:
-        """Return the bytes of whole gradients that earlier microbatches left.
-
-        Where all forwards come first, what these take beyond the activations that were freed for them.
+        """Return the bytes of whole gradients that earlier microbatches left, beyond the activations that were freed
+        for them since most chunks were in flight.
         """
-        adds_up = self.accumulates & ~self.reduces_each & self.is_sharded
-        return np.where(
-            adds_up, np.where(runs_forwards_first(self.memory.layouts), self._added_later(), self._sums()), 0
-        )
+        adds_up, layouts = self.accumulates & ~self.reduces_each & self.is_sharded, self.memory.layouts
+        in_rounds = np.where(layouts.has_schedule(("Interleaved1F1B",)), self._added_in_rounds(), self._sums())
+        return np.where(adds_up, np.where(runs_forwards_first(layouts), self._added_later(), in_rounds), 0)
+
+    def _added_in_rounds(self) -> Floats:
+        """Return the gradients of the stages that have some, beyond the chunks that were freed by then."""
+        return np.asarray(np.max([self._sums() * begun - freed * self.chunk for begun, freed in self.rounds], axis=0))
 
     def _sums(self) -> Floats:
-        return self.elements.whole * self.reduce_bytes
+        return np.asarray(self.elements.whole * self.reduce_bytes)
 
     def _added_later(self) -> Floats:
         """Return what whole gradients take beyond what was freed for them, in the second backward of a rank's last
@@ -334,7 +338,7 @@ class _Held:
         of_last = of_stage - self.chunk - self.loss_kept
         chunks = (stages - 1) * (self.num_waiting + 1) + 1
         of_first = self._sums() - chunks * self.chunk - np.where(stages > 1, self.num_waiting, 1) * self.loss_kept
-        return np.maximum(of_last, of_first).clip(0)
+        return np.asarray(np.maximum(of_last, of_first).clip(0))
 
     def _reduced(self) -> Floats:
         """Return the bytes of the gradients that a reduction reads: those of one block, in its format."""

@@ -198,3 +198,20 @@ def losses_in_flight(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
 def runs_forwards_first(layouts: LayoutTable) -> NDArray[np.bool_]:
     """Return which layouts run all forwards of a step before its first backward."""
     return np.asarray((layouts.pp > 1) & layouts.has_schedule(("GPipe", "LoopedBFS")))
+
+
+def backward_rounds(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> list[tuple[Floats, Floats]]:
+    """Return (the share of an interleaved rank's stages that have run a backward, the chunks that have left by then) at
+    each moment of a step when its gradients and chunks may be most: while most chunks are in flight for the last time,
+    and when the next stage, or the first, begins.
+
+    Microbatches go backward in rounds, on the last stage first. With one round all forwards may come first.
+    """
+    stages = layouts.stages_per_rank
+    number = np.maximum(np.ceil(num_microbatches), 1)
+    size = number // np.maximum(1, number // layouts.pp)
+    num_first = np.minimum((stages - 1) * size + 2 * (layouts.pp - 1 - pp_rank), stages * number)
+    num_backwards = np.maximum(stages * number - num_first - 1, 0)
+    begun = np.minimum(num_backwards // size + 1, stages)
+    moments = (begun, np.minimum(begun + 1, stages), stages)
+    return [(now / stages, np.where(now > begun, now * size - size - num_backwards, 0)) for now in moments]

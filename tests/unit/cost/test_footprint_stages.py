@@ -8,6 +8,7 @@ import pytest
 from meshwright.cost.case import Setting
 from meshwright.cost.footprint_stages import (
     StageCuts,
+    backward_rounds,
     chunks_in_flight,
     fullest_moments,
     losses_in_flight,
@@ -65,6 +66,35 @@ def test_losses_in_flight_are_those_of_the_order(schedule: str) -> None:
         assert found.tolist() == [most], f"{layout.schedule} {layout.pp} x {number}"
         num_compared += 1
     assert num_compared >= 10
+
+
+@pytest.mark.parametrize("gradient_bytes", [0.5, 2.0, 20.0])
+def test_gradients_next_to_chunks_in_flight_are_those_of_the_order(gradient_bytes: float) -> None:
+    """A chunk in flight weighs 1, the gradients of a stage that has run a backward `gradient_bytes`."""
+    num_compared = 0
+    for layout, number in itertools.product(_layouts("Interleaved1F1B"), NUM_MICROBATCHES):
+        if layout.pp == 1 or schedule_problems(layout, number):
+            continue
+        table, ranks, stages = layout_table([layout] * layout.pp), np.arange(layout.pp), layout.stages_per_rank
+        microbatches = np.full(layout.pp, float(number))
+        rounds = backward_rounds(table, microbatches, ranks)
+        gradients = np.max([gradient_bytes * stages * begun - freed for begun, freed in rounds], axis=0)
+        fullest = chunks_in_flight(table, microbatches, ranks) + gradients
+        orders = build_schedule(layout, number).actions
+        assert fullest.tolist() == [_fullest_with_sums(order, gradient_bytes) for order in orders], f"{layout} {number}"
+        num_compared += 1
+    assert num_compared >= 10
+
+
+def _fullest_with_sums(order: tuple[Action, ...], gradient_bytes: float) -> float:
+    """Return the most of a rank's chunks and gradients, those of a stage since its first backward."""
+    held, begun, most = 0, set[int](), 0.0
+    for action in order:
+        held += action.kind == "F"
+        begun |= {action.stage} if action.kind == "B" else set()
+        most = max(most, held + gradient_bytes * len(begun))
+        held -= action.kind == "B"
+    return most
 
 
 @pytest.mark.parametrize("schedule", SPLIT_BACKWARD_SCHEDULES)
