@@ -12,7 +12,7 @@ from meshwright.planner.answer import judge
 from meshwright.planner.memory_fixes import memory_fixes
 from meshwright.planner.question import Question
 from meshwright.simulator.advice import suggestions
-from meshwright.simulator.check import check, mismatches
+from meshwright.simulator.check import check, mismatches, with_earlier
 from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
 from meshwright.simulator.hazards import hazards_in_background
@@ -54,13 +54,14 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
     Where `conditions` has a fault of a rank, `traces` gives that rank a class of its own (simulator/apart.py).
     """
     problems = mismatches(traces, conditions)
-    num_traced = len(traces.traces)
     classes = traces if problems or conditions.faults else grouped(traces)
     try:
         timeline = None if problems else simulate(classes, subject.cluster, subject.name, conditions)
     except NeverEnds:
         # Of all ranks, so that the ones to blame are named.
         timeline, problems = None, check(traces, conditions)
+    problems = with_earlier(traces, problems)
+    timeline = None if problems else timeline
     # Tables are made by one process, so that other processors are free.
     with hazards_in_background(traces) as found:
         outcome = None if timeline is None else _outcome(subject, classes, timeline, conditions)
@@ -77,7 +78,8 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         usable_memory_bytes=round(device.usable_memory_bytes),
         problems=problems,
         hazards=of_ranks,
-        num_traced=num_traced,
+        num_traced=len(traces.traced or traces.traces),
+        traced_ranks=traces.traced if len(traces.traced) < traces.world_size else (),
         padding=_padding(subject),
         outcome=outcome,
     )

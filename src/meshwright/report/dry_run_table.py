@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -68,7 +69,14 @@ def _question(run: DryRun) -> Iterator[str]:
     yield f"[dim]{escape(job_words(run))}[/]"
     if run.layout is None and run.num_traced < run.num_devices:
         traced = f"{run.num_traced:,} of {run.num_devices:,} ranks"
-        yield f"[dim]{traced} stand for all, each for those of its role (--every-rank traces all)[/]"
+        yield f"[dim]{traced} were traced, for all of their roles (--every-rank traces all){_which(run)}[/]"
+
+
+def _which(run: DryRun) -> str:
+    """Return the ranks that were traced, such as ": 0-8, 63, 511"; "" where that is not known."""
+    runs = np.split(run.traced_ranks, np.flatnonzero(np.diff(run.traced_ranks) != 1) + 1) if run.traced_ranks else []
+    words = ", ".join(f"{one[0]}-{one[-1]}" if len(one) > 1 else f"{one[0]}" for one in runs)
+    return words and f": {words}"
 
 
 def job_words(run: DryRun) -> str:

@@ -41,7 +41,7 @@ def apart(traces: Traces, ranks: Iterable[int]) -> Traces:
     _, first, where = np.unique(labels, return_index=True, return_inverse=True)
     class_of_rank = first[where.ravel()]
     found = {rank: moved(traces.of_rank(rank), rank, axes[int(traces.class_of_rank[rank])]) for rank in first.tolist()}
-    return Traces(traces.world_size, found, class_of_rank)
+    return replace(traces, traces=found, class_of_rank=class_of_rank)
 
 
 def _refined(labels: Ints, rows: Ints) -> Ints:

@@ -27,6 +27,8 @@ from meshwright.spec.problem import Problem, along
 from meshwright.spec.trace import Trace
 from meshwright.spec.traces import Traces
 
+_EARLIER = "in the builder or the first call of the step"
+
 
 def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
     """Return why the step cannot end, or would compute nonsense; empty where nothing is wrong."""
@@ -39,6 +41,28 @@ def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]
     no_time = {rank: _no_time(trace) for rank, trace in traces.traces.items()}
     costs = Costs(no_time, CommOpTimes(nothing, nothing, nothing, nothing, nothing))
     return stuck_problems(traces, comm_ops, play_traces(traces, comm_ops, costs, conditions))
+
+
+def with_earlier(traces: Traces, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """Return the problems of a step, and before them those of the builder and of the calls before it.
+
+    What is wrong in each call alike is told once.
+    """
+    if traces.earlier is None:
+        return problems
+    earlier = check(traces.earlier)
+    known = {_key(problem) for problem in problems}
+    if not earlier or _key(earlier[0]) in known:
+        return problems
+    told = {_key(problem) for problem in earlier}
+    later = tuple(problem for problem in problems if _key(problem) not in told)
+    return tuple(problem.replace(rule=f"{_EARLIER}: {problem.rule}") for problem in earlier) + later
+
+
+def _key(problem: Problem) -> tuple[object, ...]:
+    """Return what a problem has in common with the same one in another call."""
+    culprit = problem.culprit
+    return problem.kind, culprit.rank, culprit.op, culprit.line, culprit.num_bytes, culprit.dtype, problem.group
 
 
 def mismatches(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:

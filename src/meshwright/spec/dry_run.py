@@ -207,6 +207,8 @@ class DryRun(Noun):
     """What tensors can take of one device's memory."""
     num_traced: NonNegativeInt = 0
     """Ranks whose own step was traced; they stand for the others."""
+    traced_ranks: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
+    """Which these are, of a program of which not all were."""
     problems: Annotated[tuple[Problem, ...], Field(strict=False)] = ()
     """Why the step would hang or compute something wrong."""
     hazards: Annotated[tuple[Hazard, ...], Field(strict=False)] = ()

@@ -21,6 +21,10 @@ class Traces:
     """By the rank that was traced, the representative of its class; groups and peers in it are that rank's."""
     class_of_rank: Ints
     """For every rank the representative of its class, its own for a representative [world_size]."""
+    earlier: Traces | None = None
+    """What the ranks did in the builder and in calls before this one, as Trace.earlier; None where that is unknown."""
+    traced: tuple[int, ...] = ()
+    """Ranks that were traced, where these are more than the representatives."""
 
     def __post_init__(self) -> None:
         if problem := self._problem():

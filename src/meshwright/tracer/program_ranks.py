@@ -2,8 +2,9 @@
 
 Up to 64 ranks all are traced: a mistake can be made on any one. Of more, ranks are traced
 
-    at the edges    ranks 0, 1, the middle one and the last; and along each axis of the mesh, as the groups of traced
-                    ranks show it (ranks a constant stride apart), the second and the last place
+    by place        ranks 0, 1, the middle one and the last; along each axis of the mesh, as the groups that traced
+                    ranks are in show it (ranks a constant stride apart), every place of up to 8, of a longer axis the
+                    second and the last; and the places of several short axes together, where these are no more than 32
     by role         a rank's place along the axes that messages take, as in a pipeline, and the rows that FSDP2 leaves
                     it of each parameter, which follow from its place: the first and the last rank of each role
 
@@ -16,34 +17,25 @@ was not traced does what the first rank of its role does. A program that asks fo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from meshwright.errors import UnsupportedError
-from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace import Ints, RecordKind, Trace
 from meshwright.spec.trace_order import fingerprint
 from meshwright.spec.traces import Traces
+from meshwright.tracer.axes import LONG, Axis, axes_of_groups, axes_of_messages, axis_of, unknown_places
 from meshwright.tracer.classes import CUT
 from meshwright.tracer.trace import Program, trace_ranks
 
 ALL_TRACED = 64
 """World sizes up to this one are traced rank by rank."""
 _MOST_TRACED = 128
-_MOST_PLACES = 32
-"""Places of an axis that are roles of their own; of a longer one the first, the last, the even and the odd ones are."""
-
-
-class Axis(NamedTuple):
-    """Ranks that communicate with each other: `size` of them, `stride` apart."""
-
-    stride: int
-    size: int
-
-    def place(self, ranks: Ints) -> Ints:
-        """Return the place of each rank along the axis."""
-        return ranks // self.stride % self.size
+_SHORT = 8
+"""Places of an axis of which each is traced; of a longer one the first, the second and the last."""
+_MOST_TOGETHER = 32
+"""Combinations of places along short axes that are traced."""
 
 
 def trace_program(program: Program, *, every_rank: bool = False, num_processes: int = 2) -> Traces:
@@ -52,33 +44,52 @@ def trace_program(program: Program, *, every_rank: bool = False, num_processes: 
     Raises UnsupportedError where a rank cannot be traced, or where too many roles differ.
     """
     count = program.world_size
+    program = program._replace(keeps_earlier=True)
     if every_rank or count <= ALL_TRACED:
-        return Traces.all_of(trace_ranks(program, range(count), num_processes))
+        return _of_roles(trace_ranks(program, range(count), num_processes), np.arange(count))
     found: dict[int, Trace] = {}
     prints: dict[int, str] = {}
-    odd: set[int] = set()
     wanted = {0, 1, count // 2, count - 1}
     while new := wanted - set(found):
         found |= trace_ranks(program, sorted(new), num_processes)
-        prints |= {rank: fingerprint(found[rank]) for rank in new}
-        odd |= _odd(prints, roles_of_ranks(found, count, odd))
-        roles = roles_of_ranks(found, count, odd)
-        wanted = set(found) | _edges(found, count) | _ends(roles)
+        prints |= {rank: _fingerprint(found[rank]) for rank in new}
+        # Roles are told by how far messages go, so that has to be known first.
+        if wanted := unknown_places(found):
+            continue
+        roles = roles_of_ranks(found, count, *_all_odd(prints, found, count))
+        wanted = set(found) | _places(found, count) | _ends(roles)
         if len(wanted) > _MOST_TRACED:
             raise UnsupportedError(
                 f"{program.build}: its {count} ranks have {len(np.unique(roles))} roles, too many to trace the first "
                 "and the last rank of each: use fewer ranks, or trace them all with --every-rank"
             )
-    return Traces(count, {rank: found[rank] for rank in np.unique(roles).tolist()}, roles)
+    return _of_roles(found, roles)
 
 
-def roles_of_ranks(traces: dict[int, Trace], world_size: int, odd: Iterable[int] = ()) -> Ints:
-    """Return for each rank the first one of its role, where `odd` ranks do other than most [world_size]."""
+def _of_roles(found: Mapping[int, Trace], roles: Ints) -> Traces:
+    """Return the traces of the first rank of each role, and what came before their calls."""
+    kept = {rank: found[rank] for rank in np.unique(roles).tolist()}
+    before = {rank: trace.earlier for rank, trace in kept.items() if trace.earlier is not None}
+    earlier = Traces(len(roles), before, roles) if len(before) == len(kept) else None
+    return Traces(len(roles), kept, roles, earlier, tuple(sorted(found)))
+
+
+def _fingerprint(trace: Trace) -> str:
+    """Return a hash of what a rank does in the traced call and before it."""
+    return fingerprint(trace) + ("" if trace.earlier is None else fingerprint(trace.earlier))
+
+
+def roles_of_ranks(
+    traces: dict[int, Trace], world_size: int, odd: Sequence[int] = (), alone: Sequence[int] = ()
+) -> Ints:
+    """Return for each rank the first one of its role, where ranks at the places of `odd` ones do other than most, and
+    those of `alone` other than all [world_size].
+    """
     ranks = np.arange(world_size)
     columns = [np.zeros(world_size, np.int64)]
-    for axis in sorted(_message_axes(traces)):
+    for axis in sorted(axes_of_messages(traces)):
         place = axis.place(ranks)
-        if axis.size > _MOST_PLACES:
+        if axis.size > LONG:
             place = np.select([place == 0, place == axis.size - 1], [0, 1], 2 + place % 2)
         columns.append(place)
     for axis, rows in sorted(_cuts(traces)):
@@ -86,47 +97,36 @@ def roles_of_ranks(traces: dict[int, Trace], world_size: int, odd: Iterable[int]
         columns.append((rows - share * axis.place(ranks)).clip(0, share))
     for rank in odd:
         columns += [axis.place(ranks) == axis.place(ranks[rank : rank + 1]) for axis in sorted(_axes(traces))]
-        columns.append(ranks == rank)
+    columns += [ranks == rank for rank in alone]
     _, first, where = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
     return np.asarray(first[where.ravel()], np.int64)
 
 
-def axis_of(ranks: tuple[int, ...]) -> Axis | None:
-    """Return the axis that a group runs along; None of one whose ranks are not a constant stride apart."""
-    strides = np.unique(np.diff(ranks))
-    if len(strides) != 1 or strides[0] <= 0:
-        return None
-    axis = Axis(int(strides[0]), len(ranks))
-    return axis if axis.place(np.array(ranks[:1]))[0] == 0 else None
+def _places(traces: Mapping[int, Trace], world_size: int) -> set[int]:
+    """Return the ranks at each place of a short axis, and at the second and the last of a longer one, with all other
+    places first; and those at all places of several short axes, where these are few.
+    """
+    axes = sorted(_axes(traces))
+    wanted = {0}
+    for axis in axes:
+        wanted |= {axis.stride * place for place in (range(axis.size) if axis.size <= _SHORT else (1, axis.size - 1))}
+    together, reach = {0}, 1
+    for axis in axes:
+        # Axes that overlap, as one that was flattened of others, are no further dimensions.
+        if axis.size <= _SHORT and axis.stride >= reach and len(together) * axis.size <= _MOST_TOGETHER:
+            together = {rank + axis.stride * place for rank in together for place in range(axis.size)}
+            reach = axis.stride * axis.size
+    return {rank for rank in wanted | together if rank < world_size}
 
 
-def _edges(traces: dict[int, Trace], world_size: int) -> set[int]:
-    """Return the second and the last rank along each axis, with all other places first."""
-    places = {axis.stride * place for axis in _axes(traces) for place in (1, axis.size - 1)}
-    return {rank for rank in places if rank < world_size}
-
-
-def _axes(traces: dict[int, Trace]) -> set[Axis]:
-    groups = {ranks for trace in traces.values() for ranks in trace.groups}
-    return {axis for ranks in groups if (axis := axis_of(ranks)) is not None}
+def _axes(traces: Mapping[int, Trace]) -> set[Axis]:
+    return axes_of_groups(traces) | axes_of_messages(traces)
 
 
 def _ends(roles: Ints) -> set[int]:
     """Return the first and the last rank of each role."""
     last = len(roles) - 1 - np.unique(roles[::-1], return_index=True)[1]
     return {*np.unique(roles).tolist(), *last.tolist()}
-
-
-def _message_axes(traces: dict[int, Trace]) -> set[Axis]:
-    """Return the axes along which messages go."""
-    found = set()
-    for trace in traces.values():
-        is_message = np.isin(trace.records.kind, (RecordKind.SEND, RecordKind.RECEIVE))
-        for group in np.unique(trace.records.group[is_message]).tolist():
-            ranks = trace.groups[group] if group != NONE else tuple(range(trace.traced.world_size))
-            if (axis := axis_of(ranks)) is not None:
-                found.add(axis)
-    return found
 
 
 def _cuts(traces: dict[int, Trace]) -> set[tuple[Axis, int]]:
@@ -144,6 +144,19 @@ def _cuts(traces: dict[int, Trace]) -> set[tuple[Axis, int]]:
             if axis is not None:
                 found |= {(axis, one.dims[0]) for one in whole if one.dims}
     return found
+
+
+def _all_odd(prints: Mapping[int, str], found: dict[int, Trace], world_size: int) -> tuple[list[int], list[int]]:
+    """Return the traced ranks whose places make roles, as few as make the traces of each role equal, and those that
+    differ even from the ranks at the same places.
+    """
+    odd: list[int] = []
+    alone: list[int] = []
+    # One by one: others like the first then have a role in common.
+    while more := _odd(prints, roles_of_ranks(found, world_size, odd, alone)):
+        rank = min(more)
+        (alone if rank in odd else odd).append(rank)
+    return odd, alone
 
 
 def _odd(prints: Mapping[int, str], roles: Ints) -> set[int]:

@@ -36,7 +36,12 @@ from meshwright.tracer.torch_compile import record_compiled, recording_compiler
 from meshwright.tracer.torch_cuda import stand_in_for_cuda
 from meshwright.tracer.torch_patches import apply_patches
 from meshwright.tracer.torch_pipelining import send_objects_by
-from meshwright.tracer.torch_process_group import group_calls, set_torchrun_environment, take_over_process_group
+from meshwright.tracer.torch_process_group import (
+    group_calls,
+    own_groups,
+    set_torchrun_environment,
+    take_over_process_group,
+)
 from meshwright.tracer.torch_reductions import reductions_watched
 from meshwright.tracer.torch_sync_batch_norm import normalize_over_ranks
 from meshwright.tracer.torch_waits import resizing_watched, waiting_watched
@@ -112,7 +117,8 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
         with _failure_said(order, rank), explained(mode.recorder.scopes):
             found = trace_here(mode, order["build"], order["arguments"], rank, order["world_size"])
         if str(rank) in order["out"]:
-            found.save(Path(order["out"][str(rank)]))
+            kept = found if order["keeps_earlier"] else replace(found, earlier=None, own_groups=())
+            kept.save(Path(order["out"][str(rank)]))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -182,7 +188,7 @@ def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int,
     take_over_process_group()
     device.num_devices = set_torchrun_environment(rank, world_size)
     with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True):
-        return replace(record_step(mode, build, arguments), group_calls=group_calls())
+        return replace(record_step(mode, build, arguments), group_calls=group_calls(), own_groups=own_groups())
 
 
 def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
@@ -199,19 +205,25 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
         recorder.scopes.followed(),
     ):
         step = step_of(build, torch.device(mode.device_type), rank, world_size, *arguments)
+        num_of_builder = len(recorder)
         for _ in range(_NUM_STEPS_BEFORE):
             step()
+        traced = _traced(build, mode)
+        earlier = recorder.earlier(traced, num_of_builder)
         recorder.begin()
         step()
-    traced = Traced(
+    return replace(recorder.trace(traced), earlier=earlier)
+
+
+def _traced(build: str, mode: RecordingMode) -> Traced:
+    return Traced(
         build=build,
-        rank=rank,
-        world_size=world_size,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
         torch_version=torch.__version__,
         num_steps_before=_NUM_STEPS_BEFORE,
         device=mode.device_type,
     )
-    return recorder.trace(traced)
 
 
 def _leave_as_it_is(*_: Any, **__: Any) -> None:

@@ -16,6 +16,9 @@ from meshwright.tracer.program_lines import innermost_line, line_of_program
 from meshwright.tracer.scopes import Scopes
 
 Key = TypeVar("Key", bound=Hashable)
+_Columns = dict[str, NDArray[np.int64]]
+_IN_BUILDER = "builder"
+"""Phase of what is recorded before the first call of the step."""
 
 
 class Interned(Generic[Key]):
@@ -74,6 +77,19 @@ class Recorder:
     def newest(self) -> int:
         """Return the kind of the newest record, -1 before the first."""
         return self._records["kind"][-1] if len(self) else NONE
+
+    def earlier(self, traced: Traced, num_of_builder: int) -> Trace:
+        """Return what was recorded up to now that ranks have to agree on, without operations and memory; the first
+        `num_of_builder` records are the builder's. To be called before `begin`.
+        """
+        records = {name: np.array(column, np.int64) for name, column in self._records.items()}
+        calls = [self.phases.position(f"{phase or 'call'}, first call") for phase in self.phases.all()]
+        records["phase"] = np.array([*calls, NONE])[records["phase"]]
+        records["phase"][:num_of_builder] = self.phases.position(_IN_BUILDER)
+        is_kept = records["kind"] != RecordKind.OP
+        storages = {field.name: np.zeros(0, np.int64) for field in fields(Storages)}
+        uses = {field.name: np.zeros(0, np.int64) for field in fields(Uses)}
+        return self._trace_of(traced, {name: column[is_kept] for name, column in records.items()}, storages, uses)
 
     def begin(self) -> None:
         """Forget what was recorded, but for storages that are still there: they were there before the step."""
@@ -164,6 +180,10 @@ class Recorder:
         records = {name: np.array(column, np.int64) for name, column in self._records.items()}
         uses = {name: np.array(column, np.int64) for name, column in self._uses.items()}
         uses["storage"] = (np.cumsum(is_kept) - 1)[uses["storage"]]
+        return self._trace_of(traced, records, storages, uses)
+
+    def _trace_of(self, traced: Traced, records: _Columns, storages: _Columns, uses: _Columns) -> Trace:
+        """Return a trace of these columns, with the tables that they name."""
         groups = _compacted(records, "group", self.groups)
         return Trace(
             traced=traced,

@@ -42,6 +42,12 @@ def group_calls() -> tuple[GroupCall, ...]:
     return tuple(_group_calls)
 
 
+def own_groups() -> tuple[tuple[int, ...], ...]:
+    """Return the global ranks of each group that this rank is in, but for that of all ranks."""
+    found = (tuple(dist.get_process_group_ranks(group)) for group in distributed_c10d._world.pg_map)
+    return tuple(dict.fromkeys(ranks for ranks in found if len(ranks) < dist.get_world_size()))
+
+
 def take_over_process_group() -> None:
     """Have the program's own init_process_group() find the fake group, and groups of any backend be fake ones."""
     _group_calls.clear()

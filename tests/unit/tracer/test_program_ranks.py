@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hand_traces import Script
 from meshwright.errors import UnsupportedError
-from meshwright.simulator.check import check
+from meshwright.simulator.check import check, with_earlier
 from meshwright.spec.trace import Trace
 from meshwright.spec.traces import Traces
 from meshwright.tracer import program_ranks
@@ -58,7 +59,8 @@ def pipeline(script: Script) -> None:
 
 def test_ranks_of_a_mesh_are_one_role_of_which_the_edges_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     traces, asked = traced(monkeypatch, mesh)
-    assert asked == {0, 1, 7, 8, COUNT // 2, COUNT - TP, COUNT - 1}
+    assert asked == {*range(TP), 8, COUNT // 2, COUNT - TP, COUNT - 1}
+    assert traces.traced == tuple(sorted(asked))
     assert traces.class_of_rank.tolist() == [0] * COUNT
     assert check(traces) == ()
 
@@ -80,6 +82,70 @@ def test_a_rank_that_differs_has_a_role_of_its_own_and_is_to_blame(monkeypatch: 
     traces, _ = traced(monkeypatch, step)
     assert (traces.class_of_rank == odd).sum() == 1
     assert {problem.culprit.rank for problem in check(traces)} == {odd}
+
+
+def test_a_mistake_on_a_middle_place_of_two_short_axes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(script: Script) -> None:
+        pipeline(script)
+        rank = script.traced.rank
+        if (rank // 128, rank % TP) != (3, 3):
+            script.wait(script.collective(tuple(range(rank // TP * TP, rank // TP * TP + TP)), axis="tp"))
+
+    traces, _ = traced(monkeypatch, step)
+    culprits = {problem.culprit.rank for problem in check(traces)}
+    assert culprits
+    assert {(rank // 128, rank % TP) for rank in culprits} == {(3, 3)}
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_messages_among_all_ranks_are_a_pipeline_of_as_many_stages_as_follow_each_other(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    stride = COUNT // size
+
+    def step(script: Script) -> None:
+        rank = script.traced.rank
+        if rank >= stride:
+            script.wait(script.receive(rank - stride, WORLD))
+        if rank < COUNT - stride:
+            script.wait(script.send(rank + stride, WORLD))
+
+    traces, asked = traced(monkeypatch, step)
+    assert len(traces.traces) == size
+    assert len(asked) < 64
+    assert check(traces) == ()
+
+
+def test_a_pipeline_within_each_replica_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(script: Script) -> None:
+        rank, stage = script.traced.rank, script.traced.rank // TP % 4
+        if stage:
+            script.wait(script.receive(rank - TP, WORLD))
+        if stage < 3:
+            script.wait(script.send(rank + TP, WORLD))
+
+    traces, _ = traced(monkeypatch, step)
+    assert sorted(traces.traces) == [0, 8, 16, 24]
+    assert check(traces) == ()
+
+
+def test_what_only_the_builder_of_one_rank_does_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+        found = {}
+        for rank in ranks:
+            script, before = Script(rank, COUNT), Script(rank, COUNT)
+            mesh(script)
+            if rank % TP != 5:
+                before.wait(before.collective(WORLD))
+            found[rank] = replace(script.trace(), earlier=before.trace())
+        return found
+
+    monkeypatch.setattr(program_ranks, "trace_ranks", trace_ranks)
+    traces = trace_program(Program("mine:step", COUNT))
+    assert check(traces) == ()
+    found = with_earlier(traces, ())
+    assert "in the builder or the first call" in found[0].rule
+    assert {problem.culprit.rank % TP for problem in found} == {5}
 
 
 def test_a_rank_that_differs_and_harms_nothing_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:

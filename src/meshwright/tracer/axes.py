@@ -1,0 +1,118 @@
+"""Axes of a program's ranks: what its groups run along, and what its messages do.
+
+group      ranks a constant stride apart: an axis of that stride
+messages   in a group of up to 32 ranks, its axis; in a longer one, such as that of all ranks, the axes of the
+           distances that messages go: of a known axis with that stride, else as many places as follow each other
+           from rank 0 on
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
+
+LONG = 32
+"""Places of an axis that are told apart; those of a longer one are not."""
+_AT_ONCE = 8
+"""Places of a chain of messages that are asked for at first."""
+
+
+class Axis(NamedTuple):
+    """Ranks that communicate with each other: `size` of them, `stride` apart."""
+
+    stride: int
+    size: int
+
+    def place(self, ranks: Ints) -> Ints:
+        """Return the place of each rank along the axis."""
+        return ranks // self.stride % self.size
+
+
+def axis_of(ranks: tuple[int, ...]) -> Axis | None:
+    """Return the axis that a group runs along; None of one whose ranks are not a constant stride apart."""
+    strides = np.unique(np.diff(ranks))
+    if len(strides) != 1 or strides[0] <= 0:
+        return None
+    axis = Axis(int(strides[0]), len(ranks))
+    return axis if axis.place(np.array(ranks[:1]))[0] == 0 else None
+
+
+def axes_of_groups(traces: Mapping[int, Trace]) -> set[Axis]:
+    """Return the axes of all groups that the ranks are in, and that they communicate in."""
+    groups = {ranks for trace in traces.values() for ranks in (*trace.groups, *trace.own_groups)}
+    return {axis for ranks in groups if (axis := axis_of(ranks)) is not None}
+
+
+def axes_of_messages(traces: Mapping[int, Trace]) -> set[Axis]:
+    """Return the axes along which messages go."""
+    found, distances = _directions(traces)
+    world_size = next((trace.traced.world_size for trace in traces.values()), 1)
+    known = {axis.stride: axis for axis in sorted(axes_of_groups(traces), reverse=True) if axis.size <= LONG}
+    peers = _peers(traces)
+    for whole, distance in distances:
+        if distance in known:
+            found.add(known[distance])
+            continue
+        size = _chain(distance, peers)
+        axis = Axis(distance, world_size // distance if size > LONG else size)
+        # A ring's way back is no axis of its own.
+        if size > 1 and world_size % (axis.stride * axis.size) == 0:
+            found.add(axis)
+        elif distance == whole.stride:
+            found.add(whole)
+    return found
+
+
+def unknown_places(traces: Mapping[int, Trace]) -> set[int]:
+    """Return the ranks that have to be traced before it is known how far messages go along an axis."""
+    peers, known = _peers(traces), {axis.stride for axis in axes_of_groups(traces) if axis.size <= LONG}
+    world_size = next((trace.traced.world_size for trace in traces.values()), 1)
+    wanted = set()
+    for _, distance in _directions(traces)[1]:
+        size = _chain(distance, peers)
+        if distance not in known and size <= LONG and (size - 1) * distance not in peers:
+            wanted |= {place * distance for place in range(_AT_ONCE if size <= _AT_ONCE else LONG)}
+    return {rank for rank in wanted - set(traces) if rank < world_size}
+
+
+def _directions(traces: Mapping[int, Trace]) -> tuple[set[Axis], set[tuple[Axis, int]]]:
+    """Return the axes of the groups in which messages go; of long ones, instead, with the distances that they go."""
+    found, distances = set(), set()
+    for trace, ranks, peers in _messages(traces):
+        axis = axis_of(ranks)
+        if axis is not None and axis.size <= LONG:
+            found.add(axis)
+        elif axis is not None:
+            distances |= {(axis, abs(peer - trace.traced.rank)) for peer in peers}
+    return found, distances
+
+
+def _messages(traces: Mapping[int, Trace]) -> Iterator[tuple[Trace, tuple[int, ...], set[int]]]:
+    """Yield the groups in which a rank sends and receives, with its peers there."""
+    for trace in traces.values():
+        records = trace.records
+        is_message = np.isin(records.kind, (RecordKind.SEND, RecordKind.RECEIVE)) & (records.peer != NONE)
+        for group in np.unique(records.group[is_message]).tolist():
+            ranks = trace.groups[group] if group != NONE else tuple(range(trace.traced.world_size))
+            yield trace, ranks, set(records.peer[is_message & (records.group == group)].tolist())
+
+
+def _peers(traces: Mapping[int, Trace]) -> Mapping[int, set[int]]:
+    """Return the ranks at the other end of each traced rank's messages."""
+    found: dict[int, set[int]] = defaultdict(set, {rank: set() for rank in traces})
+    for trace, _, peers in _messages(traces):
+        found[trace.traced.rank] |= peers
+    return dict(found)
+
+
+def _chain(distance: int, peers: Mapping[int, set[int]]) -> int:
+    """Return how many ranks, `distance` apart from rank 0 on, are known to pass messages from each to the next."""
+    size = 1
+    while size <= LONG and size * distance in peers.get((size - 1) * distance, ()):
+        size += 1
+    return size
