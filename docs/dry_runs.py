@@ -24,6 +24,9 @@ FAULT_TITLES = {
     "other_reduction": "Another reduction",
     "unequal_splits": "Splits that do not match",
     "cpu_tensors": "A collective on CPU tensors",
+    "host_tensor_with_nccl": "A CPU tensor and a group of NCCL alone",
+    "builder_skipped": "A collective of the builder",
+    "first_call_only": "A collective of the first call",
     "other_group": "Another group",
     "crossed_groups": "Two groups of the same ranks",
     "members_only_group": "A group that only its members make",
@@ -56,6 +59,14 @@ PROGRAMS_INTRODUCTION = """# Programs of your own in a dry run
 `examples/user_programs.py`; each function gets a device, a rank and the number of ranks, and returns a step. Nothing of
 them is written for Meshwright. This page is written by `python docs/dry_runs.py`, and shows the head of each answer;
 [the rest](simulate.md#what-the-page-says-in-order) is memory by tensor, exposed communication and collectives.
+
+The builder and two calls of the step are run. What ranks have to agree on, collectives and messages, is checked in all
+of them; the second call is what is priced and shown. A mistake that shows only in a later call, such as every 100th
+step, is not reached: call the code of that step in the first two.
+
+Up to 64 ranks all are traced. Of more, every place of each mesh axis or group of up to 8 ranks is (and combinations of
+up to 32 places), the first, the second and the last of a longer one, and the first and the last rank of each role: the
+page says which. A mistake that one rank's number makes elsewhere is found with `--every-rank`.
 """
 OUT_OF_MEMORY = """## Out of memory
 

@@ -129,6 +129,44 @@ def cpu_tensors(device: torch.device, rank: int, world_size: int) -> Callable[[]
     return step
 
 
+def host_tensor_with_nccl(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step that sums a number of the host in a group whose only backend is NCCL."""
+    model, x = _model(device)
+    group = dist.new_group(list(range(world_size)), backend="nccl")
+
+    def step() -> None:
+        model(x).sum().backward()
+        dist.all_reduce(torch.ones(1), group=group)
+
+    return step
+
+
+def builder_skipped(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step whose builder broadcasts the weights, but for the last rank, which believes that it has them."""
+    model, x = _model(device)
+    if rank != world_size - 1:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+    return lambda: model(x).sum().backward()
+
+
+def first_call_only(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
+    """Return a step in whose first call rank 0 reduces its input before the gradients are summed."""
+    model, x = _model(device)
+    num_calls = 0
+
+    def step() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        model(x).sum().backward()
+        if num_calls == 1 and rank == 0:
+            dist.reduce(x, 0)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+
+    return step
+
+
 def other_group(device: torch.device, rank: int, world_size: int) -> Callable[[], None]:
     """Return a step in which the last rank sums over all ranks and not over its pair."""
     pairs = [dist.new_group([first, first + 1]) for first in range(0, world_size, 2)]

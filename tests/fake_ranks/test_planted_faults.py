@@ -36,6 +36,8 @@ FOUND = {
         "dist.all_reduce(tensor, group=group)\n",
     ),
     "members_only_group": ("all ranks have to call new_group()", "pair = dist.new_group([0, 1])"),
+    "builder_skipped": ("in the builder or the first call of the step", "dist.broadcast(parameter.data, 0)"),
+    "first_call_only": ("culprit: rank 0,", "dist.reduce(x, 0)"),
     "other_group": ("culprit: rank 3", "group=None if rank"),
 }
 WARNED = {
@@ -45,7 +47,7 @@ WARNED = {
     ),
     "unordered_streams": ("two streams use a tensor and nothing orders them", "scaled = y * 2"),
 }
-QUICK = ("crossed_groups", "members_only_group", "never_waited")
+QUICK = ("builder_skipped", "crossed_groups", "members_only_group", "never_waited")
 
 
 def cases(programs: dict[str, tuple[str, str]]) -> list[object]:
@@ -89,6 +91,15 @@ def test_an_exception_names_its_rank_and_its_line() -> None:
     said = " ".join(found.stderr.split())
     assert "rank 2 of 4 of planted_faults:bad_sample cannot be traced: ValueError" in said
     assert line_of("raise ValueError(") in said
+
+
+@pytest.mark.long
+def test_a_tensor_of_the_host_in_a_group_of_nccl_alone_is_refused() -> None:
+    found = simulated("host_tensor_with_nccl")
+    assert found.returncode == 2
+    said = " ".join(found.stderr.split())
+    assert "No backend type associated with device type cpu" in said
+    assert line_of("dist.all_reduce(torch.ones(1), group=group)") in said
 
 
 @pytest.mark.long

@@ -32,6 +32,23 @@ def sends(device, rank, world_size):
     return lambda: dist.send(torch.ones(4, device=device), 5)
 def broadcasts(device, rank, world_size):
     return lambda: dist.broadcast(torch.ones(4, device=device), 5)
+def fails_within(device, rank, world_size):
+    def step():
+        try:
+            raise KeyError("sample 17")
+        except KeyError as error:
+            raise RuntimeError("a stage failed") from error
+    return step
+def on_nccl(device, rank, world_size):
+    dist.init_process_group("nccl")
+    return lambda: dist.all_reduce(torch.ones(4))
+def on_host(device, rank, world_size):
+    return lambda: dist.all_reduce(torch.ones(4))
+def holds_too_much(device, rank, world_size):
+    def step():
+        kept = torch.empty(100, 2**30, device=device, dtype=torch.uint8)
+        torch.ones(4, device=device).add_(1)
+    return step
 one_number = 3
 """
 REFUSED = {
@@ -43,6 +60,8 @@ REFUSED = {
     "exits_at_once": "rank 1 of 2 of mistakes:exits_at_once cannot be traced: its process exited with code 0",
     "sends": "({file}:20): send names rank 5 of its group, which has ranks 0 to 1",
     "broadcasts": "({file}:22): broadcast_ names rank 5 of its group, which has ranks 0 to 1",
+    "fails_within": "RuntimeError ({file}:28): a stage failed; caused by KeyError: 'sample 17'",
+    "on_nccl": "({file}:32): No backend type associated with device type cpu: the group's backend is nccl alone",
     "one_number": "{file} has an object of type int, no function, one_number: use one of broadcasts, exits,",
     "absent": "{file} has no function absent: use one of broadcasts, exits,",
     "": "names no function: write FILE.py:FUNCTION",
@@ -78,6 +97,29 @@ def test_a_rank_may_be_idle(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     outcome = json.loads(capsys.readouterr().out)["outcome"]
     idle, busy = outcome["ranks"]
     assert idle["parts"]["compute_s"] == 0 < busy["parts"]["compute_s"]
+
+
+def shown(capsys: pytest.CaptureFixture[str], file: Path, function: str) -> tuple[int | str | None, str]:
+    """Return the exit code and the page of a program that can be traced."""
+    file.write_text(PROGRAM)
+    with pytest.raises(SystemExit) as ending:
+        run(["simulate", "--build", f"{file}:{function}", "--ranks", "2", "--html", str(file.with_suffix(".html"))])
+    return ending.value.code, " ".join(capsys.readouterr().out.split())
+
+
+def test_a_step_of_the_host_alone_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, page = shown(capsys, tmp_path / "mistakes.py", "on_host")
+    assert code == ExitCode.DONE
+    assert "(CPU tensors) allreduce" in page
+
+
+def test_what_does_not_fit_names_the_line_that_holds_most(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, page = shown(capsys, tmp_path / "mistakes.py", "holds_too_much")
+    assert code == ExitCode.BAD_INPUT
+    assert "most is temporary, 100 GiB in one tensor (empty, mistakes.py:37)" in page
+    assert "make the tensors of that line smaller" in page
+    assert "layout" not in page
+    assert " pp " not in page
 
 
 @pytest.mark.parametrize("name", MODULES)

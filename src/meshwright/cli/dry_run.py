@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.cost.op_time import op_seconds
 from meshwright.cost.padding import padding_of
+from meshwright.errors import ConfigError
 from meshwright.planner.answer import judge
 from meshwright.planner.memory_fixes import memory_fixes
 from meshwright.planner.question import Question
@@ -62,6 +63,8 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         timeline, problems = None, check(traces, conditions)
     problems = with_earlier(traces, problems)
     timeline = None if problems else timeline
+    if timeline is not None and timeline.step_s == 0:
+        raise ConfigError(f"{subject.name}: nothing that its step runs takes time: return a step that computes")
     # Tables are made by one process, so that other processors are free.
     with hazards_in_background(traces) as found:
         outcome = None if timeline is None else _outcome(subject, classes, timeline, conditions)
@@ -96,9 +99,10 @@ def _padding(subject: Subject) -> Padding | None:
 def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Outcome:
     memory = rank_memory(timeline, traces, subject.layout)
     ranks = rank_times(timeline, subject.layout, traces)
-    # An idle rank has no operation that could hold less.
-    busy = (rank for rank in memory if len(traces.of_rank(rank.rank).records))
-    fullest, device = traces.of_rank(max(busy, key=lambda rank: rank.reserved_bytes).rank), subject.cluster.device
+    # An idle rank has no operation that could hold less, and a program of the host alone no rank with memory.
+    busy = [rank for rank in memory if len(traces.of_rank(rank.rank).records)]
+    most = max(busy, key=lambda rank: rank.reserved_bytes).rank if busy else timeline.ranks[0]
+    fullest, device = traces.of_rank(most), subject.cluster.device
     most_exposed = max(ranks, key=lambda one: one.parts.exposed_s).rank
     overlap = overlap_of(traces.of_rank(most_exposed), timeline)
     parts = step_parts(timeline)

@@ -19,11 +19,10 @@ from meshwright.report.dry_run_table import (
     rank_words,
     signed_change,
 )
-from meshwright.report.part_words import NO_AXIS
 from meshwright.report.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
 from meshwright.report.timeline_figures import PURPOSE, memory_figure, pipeline_figure, streams_figure
 from meshwright.report.waterfall import MFU_MEANS, percent
-from meshwright.spec.dry_run import CollectiveUse, DryRun, Outcome, Padding, RankMemory
+from meshwright.spec.dry_run import CollectiveUse, DryRun, LiveTensors, Outcome, Padding, RankMemory
 from meshwright.spec.timeline import Timeline
 from meshwright.units import format_bytes, format_count, format_duration
 
@@ -69,7 +68,8 @@ def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
         cards["tokens/s a device"] = f"{run.tokens_per_s / run.num_devices:,.0f}"
     if outcome.mfu is not None:
         cards["MFU"] = percent(outcome.mfu)
-    cards[f"memory of {format_bytes(run.usable_memory_bytes)}"] = format_bytes(outcome.fullest.reserved_bytes)
+    held_bytes = 0 if outcome.fullest is None else outcome.fullest.reserved_bytes
+    cards[f"memory of {format_bytes(run.usable_memory_bytes)}"] = format_bytes(held_bytes)
     yield '<div class="cards">'
     for name, value in cards.items():
         mark = " bad" if name.startswith("memory") and run.misfits else ""
@@ -105,6 +105,9 @@ def _cut(cut_s: float) -> str:
 
 
 def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+    fullest = outcome.fullest
+    if fullest is None:
+        return
     headers = ("rank", "pp#", "allocated#", "reserved#", "peak in", "module", "operation")
     rows = [
         (rank_words(rank), f"{rank.pipeline_rank}", format_bytes(rank.allocated_bytes), *_peak_cells(rank))
@@ -114,9 +117,8 @@ def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     note = f"What tensors asked for by class, and what the allocator makes of it; a device can give {usable}."
     plot = _plot(memory_figure(timeline, run.usable_memory_bytes))
     yield _section("Memory", note, plot + _table(headers, rows))
-    fullest = outcome.fullest
     held = [
-        (live.role.replace("_", " "), format_bytes(live.num_bytes), f"{live.count:,}", live.op, live.scope)
+        (live.role.replace("_", " "), format_bytes(live.num_bytes), f"{live.count:,}", live.op, _where(live))
         for live in fullest.largest
     ]
     title = f"Rank {fullest.rank} at its peak"
@@ -128,6 +130,10 @@ def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
         )
         columns = ("bytes#", "tensors#", "computed again in#", "or moved in#", "made by", "in")
         yield _section("What it could do without", note, _table(columns, [*map(saving_cells, outcome.savings)]))
+
+
+def _where(live: LiveTensors) -> str:
+    return ", ".join(filter(None, (live.scope, live.line)))
 
 
 def _peak_cells(rank: RankMemory) -> _Cells:
@@ -149,7 +155,7 @@ def _communication(outcome: Outcome) -> Iterator[str]:
 
 def _collective_cells(one: CollectiveUse) -> _Cells:
     counts = (f"{one.num_ranks:,}", f"{one.count:,.0f}", format_bytes(one.num_bytes))
-    return short_op(one.op), one.axis or NO_AXIS, *counts, format_duration(one.total_s), format_duration(one.exposed_s)
+    return short_op(one.op), one.axis or "-", *counts, format_duration(one.total_s), format_duration(one.exposed_s)
 
 
 def _ranks(outcome: Outcome) -> str:

@@ -12,11 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.report.waterfall import table_of
-from meshwright.spec.dry_run import DryRun, Outcome
+from meshwright.spec.dry_run import DryRun, Outcome, RankMemory
 from meshwright.spec.liveness import SavedTensors
 from meshwright.units import format_bytes, format_duration
 
 Row = TypeVar("Row")
+AlikeRow = tuple[int, int, tuple[str, ...]]
+"""A rank, how many do the same, and what a table says of it."""
 
 _MOST_RANKS = 16
 
@@ -24,33 +26,48 @@ _MOST_RANKS = 16
 def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
     """Return the fullest moment of each rank."""
     table = table_of("memory", "ranks#", "allocated#", "reserved#", "free#", "peak in")
-    for rank in shown_ranks(outcome.memory):
+    rows = []
+    for rank in outcome.memory:
         left = run.usable_memory_bytes - rank.reserved_bytes
         free = format_bytes(left) if left >= 0 else f"[red]-{format_bytes(-left)}"
         most = sorted(rank.by_role, key=lambda role: -rank.by_role[role])[:2]
-        table.add_row(
-            f"rank {rank.rank}, pp {rank.pipeline_rank}"
-            if run.layout is not None and run.layout.pp > 1
-            else f"rank {rank.rank}",
-            f"{rank.num_ranks:,}",
-            format_bytes(rank.allocated_bytes),
-            format_bytes(rank.reserved_bytes),
-            free,
-            f"{rank.phase} {escape(rank.scope)}".rstrip()
-            + ": "
-            + ", ".join(f"{role.replace('_', ' ')} {format_bytes(rank.by_role[role])}" for role in most),
-        )
+        held = ", ".join(f"{role.replace('_', ' ')} {format_bytes(rank.by_role[role])}" for role in most)
+        where = f"{rank.phase} {escape(rank.scope)}".strip()
+        stage = f", pp {rank.pipeline_rank}" if run.layout is not None and run.layout.pp > 1 else ""
+        sizes = (format_bytes(rank.allocated_bytes), format_bytes(rank.reserved_bytes), free)
+        rows.append((rank.rank, rank.num_ranks, (stage, *sizes, f"{where}: {held}" if where else held)))
+    for first, num_ranks, (stage, *cells) in shown_ranks(alike_once(rows)):
+        table.add_row(f"rank {first}{stage}", f"{num_ranks:,}", *cells)
     return table
+
+
+def alike_once(rows: Sequence[AlikeRow]) -> list[AlikeRow]:
+    """Return the rows, of those with the same cells the first with the number of ranks of all."""
+    found: dict[tuple[str, ...], tuple[int, int]] = {}
+    for rank, num_ranks, cells in rows:
+        first, others = found.get(cells, (rank, 0))
+        found[cells] = (first, others + num_ranks)
+    return [(first, num_ranks, cells) for cells, (first, num_ranks) in found.items()]
 
 
 def largest_table(outcome: Outcome) -> Table:
     """Return what the fullest rank holds at its peak."""
     fullest = outcome.fullest
-    table = table_of(f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by")
-    for live in fullest.largest:
-        cells = (format_bytes(live.num_bytes), f"{live.count:,}", _maker(live.op, live.scope))
+    table = table_of("" if fullest is None else f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by")
+    for live in () if fullest is None else fullest.largest:
+        cells = (format_bytes(live.num_bytes), f"{live.count:,}", _maker(live.op, live.scope, live.line))
         table.add_row(live.role.replace("_", " "), *cells)
     return table
+
+
+def most_held(rank: RankMemory) -> str:
+    """Return what takes most of a rank's memory: bytes, what for, and what made it where."""
+    if not rank.largest:
+        return ""
+    most = rank.largest[0]
+    number = f"{most.count:,} tensors" if most.count > 1 else "one tensor"
+    made = _maker(most.op, most.scope, most.line)
+    return f"most is {most.role.replace('_', ' ')}, {format_bytes(most.num_bytes)} in {number} ({made})"
 
 
 def savings_table(outcome: Outcome) -> Table:
@@ -68,9 +85,10 @@ def saving_cells(saved: SavedTensors) -> tuple[str, ...]:
     return format_bytes(saved.num_bytes), f"{saved.count:,}", again, moved, saved.op, saved.scope
 
 
-def _maker(op: str, scope: str) -> str:
-    """Return an operation, and in whose code it is."""
-    return f"{short_op(op)} in {escape(scope)}" if scope else short_op(op)
+def _maker(op: str, scope: str, line: str = "") -> str:
+    """Return an operation, in whose code it is, and the line of the program."""
+    where = f"{short_op(op)} in {escape(scope)}" if scope else short_op(op)
+    return f"{where}, {escape(line)}" if line else where
 
 
 def short_op(op: str) -> str:

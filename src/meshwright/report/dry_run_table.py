@@ -9,8 +9,16 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.report.dry_run_memory import largest_table, rank_memory_table, savings_table, short_op, shown_ranks
-from meshwright.report.part_words import NO_AXIS, PART_WORDS
+from meshwright.report.dry_run_memory import (
+    alike_once,
+    largest_table,
+    most_held,
+    rank_memory_table,
+    savings_table,
+    short_op,
+    shown_ranks,
+)
+from meshwright.report.part_words import PART_WORDS
 from meshwright.report.stragglers_table import stragglers_parts
 from meshwright.report.waterfall import MFU_MEANS, TERMS, percent, table_of
 from meshwright.spec.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
@@ -19,6 +27,16 @@ from meshwright.spec.step_parts import StepParts
 from meshwright.units import format_bytes, format_count, format_duration
 
 _MOST_ROWS = 10
+_SHARD = "fully_shard() its modules over more ranks, or hold them in fewer bits"
+_MAKE_LESS = "make the tensors of that line smaller, in parts, or on the host, and drop each once it is used"
+_ADVICE = {
+    "parameter": _SHARD,
+    "gradient": _SHARD,
+    "optimizer_state": _SHARD,
+    "gathered": "fully_shard() each block by itself, with reshard_after_forward=True",
+    "activation": "torch.utils.checkpoint the blocks, or take fewer tokens in each microbatch",
+}
+"""What makes a program hold less, by TensorRole."""
 _LEAST_SHARE = 0.0005
 """Of the step: what takes less is not worth a line."""
 
@@ -46,9 +64,8 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
         yield ""
         yield from _speed(run, run.outcome)
         yield from stragglers_parts(run.outcome)
-        yield ""
-        yield rank_memory_table(run, run.outcome)
         tables = [
+            rank_memory_table(run, run.outcome),
             largest_table(run.outcome),
             savings_table(run.outcome),
             _exposed_table(run.outcome),
@@ -99,6 +116,9 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
     if len(run.misfits) > _MOST_ROWS:
         yield f"[red]-[/] and {len(run.misfits) - _MOST_ROWS} more"
     yield ""
+    if run.layout is None:
+        yield _advice(max(run.misfits, key=lambda rank: rank.reserved_bytes))
+        return
     if not outcome.fixes:
         yield "no change of one key of \\[layout] would free as much: take more devices, or devices with more memory"
         return
@@ -113,7 +133,14 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
 def misfit_words(rank: RankMemory, run: DryRun) -> str:
     """Return what a rank needs, and by how much that is more than its device has."""
     missing = format_bytes(rank.reserved_bytes - run.usable_memory_bytes)
-    return f"{rank_words(rank)} needs {format_bytes(rank.reserved_bytes)}: {missing} are missing"
+    words = f"{rank_words(rank)} needs {format_bytes(rank.reserved_bytes)}: {missing} are missing"
+    return f"{words}; {most}" if run.layout is None and (most := most_held(rank)) else words
+
+
+def _advice(rank: RankMemory) -> str:
+    """Return what would make a program fit, by what takes most of a rank's memory."""
+    most = max(rank.by_role, key=lambda role: rank.by_role[role])
+    return f"{_ADVICE.get(most, _MAKE_LESS)}; or take devices with more memory"
 
 
 def signed_change(step_s: float, outcome: Outcome) -> str:
@@ -176,7 +203,7 @@ def _exposed_table(outcome: Outcome) -> Table:
             percent(one.exposed_s / outcome.step_s),
             percent(one.hidden_s / max(one.exposed_s + one.hidden_s, 1e-12), 0),
             f"{one.count:,.0f}",
-            f"{one.axis or NO_AXIS} {short_op(one.op)} in {one.phase} {escape(one.scope)}".rstrip(),
+            f"{one.axis} {short_op(one.op)} in {one.phase} {escape(one.scope)}".strip(),
         )
     return table
 
@@ -191,7 +218,7 @@ def _collective_table(outcome: Outcome) -> Table:
     table = table_of("collective", "ranks#", "times#", "bytes#", "takes#", "exposed#")
     for one in outcome.collectives:
         table.add_row(
-            f"{one.axis or NO_AXIS} {short_op(one.op)}",
+            f"{one.axis} {short_op(one.op)}".strip(),
             f"{one.num_ranks:,}",
             f"{one.count:,.0f}",
             format_bytes(one.num_bytes),
@@ -202,13 +229,17 @@ def _collective_table(outcome: Outcome) -> Table:
 
 
 def _rank_table(outcome: Outcome) -> Table:
-    table = table_of("rank#", "ranks#", "pp#", "computes#", "exposed#", "bubble#", "optimizer#", "host#")
-    for rank in shown_ranks(outcome.ranks):
-        seconds = rank_seconds(rank.parts)
-        alike = f"{rank.num_ranks:,}"
-        table.add_row(
-            f"{rank.rank}", alike, f"{rank.pipeline_rank}", *(percent(value / outcome.step_s) for value in seconds)
-        )
+    has_stages = any(rank.pipeline_rank for rank in outcome.ranks)
+    table = table_of(
+        "rank#", "ranks#", *(["pp#"] if has_stages else []), "computes#", "exposed#", "bubble#", "optimizer#", "host#"
+    )
+    rows = []
+    for rank in outcome.ranks:
+        stage = [f"{rank.pipeline_rank}"] if has_stages else []
+        shares = (percent(value / outcome.step_s) for value in rank_seconds(rank.parts))
+        rows.append((rank.rank, rank.num_ranks, (*stage, *shares)))
+    for first, num_ranks, cells in shown_ranks(alike_once(rows)):
+        table.add_row(f"{first}", f"{num_ranks:,}", *cells)
     return table
 
 

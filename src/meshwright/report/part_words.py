@@ -22,5 +22,5 @@ PART_WORDS = {
 """By field of StepParts; communication is what no computation hides."""
 assert list(PART_WORDS) == list(StepParts.model_fields)
 
-NO_AXIS = "no axis"
-"""What a group is said to run along that nobody named, such as that of all ranks."""
+NO_AXIS = "unnamed group"
+"""What a group is called that nobody named, such as that of all ranks."""

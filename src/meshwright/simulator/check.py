@@ -10,6 +10,9 @@ Ignored: waits inside a communication library, such as for buffers, or for a mes
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
 import numpy as np
 
 from meshwright.simulator.apart import apart
@@ -19,7 +22,7 @@ from meshwright.simulator.culprits import Blame, blamed
 from meshwright.simulator.disagreements import Disagreement, asked_of, first_disagreement
 from meshwright.simulator.group_calls import group_problems
 from meshwright.simulator.matching import CommOps, match
-from meshwright.simulator.places import missing_place, place_of, some_ranks
+from meshwright.simulator.places import missing_place, ordinal, place_of, some_ranks
 from meshwright.simulator.play_traces import Costs, play_traces
 from meshwright.simulator.program import RecordTimes
 from meshwright.simulator.stuck import stuck_problems
@@ -44,19 +47,15 @@ def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]
 
 
 def with_earlier(traces: Traces, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    """Return the problems of a step, and before them those of the builder and of the calls before it.
-
-    What is wrong in each call alike is told once.
+    """Return the problems of a step; those of the builder and of the calls before it in their place, if there are any
+    that are not in this call, too: it is not come to.
     """
     if traces.earlier is None:
         return problems
     earlier = check(traces.earlier)
-    known = {_key(problem) for problem in problems}
-    if not earlier or _key(earlier[0]) in known:
+    if not earlier or _key(earlier[0]) in {_key(problem) for problem in problems}:
         return problems
-    told = {_key(problem) for problem in earlier}
-    later = tuple(problem for problem in problems if _key(problem) not in told)
-    return tuple(problem.replace(rule=f"{_EARLIER}: {problem.rule}") for problem in earlier) + later
+    return tuple(problem.replace(rule=f"{_EARLIER}: {problem.rule}") for problem in earlier)
 
 
 def _key(problem: Problem) -> tuple[object, ...]:
@@ -108,6 +107,7 @@ def _problem(traces: Traces, blame: Blame) -> Problem:
         others=tuple(places[other] for other in others)[:3],
         group=channel.ranks,
         is_tie=is_tie,
+        hint=_hint(one, culprit),
     )
 
 
@@ -117,9 +117,31 @@ def _rule(one: Disagreement) -> str:
     if not channel.is_message:
         broken = one.rule or "run the same collectives in the same order"
         group = f"ranks {some_ranks(channel.ranks)}"
-        return f"all ranks of a group{axis} have to {broken}; number {one.number} of {group} differs"
+        return f"all ranks of a group{axis} have to {broken}; the {ordinal(one.number)} collective of {group} differs"
     sender, receiver = channel.ranks
-    message = f"message {one.number} from rank {sender} to rank {receiver}{axis}"
+    message = f"the {ordinal(one.number)} message from rank {sender} to rank {receiver}{axis}"
     if None in at:
         return f"{message} has no {'receive' if at[1] is None else 'send'}"
-    return f"{message} is sent as one thing and received as another"
+    return f"{message} is {_sent_and_received(at)}"
+
+
+def _sent_and_received(at: Sequence[Hashable]) -> str:
+    """Return in what the two ends of a message differ."""
+    sent, received = (one if isinstance(one, tuple) else (0, "", None) for one in at)
+    if sent[0] != received[0]:
+        return f"{sent[0]:,} bytes where it is sent and {received[0]:,} bytes where it is received"
+    if sent[1] != received[1]:
+        return f"sent as {sent[1]} and received as {received[1]}"
+    return "of another stage or microbatch where it is sent than where it is received"
+
+
+def _hint(one: Disagreement, culprit: int) -> str:
+    """Return that an earlier collective may be to blame, where the culprit runs more or fewer than the others."""
+    if one.channel.is_message or not one.number:
+        return ""
+    counts = [len(rows) for rows in one.channel.rows]
+    own, (usual, _) = counts[culprit], Counter(counts).most_common(1)[0]
+    if own == usual:
+        return ""
+    which = "one too many may be this one or an earlier one" if own > usual else "one that is missing may be an earlier"
+    return f"rank {one.channel.members[culprit]} runs {own:,} collectives in this group, most {usual:,}: the {which}"

@@ -7,17 +7,16 @@ Ignored: that two collectives of one rank may be exposed at once; StepParts says
 
 from __future__ import annotations
 
-import re
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from meshwright.simulator.starred import starred
 from meshwright.spec.dry_run import CollectiveUse, ExposedAt
 from meshwright.spec.timeline import Floats, Ints, SpanKind, Spans, Timeline
 from meshwright.spec.trace import RecordKind
 from meshwright.spec.traces import Traces
 
-_NUMBER = re.compile(r"\d+")
 _MESSAGE_RANKS = 2
 
 
@@ -54,8 +53,8 @@ def collective_uses(timeline: Timeline, traces: Traces) -> tuple[CollectiveUse, 
 def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
     """Return where communication is exposed, most first: blocks that do the same are one place."""
     spans, hidden_s = _communication(timeline)
-    starred = [_NUMBER.sub("*", scope) for scope in (*timeline.scopes, "")]
-    scope = np.unique(starred, return_inverse=True)[1].ravel()[spans.scope]
+    names = [starred(scope) for scope in (*timeline.scopes, "")]
+    scope = np.unique(names, return_inverse=True)[1].ravel()[spans.scope]
     example, kind = _kinds(spans.axis, spans.name, spans.phase, scope)
     share = _weights(timeline, spans) / sum(timeline.stands_for)
     total_s = spans.end_s - spans.start_s
@@ -64,7 +63,7 @@ def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
     for number, (row, *values) in enumerate(zip(example.tolist(), *(of.tolist() for of in sums), strict=True)):
         count, exposed_s, hidden = values
         is_one = len(np.unique(spans.scope[kind == number])) == 1
-        place = (timeline.scopes if is_one else starred)[spans.scope[row]] if spans.scope[row] >= 0 else ""
+        place = (timeline.scopes if is_one else names)[spans.scope[row]] if spans.scope[row] >= 0 else ""
         places.append(
             ExposedAt(
                 axis=_text(timeline.axes, spans.axis[row]),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwright.simulator.places import some_ranks
+from meshwright.simulator.places import ordinal, some_ranks
 from meshwright.spec.problem import UNRECORDED, Place, Problem
 from meshwright.spec.trace import NONE, GroupCall, Trace
 from meshwright.spec.traces import Traces
 
 _RULE = (
     "all ranks have to call new_group(), members or not, with the same ranks in the same order (or the members alone, "
-    "with use_local_synchronization=True); call number {} differs"
+    "with use_local_synchronization=True); the {} call differs"
 )
 
 
@@ -32,7 +32,7 @@ def group_problems(traces: Traces) -> tuple[Problem, ...]:
             culprit, is_tie = _culprit(traces, at)
             others = [rank for rank in at if at[rank] is not None and at[rank] != at[culprit]]
             places = (_place(traces.traces[rank], number) for rank in others[:3])
-            rule, place = _RULE.format(number), _place(traces.traces[culprit], number)
+            rule, place = _RULE.format(ordinal(number)), _place(traces.traces[culprit], number)
             return (Problem(kind="collective", culprit=place, rule=rule, others=tuple(places), is_tie=is_tie),)
     return ()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
 import numpy as np
 
 from meshwright.simulator.roles import roles_of
+from meshwright.simulator.starred import starred
 from meshwright.spec.dry_run import LiveTensors, RankMemory, RankTime
 from meshwright.spec.layout import Layout
 from meshwright.spec.op_kind import OP_KINDS, op_kind
@@ -17,7 +17,6 @@ from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.traces import Traces
 
 _NUM_LARGEST = 8
-_NUMBER = re.compile(r"\d+")
 
 
 def compute_seconds(timeline: Timeline) -> dict[str, float]:
@@ -99,14 +98,17 @@ def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
     is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
     rows = np.flatnonzero(is_live & (storages.num_bytes > 0))
     makers = _makers(trace)[rows].tolist()
-    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for row, maker in zip(rows.tolist(), makers, strict=True):
         scope = "" if maker == NONE else _text(trace.scopes, trace.records.scope[maker])
+        line = "" if maker == NONE else _text(trace.lines, trace.records.line[maker])
         op = "before the step" if maker == NONE else _op(trace, maker)
-        groups[TensorRole(int(roles[row])).name.lower(), op, _NUMBER.sub("*", scope)].append(row)
+        groups[TensorRole(int(roles[row])).name.lower(), op, starred(scope), line].append(row)
     found = [
-        LiveTensors(num_bytes=int(storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope)
-        for (role, op, scope), own in groups.items()
+        LiveTensors(
+            num_bytes=int(storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope, line=line
+        )
+        for (role, op, scope, line), own in groups.items()
     ]
     return tuple(sorted(found, key=lambda live: -live.num_bytes)[:_NUM_LARGEST])
 

@@ -11,13 +11,13 @@ links are shared, that memory is held for longer, and that the gain of one colle
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.simulator.roles import COMMUNICATES
+from meshwright.simulator.starred import starred
 from meshwright.spec.overlap import Exposed, Overlap
 from meshwright.spec.timeline import Floats, SpanKind, Timeline
 from meshwright.spec.trace import NONE, RecordKind, Trace
@@ -30,7 +30,6 @@ _KEYS_OF_AXIS = {
     "pp": ("layout.schedule", "layout.microbatch_size"),
     "ep": ("layout.microbatch_size", "layout.ep"),
 }
-_NUMBER = re.compile(r"\d+")
 
 
 class _Place(NamedTuple):
@@ -146,7 +145,7 @@ def _place(trace: Trace, record: int) -> _Place:
     axis = "" if group == NONE else trace.group_names[group]
     phase = trace.phases[records.phase[record]]
     op = "" if signature == NONE else trace.signatures[signature].op
-    return _Place(axis, op, phase, _NUMBER.sub("*", scope), _is_async(trace, record), _keys(axis, scope, phase))
+    return _Place(axis, op, phase, starred(scope), _is_async(trace, record), _keys(axis, scope, phase))
 
 
 def _is_async(trace: Trace, record: int) -> bool:

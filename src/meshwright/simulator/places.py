@@ -47,6 +47,13 @@ def missing_place(trace: Trace, rows: Ints) -> Place:
     return place_of(trace, int(rows[-1])).replace(record=NONE)
 
 
+def ordinal(number: int) -> str:
+    """Return the place of what is counted from 0, such as "1st" of 0."""
+    place = number + 1
+    ending = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"{place:,}{ending}"
+
+
 def some_ranks(ranks: tuple[int, ...]) -> str:
     """Return such as "0, 1, 2, ... and 511"."""
     if len(ranks) <= 4:

@@ -8,15 +8,14 @@ Ignored: that making one of them again makes others that it is made from, so tha
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
+from meshwright.simulator.starred import starred
 from meshwright.spec.liveness import Liveness, SavedTensors, Saving
 
 _NUM_BEST = 8
 _LEAST_SHARE = 0.005
 """Of the peak: less is not worth a line."""
-_NUMBER = re.compile(r"\d+")
 
 
 def savings_of(live: Liveness, *, is_host: bool) -> tuple[SavedTensors, ...]:
@@ -26,7 +25,7 @@ def savings_of(live: Liveness, *, is_host: bool) -> tuple[SavedTensors, ...]:
     """
     lines: dict[tuple[str, str, bool], list[Saving]] = defaultdict(list)
     for saving in live.savings:
-        where = _NUMBER.sub("*", saving.tensor.scope)
+        where = starred(saving.tensor.scope)
         lines[saving.tensor.op, where, saving.recompute_s is None].append(saving)
     found = [_together(own, where, is_host) for (_, where, _), own in lines.items()]
     worth = [saved for saved in found if saved.seconds and saved.num_bytes >= _LEAST_SHARE * live.peak_bytes]

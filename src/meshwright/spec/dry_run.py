@@ -29,6 +29,8 @@ class LiveTensors(Noun):
     """The operation that made them, or that they were there before the step."""
     scope: str
     """The module in whose code it did, with * for numbers where several did; "" outside of modules."""
+    line: str = ""
+    """The line of the user's own file that did; "" where none did."""
 
 
 class RankMemory(Noun):
@@ -186,9 +188,9 @@ class Outcome(Noun):
     """What would hide more of it, each naming a key of the job."""
 
     @property
-    def fullest(self) -> RankMemory:
-        """Return the rank that needs most of its device."""
-        return max(self.memory, key=lambda rank: rank.reserved_bytes)
+    def fullest(self) -> RankMemory | None:
+        """Return the rank that needs most of its device; None where none holds anything there."""
+        return max(self.memory, key=lambda rank: rank.reserved_bytes, default=None)
 
 
 class DryRun(Noun):

@@ -74,6 +74,8 @@ class Problem(Noun):
     """Global ranks of the collective's group, or sender and receiver."""
     is_tie: bool = False
     """Whether no majority says which side is wrong: the culprit, or else the others."""
+    hint: str = ""
+    """What else may be the mistake."""
     num_more: NonNegativeInt = 0
     """Groups and messages in which the culprit disagrees with others, too, such as after one call that it left out."""
 
@@ -83,6 +85,8 @@ class Problem(Noun):
         lines += [f"  {names[1]}: {other}" for other in self.others]
         if self.is_tie:
             lines.append("  no majority of ranks says which of them is wrong: look at both")
+        if self.hint:
+            lines.append(f"  {self.hint}")
         if self.num_more:
             lines.append(
                 f"  rank {self.culprit.rank} disagrees in other groups or messages, too ({self.num_more:,}), which may "

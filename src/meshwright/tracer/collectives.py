@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from meshwright.parallelism.torch_operator import argument_names, tensors_in
 from meshwright.spec.trace import NONE, RecordKind
 from meshwright.tracer.exchange import agreed_of, exchange_of
+from meshwright.tracer.torch_process_group import serves_host
 
 HOST_AXIS = "(CPU tensors)"
 """What is added to the axis of a group where its collectives are on tensors of the host."""
@@ -56,6 +57,8 @@ class FoundCollective:
     written: tuple[Tensor, ...] = ()
     """Tensors among its arguments that it writes to: the operators' schemas do not say so."""
     is_barrier: bool = False
+    serves_host: bool = True
+    """Whether its group has a backend for tensors of the host."""
 
 
 def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "") -> FoundCollective | None:
@@ -70,13 +73,16 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
     ranks = None if process_group is None else tuple(dist.get_process_group_ranks(process_group))
     group = None if process_group is None or ranks is None else (ranks, _axis(process_group, func))
     communicator = "" if process_group is None else _communicator(process_group)
+    on_host = process_group is None or serves_host(process_group)
     num_bytes = max((_num_bytes(one) for one in (*given.values(), result)), default=0)
     if func._opname in ("send", "recv_"):
         kind = RecordKind.SEND if func._opname == "send" else RecordKind.RECEIVE
         place = given.get("dst", given.get("src"))
         peer = NONE if ranks is None else _require_member(ranks, place, func)[place]
         written = () if kind == RecordKind.SEND else tuple(tensors_in(given["tensors"]))
-        return FoundCollective(kind, group, communicator, peer, num_bytes=num_bytes, written=written)
+        return FoundCollective(
+            kind, group, communicator, peer, num_bytes=num_bytes, written=written, serves_host=on_host
+        )
     if ranks is not None and "root_rank" in given:
         _require_member(ranks, given["root_rank"], func)
     place = dist.get_rank(process_group)
@@ -92,6 +98,7 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
         receives=exchange.receives,
         written=_written(given, place) if func.namespace == _NAMESPACES[0] else (),
         is_barrier="barrier" in func._opname,
+        serves_host=on_host,
     )
 
 

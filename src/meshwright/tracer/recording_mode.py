@@ -191,6 +191,11 @@ class RecordingMode(TorchDispatchMode):
     ) -> None:
         work = self.recorder.new_work()
         is_on_host = not (is_here or found.is_barrier)
+        if is_on_host and not found.serves_host:
+            raise ValueError(
+                "No backend type associated with device type cpu: the group's backend is nccl alone, and the tensor is "
+                'on the host: move it to the device, or make the group with backend="cpu:gloo,cuda:nccl"'
+            )
         group = NONE
         if found.group is not None:
             ranks, axis = found.group

@@ -45,7 +45,10 @@ def explained(scopes: Scopes) -> Iterator[None]:
         ) from error
     except Exception as error:
         where = f" in {scopes.left_by_error}" if scopes.left_by_error else ""
-        raise UnsupportedError(f"{type(error).__name__}{where}{line_of_error(error)}: {_first_line(error)}") from error
+        causes = "".join(f"; caused by {type(one).__name__}: {_first_line(one)}" for one in _causes(error))
+        raise UnsupportedError(
+            f"{type(error).__name__}{where}{line_of_error(error)}: {_first_line(error)}{causes}"
+        ) from error
 
 
 def refuse(func: Any, error: Exception, scopes: Scopes) -> NoReturn:
@@ -108,6 +111,14 @@ def _refused(name: str, original: Callable[..., Any], scopes: Scopes) -> Callabl
 
 def _in(scopes: Scopes) -> str:
     return f" in {scopes.scope}" if scopes.scope else ""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that an error was raised from, the last of which says what went wrong."""
+    cause = error.__cause__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def _first_line(error: BaseException) -> str:
