@@ -18,6 +18,7 @@ from meshwright.report.dry_run_table import (
     rank_seconds,
     rank_words,
     signed_change,
+    times,
 )
 from meshwright.report.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
 from meshwright.report.timeline_figures import PURPOSE, memory_figure, pipeline_figure, streams_figure
@@ -154,7 +155,7 @@ def _communication(outcome: Outcome) -> Iterator[str]:
 
 
 def _collective_cells(one: CollectiveUse) -> _Cells:
-    counts = (f"{one.num_ranks:,}", f"{one.count:,.0f}", format_bytes(one.num_bytes))
+    counts = (f"{one.num_ranks:,}", times(one.count), format_bytes(one.num_bytes))
     return short_op(one.op), one.axis or "-", *counts, format_duration(one.total_s), format_duration(one.exposed_s)
 
 

@@ -202,10 +202,15 @@ def _exposed_table(outcome: Outcome) -> Table:
             format_duration(one.exposed_s),
             percent(one.exposed_s / outcome.step_s),
             percent(one.hidden_s / max(one.exposed_s + one.hidden_s, 1e-12), 0),
-            f"{one.count:,.0f}",
+            times(one.count),
             f"{one.axis} {short_op(one.op)} in {one.phase} {escape(one.scope)}".strip(),
         )
     return table
+
+
+def times(count: float) -> str:
+    """Return how often a rank does something: the mean over ranks of what only some do can be less than once."""
+    return f"{count:,.0f}" if count >= 1 or not count else f"{count:.2g}"
 
 
 def most_exposed(outcome: Outcome) -> list[ExposedAt]:
@@ -220,7 +225,7 @@ def _collective_table(outcome: Outcome) -> Table:
         table.add_row(
             f"{one.axis} {short_op(one.op)}".strip(),
             f"{one.num_ranks:,}",
-            f"{one.count:,.0f}",
+            times(one.count),
             format_bytes(one.num_bytes),
             format_duration(one.total_s),
             format_duration(one.exposed_s),

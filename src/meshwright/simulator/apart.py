@@ -1,14 +1,15 @@
 """apart(): ranks that a fault concerns get programs of their own, and so do those whose groups they are in.
 
-Two ranks stay in one class while, axis by axis, their groups have members of the same classes: the slow rank, those in
-its tp group, those in its fsdp group, and all others then are four classes of each pipeline rank. The split is the
-coarsest that keeps every group's classes; source: colour refinement (Weisfeiler and Leman 1968). A new class is
-represented by its first rank, whose trace is that of its old representative with groups and peers moved.
+Two ranks stay in one class while, axis by axis, their groups have members of the same classes, and their messages go to
+and come from the same classes: the slow rank, those in its tp group, those in its fsdp group, and all others then are
+four classes of each pipeline rank. The split is the coarsest that keeps every group's classes; source: colour
+refinement (Weisfeiler and Leman 1968). A new class is represented by its first rank, whose trace is that of its old
+representative with groups and peers moved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,16 +33,36 @@ def apart(traces: Traces, ranks: Iterable[int]) -> Traces:
     labels = traces.class_of_rank.copy()
     labels[wanted] = traces.world_size + np.array(wanted)
     axes = {rank: [groups_of_axis(group, traces) for group in trace.groups] for rank, trace in traces.traces.items()}
+    ends = [one for rank, trace in traces.traces.items() for one in _partners(trace, traces, axes[rank])]
     num_classes = 0
     while len(np.unique(labels)) > num_classes:
         num_classes = len(np.unique(labels))
         for groups in axes.values():
             for rows in groups:
                 labels = _refined(labels, rows)
+        for partners in ends:
+            other = np.where(partners == NONE, NONE, labels[partners])
+            labels = np.unique(np.stack([labels, other]), axis=1, return_inverse=True)[1].ravel()
     _, first, where = np.unique(labels, return_index=True, return_inverse=True)
     class_of_rank = first[where.ravel()]
     found = {rank: moved(traces.of_rank(rank), rank, axes[int(traces.class_of_rank[rank])]) for rank in first.tolist()}
     return replace(traces, traces=found, class_of_rank=class_of_rank)
+
+
+def _partners(trace: Trace, traces: Traces, axes: Sequence[Ints]) -> Iterator[Ints]:
+    """Yield for each peer of a representative that of every rank of its class; -1 for other ranks [world_size].
+
+    In a group of all ranks, such as that of a pipeline that made none, who is a rank's peer follows from nothing else.
+    """
+    source, records = trace.traced.rank, trace.records
+    has_peer = (records.peer != NONE) & (records.group != NONE)
+    pairs = np.unique(np.stack([records.group[has_peer], records.peer[has_peer]], axis=1), axis=0)
+    for group, peer in pairs.tolist():
+        rows, ranks = axes[group], trace.groups[group]
+        shift = ranks.index(peer) - ranks.index(source)
+        partners = np.full(traces.world_size, NONE, np.int64)
+        partners[rows] = np.roll(rows, -shift, axis=1)
+        yield np.where(traces.class_of_rank == source, partners, NONE)
 
 
 def _refined(labels: Ints, rows: Ints) -> Ints:

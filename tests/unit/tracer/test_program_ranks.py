@@ -10,6 +10,7 @@ import pytest
 
 from hand_traces import Script
 from meshwright.errors import UnsupportedError
+from meshwright.simulator.apart import apart
 from meshwright.simulator.check import check, with_earlier
 from meshwright.spec.trace import Trace
 from meshwright.spec.traces import Traces
@@ -114,6 +115,8 @@ def test_messages_among_all_ranks_are_a_pipeline_of_as_many_stages_as_follow_eac
     assert len(traces.traces) == size
     assert len(asked) < 64
     assert check(traces) == ()
+    # A slow rank's peers are told from those of others.
+    assert check(apart(traces, [3])) == ()
 
 
 def test_a_pipeline_within_each_replica_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
