@@ -33,8 +33,6 @@ from meshwright.cost.own_kernels import is_own
 from meshwright.cost.work import BLOCK, Work
 
 Index = NDArray[np.int64]
-_MASTER_BYTES = 4.0
-"""Of a parameter as the optimizer keeps it."""
 
 
 @dataclass(frozen=True)
@@ -192,83 +190,18 @@ def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Flo
     return np.asarray(longer_by_s + c["overlap_slowdown"] * computes * np.minimum(own_s, hidden_behind_s))
 
 
-def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_block: bool) -> tuple[Floats, Floats]:
-    """Return the seconds of what FSDP itself computes for one owner and one microbatch, forward and backward: casts,
-    copies, sums.
-
-    Blocks may be gathered again in backward, what stands before and after them is not.
-    """
-    owners, layouts = dp.work.owners, dp.layouts
-    parameters = _dense_parameters(dp, owner) + owners.expert_parameters[owner]
-    reordered = reordered_experts(dp, owner)
-    last = 1.0 / dp.num_microbatches
-    # Out of the buffer that was gathered; blocks that are freed are gathered again.
-    out = 2 * np.where(layouts.is_resharded, 1.0, last) * dp.gather_bytes * (parameters + reordered)
-    num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
-    reduced = parameters * _bytes_to_reduce(dp) + 2 * reordered * num_reductions * dp.element_bytes
-    is_shared = layouts.fsdp > 1
-    forward = np.where(is_shared, out, 0.0)
-    backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
-    forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
-    return forward / memory_rate, backward / memory_rate
-
-
-def fsdp_kernels(dp: DataParallel, owner: Index) -> Floats:
-    """Return the kernels that add up one owner's gradients after each microbatch: ours, one for each tensor."""
-    adds = dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1)
-    return np.where(adds, dp.work.owners.num_tensors[owner], 0.0)
-
-
-def _dense_parameters(dp: DataParallel, owner: Index) -> Floats:
+def dense_parameters(dp: DataParallel, owner: Index) -> Floats:
     """Return the dense parameters of one owner, with those of which a pipeline's last stage has a copy (ours)."""
     owners = dp.work.owners
     copied = np.where(dp.is_own & (dp.layouts.pp > 1), owners.tied_parameters[owner], 0.0)
     return np.asarray(owners.dense_parameters[owner] + copied)
 
 
-def reordered_experts(dp: DataParallel, owner: Index) -> Floats:
-    """Return the parameters of experts that ranks cut in another dim than FSDP2's first, since there are fewer of them
-    than ranks, or the ranks do not divide them: what is gathered and what is reduced is copied once more into order.
-    """
-    owners, efsdp = dp.work.owners, np.maximum(dp.layouts.efsdp, 1)
-    is_cut_across = np.mod(owners.num_local_experts[owner], efsdp) != 0
-    return np.where(is_cut_across & dp.is_own, owners.expert_parameters[owner], 0.0)
-
-
-def _bytes_of_whole(dp: DataParallel) -> Floats:
-    """Return the bytes that FSDP moves for each parameter and microbatch where no rank shares it with another.
-
-    FSDP2 still casts parameters and copies them, takes each microbatch's gradients into a sum, and copies that three
-    times: into its buffer, divided, and out of it.
-    """
-    last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
-    parameters = last * (_MASTER_BYTES + 3 * element)
-    out = 4 * reduce
-    # The first microbatch's gradients are cast, those of others added.
-    summed = element + reduce + (1 - last) * reduce + last * (2 * reduce + out)
-    summed = np.where(dp.num_microbatches > 1, summed, element + reduce + out)
-    each = element + reduce + out + (1 - last) * 3 * reduce
-    return np.asarray(parameters + np.where(dp.layouts.reduces_each_microbatch, each, summed))
-
-
-def _bytes_to_reduce(dp: DataParallel) -> Floats:
-    """Return the bytes that are moved for each parameter to add up a microbatch's gradients, or to copy them into the
-    input of a reduction, once a step or in each microbatch.
-    """
-    last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
-    # The first microbatch's gradients are cast, those of others added, and the sums are copied.
-    summed = np.where(dp.num_microbatches > 1, element + 2 * reduce + last * reduce, element + reduce)
-    # The shards of gradients that are reduced each time are added up.
-    added = np.where(dp.is_own, 3 * reduce * (1 - last) / np.maximum(dp.layouts.fsdp, 1), 0.0)
-    copied = np.where(dp.layouts.reduces_each_microbatch, element + reduce + added, summed)
-    return np.where(dp.fuses_sum, 0.0, copied)
-
-
 def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric) -> Floats:
     """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
     gradients: at the ends of a pass there is nothing to hide them behind.
     """
-    layouts, parameters = dp.layouts, _dense_parameters(dp, owner)
+    layouts, parameters = dp.layouts, dense_parameters(dp, owner)
     group = group_of(layouts.tp, layouts.fsdp, fabric)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     whole = all_gather_s(parameters * dp.element_bytes, group, fabric)

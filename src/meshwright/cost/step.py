@@ -27,12 +27,11 @@ from meshwright.cost.data_parallel import (
     ends_exposed_s,
     exposed_update_s,
     first_block_exposed_s,
-    fsdp_copies_s,
     fsdp_exposed_s,
-    fsdp_kernels,
     replicated_sums_s,
 )
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
+from meshwright.cost.fsdp_copies import FsdpCopies
 from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.measured_sharding import measured_exchanges_s
 from meshwright.cost.own_kernels import position_kernels
@@ -115,6 +114,7 @@ class StepPricer:
         self.repeated = repeated_share(cases)
         """Share of blocks' backwards that run twice: experts and rings that stay eager are taken for compiled, too."""
         self.is_host = cases.each(lambda s: float(s.cluster.device.is_host)) > 0
+        self.copies = FsdpCopies(self.parallel, self.stacks, self.slots, self.is_host)
         self.senders = senders_of(self.communication, self.parallel, self.is_host)
         self.update_s = measured_update_s(cases, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
@@ -122,6 +122,7 @@ class StepPricer:
     def use(self, fitted: Slowness) -> None:
         """Take `fitted` in place of the stacks' own multipliers."""
         self.stacks = replace(self.stacks, fitted=fitted)
+        self.copies = replace(self.copies, stacks=self.stacks)
 
     def price(self, constants: Constants) -> StepTerms:
         """Return the step of each case by cause."""
@@ -184,7 +185,7 @@ class StepPricer:
         sending = Sending(owner, mm_f, (att_f, att_b), twice, Again(tp_again, attended, again.exchanges * passes))
         sent = self.senders.sent_alone(sending, fabric, c)
         waits = self._waits(computed, sent, host, c)
-        copies = self._copies_s(slot, memory_rate, c)
+        copies = self.copies.of_slot(slot, memory_rate, c)
         # Of our own software copies hide communication, too: multipliers of other software were fitted without.
         copies_hide = np.where(self.parallel.is_own, 1.0, 0.0)
         hiding = computed[0] + copies_hide * copies[0], computed[1] + copies_hide * copies[1]
@@ -193,7 +194,7 @@ class StepPricer:
             dp = fsdp_exposed_s(
                 self.parallel, owner, fabric, c, whole_pass, computing_shares(self.parallel, hiding, whole_pass)
             )
-            ends = self._ends_s(times, memory_rate)
+            ends = self.copies.before_blocks(times, memory_rate)
             first_dp = first_block_exposed_s(self.parallel, owner, fabric, c, whole_pass, ends)
             if self.senders.contends.any():
                 attention = att_f + merge_f + sent.cp[0], att_b + merge_b + sent.cp[1]
@@ -227,27 +228,6 @@ class StepPricer:
             return np.where(self.is_host, host_s, _longer(device_s, host_s, c["host_sharpness"]) - device_s)
 
         return wait_s(computed[0] + sent.forward, host[0]), wait_s(computed[1] + sent.backward, host[1])
-
-    def _copies_s(self, slot: Slot, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
-        """Return the seconds of what FSDP itself computes for a slot, forward and backward."""
-        both = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=slot.kind == BLOCK)
-        # Multipliers of other software were fitted to whole steps with copies that nothing slows.
-        slow = self.stacks.slowness(c)
-        slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
-        starts_s = c["kernel_s"] * fsdp_kernels(self.parallel, slot.owner)
-        forward, backward = (np.where(self.is_host, 0.0, seconds * slower) for seconds in (both[0], both[1] + starts_s))
-        return forward, backward
-
-    def _ends_s(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:
-        """Return the seconds of a microbatch before its first block, forward and backward: embedding, FSDP's copies."""
-        forward, backward = np.zeros(len(self.cases)), np.zeros(len(self.cases))
-        for slot in self.slots:
-            if slot.kind != BLOCK:
-                copies = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=False)
-                has_embedding = slot.kind == FIRST
-                forward += slot.count * (copies[0] + has_embedding * times.memory[0][slot.owner])
-                backward += slot.count * (copies[1] + has_embedding * times.memory[1][slot.owner])
-        return forward, backward
 
     def _merges_s(self, owner: Ints, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
         """Return the seconds that attention of a split sequence takes besides its kernels, forward and backward."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cost_cases import MODELS, cases, changed, layouts, setting
 from meshwright.cost.case import Setting
-from meshwright.cost.data_parallel import data_parallel_of, fsdp_copies_s
+from meshwright.cost.data_parallel import data_parallel_of
+from meshwright.cost.fsdp_copies import fsdp_copies_s
 from meshwright.cost.step import step_times
 from meshwright.cost.work import LAST, work_of
 from meshwright.spec.layout import Layout

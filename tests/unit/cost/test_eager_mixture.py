@@ -5,8 +5,9 @@ import pytest
 
 from cost_cases import cases, setting
 from meshwright.cost.case import Cases
-from meshwright.cost.data_parallel import data_parallel_of, reordered_experts
+from meshwright.cost.data_parallel import data_parallel_of
 from meshwright.cost.footprint import footprint
+from meshwright.cost.fsdp_copies import reordered_experts
 from meshwright.cost.work import BLOCK, Work, work_of
 from meshwright.spec.layout import Layout
 from meshwright.spec.op import GroupedMatmul
