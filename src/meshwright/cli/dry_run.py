@@ -83,6 +83,7 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         hazards=of_ranks,
         num_traced=len(traces.traced or traces.traces),
         traced_ranks=traces.traced if len(traces.traced) < traces.world_size else (),
+        guesses=tuple(map(str, traces.guesses())),
         padding=_padding(subject),
         outcome=outcome,
     )

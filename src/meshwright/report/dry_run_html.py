@@ -60,6 +60,10 @@ def _problems(run: DryRun) -> Iterator[str]:
         yield _section(
             "Warnings", "The step ends, and what it computes depends on chance.", f'<ul class="pre">{listed}</ul>'
         )
+    if run.guesses:
+        listed = "".join(f"<li>{escape(guess)}</li>" for guess in run.guesses)
+        what = "What is run depends on numbers that fake tensors do not hold."
+        yield _section("Guessed", what, f'<ul class="pre">{listed}</ul>')
 
 
 def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:

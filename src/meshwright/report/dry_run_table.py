@@ -56,6 +56,12 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
         yield from (f"[yellow]-[/] {escape(str(hazard))}" for hazard in run.hazards[:_MOST_ROWS])
         if len(run.hazards) > _MOST_ROWS:
             yield f"[yellow]-[/] and {len(run.hazards) - _MOST_ROWS} more"
+    if run.guesses:
+        yield ""
+        yield "[bold yellow]guessed[/]: what is run depends on numbers that fake tensors do not hold"
+        yield from (f"[yellow]-[/] {escape(guess)}" for guess in run.guesses[:_MOST_ROWS])
+        if len(run.guesses) > _MOST_ROWS:
+            yield f"[yellow]-[/] and {len(run.guesses) - _MOST_ROWS} more"
     tables = [_padding_table(run.padding)]
     if run.outcome is not None:
         yield from _misfit(run, run.outcome)

@@ -215,6 +215,8 @@ class DryRun(Noun):
     """Why the step would hang or compute something wrong."""
     hazards: Annotated[tuple[Hazard, ...], Field(strict=False)] = ()
     """Tensors that are used in no defined order: warnings, with which the step still ends."""
+    guesses: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Lines of the program that decide by numbers which a dry run has to guess, and how it guessed."""
     padding: Padding | None = None
     """What padded shards cost; None where nothing is padded, or for a model that the formulas do not know."""
     outcome: Outcome | None = None

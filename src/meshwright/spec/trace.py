@@ -83,6 +83,21 @@ class GroupCall(NamedTuple):
     """Of the user's own file that called it, such as train.py:40."""
 
 
+class Guess(NamedTuple):
+    """A number of a tensor by which the program decided what to run, and which nobody put there."""
+
+    line: str
+    """Of the user's own file that decided, such as train.py:40."""
+    value: str
+    """What the number read as."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.line} decides by a number that only a real tensor holds; here it reads as {self.value}: "
+            "make sure that a usual step goes the same way"
+        )
+
+
 class Traced(Noun):
     """What was traced, and with what."""
 
@@ -194,6 +209,8 @@ class Trace:
     """What the builder and the calls before this one did that other ranks have to agree on: communication, waits and
     events, without operations and memory; only of a user's program.
     """
+    guesses: tuple[Guess, ...] = ()
+    """Numbers that no fake tensor holds and that decided what the program runs."""
 
     def live_bytes(self) -> Ints:
         """Return the bytes of all storages before each record, and after the last [records + 1]."""
@@ -225,6 +242,7 @@ class Trace:
             "groups": self.groups,
             "group_calls": self.group_calls,
             "own_groups": self.own_groups,
+            "guesses": self.guesses,
             **{name: getattr(self, name) for name in _TEXTS},
         }
         columns: dict[str, NDArray[Any]] = {
@@ -251,6 +269,7 @@ class Trace:
             group_calls=tuple(GroupCall(tuple(ranks), line) for ranks, line in about["group_calls"]),
             own_groups=tuple(tuple(ranks) for ranks in about["own_groups"]),
             earlier=cls._of_columns(arrays, earlier) if f"{earlier}about" in arrays else None,
+            guesses=tuple(Guess(*one) for one in about.get("guesses", ())),
             **parts | {name: tuple(about[name]) for name in _TEXTS},
         )
 

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from meshwright.errors import ConfigError
-from meshwright.spec.trace import Ints, Trace
+from meshwright.spec.trace import Guess, Ints, Trace
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Traces:
     def of_rank(self, rank: int) -> Trace:
         """Return the trace of the rank that does the same as `rank`, or of `rank` itself."""
         return self.traces[int(self.class_of_rank[rank])]
+
+    def guesses(self) -> tuple[Guess, ...]:
+        """Return the numbers that decided what some rank runs, though they were guesses; each once."""
+        return tuple(dict.fromkeys(guess for _, trace in sorted(self.traces.items()) for guess in trace.guesses))
 
     @classmethod
     def all_of(cls, traces: Mapping[int, Trace]) -> Self:

@@ -60,6 +60,11 @@ class FoundCollective:
     serves_host: bool = True
     """Whether its group has a backend for tensors of the host."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Return the size of its group, 1 where the operator names none."""
+        return 1 if self.group is None else len(self.group[0])
+
 
 def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "") -> FoundCollective | None:
     """Return what collective the operator is, None of any other; `reduce_op` is that of c10d's reductions.

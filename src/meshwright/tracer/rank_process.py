@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.models import initial
 from meshwright.parallelism import host_values
-from meshwright.spec.trace import Trace, Traced
+from meshwright.spec.trace import Guess, Trace, Traced
 from meshwright.tracer.object_exchange import ObjectExchange, waiting_ranks
 from meshwright.tracer.program_builder import find_builder, step_of
 from meshwright.tracer.recorder import Recorder
@@ -212,7 +212,8 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
         earlier = recorder.earlier(traced, num_of_builder)
         recorder.begin()
         step()
-    return replace(recorder.trace(traced), earlier=earlier)
+    guesses = tuple(Guess(line, value) for line, value in mode.guesses.items())
+    return replace(recorder.trace(traced), earlier=earlier, guesses=guesses)
 
 
 def _traced(build: str, mode: RecordingMode) -> Traced:

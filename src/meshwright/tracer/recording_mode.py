@@ -7,7 +7,7 @@ results come. DTensor's operators are not recorded themselves: they come again, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,11 @@ from meshwright.parallelism.torch_operator import (
 )
 from meshwright.spec.trace import NONE, RecordKind, Signature
 from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of
+from meshwright.tracer.guessed_number import GuessedNumber
 from meshwright.tracer.host_memory import is_blocking, place_of
 from meshwright.tracer.host_numbers import computed, is_of_the_host, is_whole, is_whole_on_host, numbers_of, tensor_of
+from meshwright.tracer.program_lines import line_of_program
+from meshwright.tracer.readings import Readings
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.simulated_device import SimulatedStream
 from meshwright.tracer.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
@@ -48,6 +51,7 @@ _FSDP = "FSDP::"
 _MOST_KNOWN = 1 << 16
 """Integers of one tensor on the device that are known, such as a state of random numbers that ranks broadcast."""
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
+_ALIKE = (torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 
 
 class RecordingMode(TorchDispatchMode):
@@ -69,7 +73,9 @@ class RecordingMode(TorchDispatchMode):
         """Whether the parts of an operation that joins a matmul with a collective are recorded."""
         self._written: dict[Any, tuple[bool, ...]] = {}
         self._signatures: dict[Any, int] = {}
-        self._numbers: dict[int, list[Any]] = {}
+        self.readings = Readings()
+        self.guesses: dict[str, str] = {}
+        """By line of the program what it read and decided by, where that was a guess."""
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -87,6 +93,8 @@ class RecordingMode(TorchDispatchMode):
             return args[0].device.type == "cpu"
         if self.device_type != "cpu" and is_of_the_host(func, args, kwargs):
             return computed(func, args, kwargs)
+        if func in _ALIKE:
+            return self._alike(args)
         if func.namespace == "profiler":
             return self._mark(func, args, kwargs)
         if func.namespace == "prim" or self.recorder.is_paused:
@@ -111,6 +119,13 @@ class RecordingMode(TorchDispatchMode):
             self._record(func, args, kwargs, result)
         return self._with_numbers(args[0], result) if func is _COPY else result
 
+    def _alike(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True, a guess: that two tensors are alike is what programs that compare them want to be sure of."""
+        if tensors[0].device.type == self.device_type:
+            self.recorder.record(RecordKind.HOST_SYNC)
+        self.guessed(value=True)
+        return True
+
     def _joint(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record a joint operation as its parts, which share no stream with the other collectives of its group."""
         self._is_joint = True
@@ -134,9 +149,12 @@ class RecordingMode(TorchDispatchMode):
         found = collective_of(func, args, kwargs, result, self.reduce_op)
         if found is not None:
             written |= {id(tensor) for tensor in found.written}
-        # What other ranks bring to a collective is taken to be what this one does.
-        if self._numbers and found is None:
-            self._forget([*(tensor for tensor in inputs if id(tensor) in written), *outputs])
+        results = [*outputs, *(tensor for tensor in inputs if id(tensor) in written)]
+        if found is None:
+            self.readings.follow(func, args, kwargs, inputs, results)
+        else:
+            times = found.num_ranks if "sum" in found.agreed else 1
+            self.readings.reduced(inputs, results if found.is_functional else list(found.written), times)
         place = place_of(func, inputs, outputs, self.device_type)
         is_here = place not in (None, "host")
         if found is None and place is None:
@@ -298,7 +316,6 @@ class RecordingMode(TorchDispatchMode):
             return
         del self._storages[key]
         self._work_of_storage.pop(key, None)
-        self._numbers.pop(key, None)
         self.recorder.free(known[0])
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
@@ -324,15 +341,15 @@ class RecordingMode(TorchDispatchMode):
 
     def unsettled(self) -> tuple[int, ...]:
         """Return how many collectives are not waited for, and of how many tensors numbers are known."""
-        return len(self._works), len(self._host_waits), len(self._sent), len(self._numbers)
+        return len(self._works), len(self._host_waits), len(self._sent), self.readings.num_put
 
     def is_known(self, tensor: Tensor) -> bool:
-        """Return whether the numbers in a tensor are known."""
-        return self._known(tensor) is not None
+        """Return whether the numbers in a tensor are known, one by one."""
+        return self.readings.numbers(tensor) is not None
 
     def know(self, tensor: Tensor, numbers: list[Any]) -> None:
         """Keep the numbers that the program itself put into a tensor, until an operator writes to it."""
-        self._numbers[tensor.untyped_storage()._cdata] = numbers
+        self.readings.put(tensor, numbers)
 
     def _with_numbers(self, source: Tensor, copy: Any) -> Any:
         """Return a copy of a tensor, with the integers that are known of it: on the host it is a real tensor again."""
@@ -340,16 +357,11 @@ class RecordingMode(TorchDispatchMode):
             return copy
         if is_whole_on_host(source):
             self.know(copy, numbers_of(source))
-        known = self._known(source)
+        known = self.readings.numbers(source)
         if known is None or copy.device.type != "cpu" or not source.is_contiguous():
             return copy
         first = source.storage_offset()
-        return tensor_of(known[first : first + copy.numel()], copy)
-
-    def _forget(self, tensors: Iterable[Tensor]) -> None:
-        """Know no longer what was in tensors that an operator wrote to."""
-        for tensor in tensors:
-            self._numbers.pop(tensor.untyped_storage()._cdata, None)
+        return tensor_of(list(known[first : first + copy.numel()]), copy)
 
     def read(self, tensor: Tensor) -> None:
         """Record that the host reads a whole tensor."""
@@ -357,26 +369,31 @@ class RecordingMode(TorchDispatchMode):
             tensor.to("cpu")
 
     def number(self, tensor: Tensor, place: int = 0) -> float | int | bool:
-        """Return a number that the program put there, else one in place of what no fake tensor holds.
+        """Return what a number of a tensor reads as; raises UnsupportedError for a whole number that is unknown.
 
-        Programs report fractions and ask whether they are finite; whole numbers become sizes, which nobody can guess.
+        A boolean that is a guess is noted: programs read those to decide by them.
         """
-        known = self._known(tensor)
-        if known is not None:
-            number: float | int | bool = known[tensor.storage_offset() + place]
-            return number
-        if tensor.dtype == torch.bool:
-            return False
-        if self.is_unknown(tensor):
+        reading = self.readings.read(tensor, place)
+        if reading is None:
             refuse_number(self.recorder.scopes)
-        return 1.0
+        if reading.is_guess and isinstance(reading.value, bool):
+            self.guessed(reading.value)
+        return reading.value
+
+    def guessed(self, value: float | bool) -> None:
+        """Note that the program decides by a number that is a guess, and where."""
+        if not self.recorder.is_paused and (line := line_of_program()):
+            self.guesses.setdefault(line, f"{value:g}" if type(value) is not bool else str(value))
+
+    def item(self, tensor: Tensor) -> float | int | bool:
+        """Return what a tensor's only number reads as, one that tells when the program decides by it if it is a guess."""
+        reading, value = self.readings.read(tensor), Tensor.item(tensor)
+        is_guess = reading is not None and reading.is_guess and type(value) is float
+        return GuessedNumber.of(value, self.guessed) if is_guess else value
 
     def is_unknown(self, tensor: Tensor) -> bool:
         """Return whether a tensor holds whole numbers that the program did not put there."""
-        return self._known(tensor) is None and not (tensor.dtype == torch.bool or tensor.dtype.is_floating_point)
-
-    def _known(self, tensor: Tensor) -> list[Any] | None:
-        return self._numbers.get(tensor.untyped_storage()._cdata)
+        return self.readings.read(tensor) is None
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Notice that a storage was given another size, as FSDP does to what it gathered."""

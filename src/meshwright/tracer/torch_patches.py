@@ -81,6 +81,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     replace(Tensor, "record_stream", lambda _: _as_method(mode.record_stream))
     replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
     replace(FakeTensor, "item", lambda _: _number_read(mode))
+    replace(FakeTensor, "__bool__", lambda _: lambda tensor: bool(tensor.item()))
     # As torch's own, which does so for its own type of tensors only.
     replace(
         FakeTensor,
@@ -115,6 +116,8 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
     def made(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
         tensor = make(data, **kwargs)
         if device is None:
+            if isinstance(tensor, FakeTensor) and isinstance(data, float | int) and get_proxy_mode() is None:
+                mode.know(tensor, [data])
             return tensor
         if get_proxy_mode() is not None:
             # In a graph that is compiled, a copy of a constant decomposes into one that makes a real tensor.
@@ -146,7 +149,7 @@ def _number_read(mode: RecordingMode) -> Callable[[Tensor], Any]:
         if mode.is_unknown(tensor):
             mode.read(tensor)
             return UnknownNumber(functools.partial(refuse_number, mode.recorder.scopes, line_of_program()))
-        return Tensor.item(tensor)
+        return mode.item(tensor)
 
     return item
 

@@ -1,0 +1,64 @@
+"""GuessedNumber: a fraction that a program read from the device, where fake tensors hold none: it reads as 1.
+
+Programs print such numbers, which asks nothing of them. One that decides what is run decides by a guess, of which the
+program's line is noted.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+
+class GuessedNumber(float):
+    """A float that stays a guess in arithmetic with numbers, and tells when it is compared."""
+
+    _told: Callable[[GuessedNumber], None]
+
+    @classmethod
+    def of(cls, value: float, told: Callable[[GuessedNumber], None]) -> GuessedNumber:
+        """Return a guess that calls `told` each time it is compared."""
+        number = cls(value)
+        number._told = told
+        return number
+
+    def __bool__(self) -> bool:
+        self._told(self)
+        return float(self) != 0
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (float(self),)
+
+    __hash__ = float.__hash__
+
+
+def _computed(name: str) -> Callable[..., Any]:
+    compute = getattr(float, name)
+
+    def method(self: GuessedNumber, *others: Any) -> Any:
+        found = compute(self, *others)
+        return GuessedNumber.of(found, self._told) if type(found) is float else found
+
+    return method
+
+
+def _compared(name: str) -> Callable[[GuessedNumber, Any], Any]:
+    compare = getattr(operator, name)
+
+    def method(self: GuessedNumber, other: Any) -> Any:
+        if not isinstance(other, float | int):
+            return NotImplemented
+        self._told(self)
+        return compare(float(self), float(other))
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(GuessedNumber, f"__{_name}__", _computed(f"__{_name}__"))
+    setattr(GuessedNumber, f"__r{_name}__", _computed(f"__r{_name}__"))
+for _name in ("neg", "pos", "abs", "round"):
+    setattr(GuessedNumber, f"__{_name}__", _computed(f"__{_name}__"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(GuessedNumber, f"__{_name}__", _compared(_name))
