@@ -14,8 +14,9 @@ What it communicates is marked, as torch marks what FSDP2 does: the group is oft
 # No future annotations: torch reads those of a hook.
 import functools
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from torch.profiler import record_function
 from meshwright.spec.step_parts import DDP_MARK
 from meshwright.tracer.torch_names import replace
 
+_MOST_BROADCASTS = 2
+"""Buckets of buffers that are under way at a time."""
 _REDUCES, _SENDS_BUFFERS = f"{DDP_MARK}all_reduce", f"{DDP_MARK}broadcast_buffers"
 
 
@@ -37,6 +40,7 @@ def reduce_by_hook() -> None:
     replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
     replace(DistributedDataParallel, "__init__", _with_hook)
     replace(DistributedDataParallel, "_pre_forward", _with_new_buckets)
+    replace(dist, "_broadcast_coalesced", lambda _: _broadcast_coalesced)
     replace(DistributedDataParallel, "_sync_buffers", record_function(_SENDS_BUFFERS))
 
 
@@ -49,6 +53,39 @@ def _with_hook(make: Callable[..., None]) -> Callable[..., None]:
             _arrivals[self] = _Arrivals(self)
 
     return made
+
+
+def _broadcast_coalesced(
+    group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, root: int = 0
+) -> None:
+    """Broadcast tensors in flat buckets, two at a time, as torch does in C++, where waits are not seen."""
+    buckets, _ = dist._compute_bucket_assignment_by_size(list(tensors), [buffer_size])
+    under_way = deque[_Bucket]()
+    for places in buckets:
+        own = [tensors[place] for place in places]
+        flat = torch._utils._flatten_dense_tensors(own)
+        work = dist.broadcast(flat, group=group, group_src=root, async_op=True)
+        under_way.append(_Bucket(work, flat, own))
+        if len(under_way) == _MOST_BROADCASTS:
+            under_way.popleft().arrive()
+    for bucket in under_way:
+        bucket.arrive()
+
+
+class _Bucket(NamedTuple):
+    """Tensors that are broadcast as one."""
+
+    work: Any
+    flat: Tensor
+    tensors: list[Tensor]
+
+    def arrive(self) -> None:
+        """Wait, and copy what came."""
+        self.work.wait()
+        for tensor, part in zip(
+            self.tensors, torch._utils._unflatten_dense_tensors(self.flat, self.tensors), strict=True
+        ):
+            tensor.copy_(part)
 
 
 class _Arrivals:
