@@ -63,6 +63,7 @@ class RecordingMode(TorchDispatchMode):
         self._storages: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
         self._work_of_storage: dict[int, int] = {}
         self._works: dict[int, tuple[Any, int]] = {}
+        self._results: dict[int, list[weakref.ref[Tensor]]] = {}
         self._sent: dict[int, list[Tensor]] = {}
         self._host_waits: dict[int, int] = {}
         """Works for which the host itself waits, and the stream of each."""
@@ -245,6 +246,8 @@ class RecordingMode(TorchDispatchMode):
                 # Kept, so that it is this very object that the program waits for.
                 waited = FakeWork.unbox(leaf)
                 self._works[id(waited)] = (waited, work)
+                # Who asks for them has them: nothing is kept here.
+                self._results[id(waited)] = [weakref.ref(tensor) for tensor in found.written]
 
     def _axis_of_all_reduce(self) -> str:
         """Return the axis of an all-reduce whose group has no name: all that FSDP2 reduces whole is over replicas."""
@@ -277,6 +280,7 @@ class RecordingMode(TorchDispatchMode):
     def waited(self, work: Any) -> None:
         """Notice that the current stream waits for one of torch's Work objects."""
         _, number = self._works.pop(id(work), (None, NONE))
+        self._results.pop(id(work), None)
         if number != NONE:
             self._record_wait(number)
 
@@ -339,6 +343,14 @@ class RecordingMode(TorchDispatchMode):
         """Return the tensors that collectives keep until they are waited for, from the collective `work` on."""
         return [tensor for number, tensors in self._sent.items() if number >= work for tensor in tensors]
 
+    def results_of(self, work: Any) -> list[Tensor]:
+        """Return the tensors that the collective of one of torch's Work objects, not waited for, writes to."""
+        return [tensor for one in self._results.get(id(work), ()) if (tensor := one()) is not None]
+
+    def works_since(self, work: int) -> list[Any]:
+        """Return torch's Work objects of the collectives from the one numbered `work` on that nothing waited for."""
+        return [waited for waited, number in self._works.values() if number >= work]
+
     def unsettled(self) -> tuple[int, ...]:
         """Return how many collectives are not waited for, and of how many tensors numbers are known."""
         return len(self._works), len(self._host_waits), len(self._sent), self.readings.num_put
@@ -386,7 +398,7 @@ class RecordingMode(TorchDispatchMode):
             self.guesses.setdefault(line, f"{value:g}" if type(value) is not bool else str(value))
 
     def item(self, tensor: Tensor) -> float | int | bool:
-        """Return what a tensor's only number reads as, one that tells when the program decides by it if it is a guess."""
+        """Return what a tensor's only number reads as; a fraction that is a guess tells when it decides."""
         reading, value = self.readings.read(tensor), Tensor.item(tensor)
         is_guess = reading is not None and reading.is_guess and type(value) is float
         return GuessedNumber.of(value, self.guessed) if is_guess else value

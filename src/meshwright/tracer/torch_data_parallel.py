@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as module
 from torch.profiler import record_function
@@ -40,6 +41,8 @@ def reduce_by_hook() -> None:
     replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
     replace(DistributedDataParallel, "__init__", _with_hook)
     replace(DistributedDataParallel, "_pre_forward", _with_new_buckets)
+    replace(DistributedDataParallel, "register_comm_hook", _register)
+    replace(DistributedDataParallel, "_register_builtin_comm_hook", lambda _: _register_builtin)
     replace(dist, "_broadcast_coalesced", lambda _: _broadcast_coalesced)
     replace(DistributedDataParallel, "_sync_buffers", record_function(_SENDS_BUFFERS))
 
@@ -48,16 +51,14 @@ def _with_hook(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def made(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        self.register_comm_hook(self.process_group, _reduced)
+        _hook(self)
         if self.static_graph or not self.find_unused_parameters:
             _arrivals[self] = _Arrivals(self)
 
     return made
 
 
-def _broadcast_coalesced(
-    group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, root: int = 0
-) -> None:
+def _broadcast_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, root: int = 0) -> None:
     """Broadcast tensors in flat buckets, two at a time, as torch does in C++, where waits are not seen."""
     buckets, _ = dist._compute_bucket_assignment_by_size(list(tensors), [buffer_size])
     under_way = deque[_Bucket]()
@@ -139,7 +140,7 @@ def _rebuild_buckets(model: DistributedDataParallel, found: _Arrivals) -> None:
         model._ddp_init_helper(found.params, found.is_sparse, names, model.static_graph)
     finally:
         dist._compute_bucket_assignment_by_size = assign
-    dist._register_comm_hook(model.reducer, model.process_group, _reduced)
+    _hook(model)
 
 
 def _size_limits(model: DistributedDataParallel) -> list[int]:
@@ -150,6 +151,50 @@ def _size_limits(model: DistributedDataParallel) -> list[int]:
         return [first, model.bucket_bytes_cap]
     limits: list[int] = config.compute_bucket_size_limits(static_graph=False, find_unused_parameters=True)[0]
     return limits
+
+
+_own_hooks = weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Any, Callable[..., Any]]]()
+"""Hooks that programs registered, and the state of each."""
+
+
+def _hook(model: DistributedDataParallel) -> None:
+    """Have a model's reducer, which is new, reduce by the program's own hook, or by `_reduced`."""
+    reference = weakref.ref(model)
+
+    def reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        own = _own_hooks.get(reference())
+        return _reduced(group, bucket) if own is None else _reduced_by(*own, bucket)
+
+    dist._register_comm_hook(model.reducer, model.process_group, reduced)
+
+
+def _register(check: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(check)
+    def register(self: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> None:
+        if self in _own_hooks:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        if not hook.__name__.startswith("bf16_"):
+            # Those ask for the version of a library that is not there.
+            self._check_comm_hook(hook)
+        _own_hooks[self] = state, hook
+
+    return register
+
+
+def _register_builtin(self: DistributedDataParallel, kind: Any) -> None:
+    is_plain = kind == dist.BuiltinCommHookType.ALLREDUCE
+    self.register_comm_hook(None, default_hooks.allreduce_hook if is_plain else default_hooks.fp16_compress_hook)
+
+
+def _reduced_by(state: Any, hook: Callable[..., Any], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Return what a program's own hook reduces a bucket to; what follows its collectives is done after backward."""
+    with record_function(_REDUCES):
+        found = hook(state, bucket)
+    value = found.value()
+    torch.autograd.Variable._execution_engine.queue_callback(record_function(_REDUCES)(found.wait))
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(value[0] if isinstance(value, list) else value)
+    return done
 
 
 def _reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

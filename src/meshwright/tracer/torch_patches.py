@@ -7,6 +7,8 @@ is tested against the torch at hand.
 from __future__ import annotations
 
 import functools
+import itertools
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import FunctionType
@@ -33,9 +35,11 @@ from meshwright.tracer.attention_kernels import as_on_cuda
 from meshwright.tracer.program_lines import line_of_program
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.recording_mode import RecordingMode
+from meshwright.tracer.torch_coalescing import coalesce_collectives
 from meshwright.tracer.torch_data_loader import read_without_workers
 from meshwright.tracer.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_fused_optimizer import update_shards_in_place
+from meshwright.tracer.torch_futures import hold_results
 from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
 from meshwright.tracer.torch_pipelining import follow_schedules, mark_stage_messages, vote_by_own_stages
@@ -57,6 +61,8 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
         # Since 2.15: tells who reads a gradient last to devices that free memory by an operation; CUDA does not.
         replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
     reduce_by_hook()
+    hold_results(mode)
+    coalesce_collectives(mode)
     move_states_in_place(mode.device_type)
     update_shards_in_place()
     refuse_object_collectives(recorder.scopes)
@@ -82,6 +88,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
     replace(FakeTensor, "item", lambda _: _number_read(mode))
     replace(FakeTensor, "__bool__", lambda _: lambda tensor: bool(tensor.item()))
+    replace(FakeTensor, "data_ptr", lambda _: _address)
     # As torch's own, which does so for its own type of tensors only.
     replace(
         FakeTensor,
@@ -129,6 +136,22 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
     # TorchScript, which parts of torch are compiled by as they are imported, knows functions by their identity.
     torch.jit._builtins._register_builtin(made, "aten::tensor")
     return made
+
+
+_ADDRESS_BITS = 41
+"""Enough for the elements of any tensor between the addresses of two."""
+_numbers = itertools.count(1)
+_addresses = weakref.WeakKeyDictionary[torch.UntypedStorage, int]()
+
+
+def _address(tensor: Tensor) -> int:
+    """Fake tensors are all at the same address, by which programs tell parameters from each other."""
+    storage = tensor.untyped_storage()
+    if tensor.device.type == "meta" or not storage.nbytes():
+        return 0
+    if storage not in _addresses:
+        _addresses[storage] = next(_numbers) << _ADDRESS_BITS
+    return _addresses[storage] + tensor.storage_offset() * tensor.itemsize
 
 
 def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:

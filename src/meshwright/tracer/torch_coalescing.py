@@ -1,0 +1,54 @@
+"""Collectives that a program has torch run as one, by _coalescing_manager(), as Megatron-LM does for its buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import FakeWork, ProcessGroup
+
+from meshwright.tracer.recording_mode import RecordingMode
+from meshwright.tracer.torch_names import replace
+
+_WITHOUT_FAKES = ("allreduce_coalesced_", "reduce_scatter_tensor_coalesced_", "allgather_into_tensor_coalesced_")
+_META = torch._C.DispatchKey.Meta
+
+
+def coalesce_collectives(mode: RecordingMode) -> None:
+    """Have fake tensors go through torch's coalesced collectives, and who waits for them wait for each, for good."""
+    library = torch.library.Library("c10d", "IMPL")
+    for name in _WITHOUT_FAKES:
+        if not getattr(torch.ops.c10d, name).default.has_kernel_for_dispatch_key(_META):
+            library.impl(name, lambda *_, **__: FakeWork().boxed(), "Meta")
+    _kept.append(library)
+    started = list[int]()
+
+    def start(_: ProcessGroup, __: torch.device) -> None:
+        started.append(mode.recorder.num_works)
+
+    def end(_: ProcessGroup, __: torch.device) -> _Together:
+        return _Together(mode.works_since(started.pop()))
+
+    # Up to now the group itself would answer with a work that is none of theirs.
+    replace(ProcessGroup, "_start_coalescing", lambda _: start)
+    replace(ProcessGroup, "_end_coalescing", lambda _: end)
+
+
+class _Together:
+    """What torch calls a Work: several that are waited for as one."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self, *args: Any) -> bool:
+        """Wait for all of them."""
+        for work in self._works:
+            work.wait(*args)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether all of them are done, as far as a dry run tells."""
+        return True
+
+
+_kept: list[torch.library.Library] = []
