@@ -25,7 +25,7 @@ from meshwright.tracer.graph_replay import Capture, GraphCall, key_of
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.simulated_device import NAME
 from meshwright.tracer.torch_async_tensor import join_matmuls
-from meshwright.tracer.torch_inductor import Kernel, kernels_of, needed_by, register_device
+from meshwright.tracer.torch_inductor import Kernel, draw_by_seeds, kernels_of, needed_by, register_device
 from meshwright.tracer.torch_random_states import save_no_random_states
 
 _FUSED = "inductor.fused"
@@ -45,14 +45,19 @@ def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
         mode.recorder.is_paused, before = True, mode.recorder.is_paused
         try:
             join_matmuls(graph)
+            draw_by_seeds(graph)
             return CompiledGraph(graph, kernels_of(graph, inputs), mode)
         finally:
             mode.recorder.is_paused = before
 
+    def partition(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        draw_by_seeds(graph)
+        return min_cut_rematerialization_partition(graph, *args, **kwargs)
+
     backend: Callable[..., Any] = aot_autograd(
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
         decompositions=select_decomp_table(),
     )
     return backend

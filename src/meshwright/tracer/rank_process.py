@@ -204,7 +204,7 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
         reductions_watched(mode),
         recorder.scopes.followed(),
     ):
-        step = step_of(build, torch.device(mode.device_type), rank, world_size, *arguments)
+        step = step_of(build, _device(mode.device_type), rank, world_size, *arguments)
         num_of_builder = len(recorder)
         for _ in range(_NUM_STEPS_BEFORE):
             step()
@@ -225,6 +225,11 @@ def _traced(build: str, mode: RecordingMode) -> Traced:
         num_steps_before=_NUM_STEPS_BEFORE,
         device=mode.device_type,
     )
+
+
+def _device(device_type: str) -> torch.device:
+    """Return the device that a program is given; an accelerator has an index, which some hand on."""
+    return torch.device(device_type, 0) if device_type == NAME else torch.device(device_type)
 
 
 def _leave_as_it_is(*_: Any, **__: Any) -> None:

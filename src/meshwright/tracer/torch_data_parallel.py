@@ -40,6 +40,7 @@ def reduce_by_hook() -> None:
     replace(module, "_verify_param_shape_across_processes", lambda _: lambda *_, **__: None)
     replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
     replace(DistributedDataParallel, "__init__", _with_hook)
+    replace(DistributedDataParallel, "_find_common_rank", _last_rank)
     replace(DistributedDataParallel, "_pre_forward", _with_new_buckets)
     replace(DistributedDataParallel, "register_comm_hook", _register)
     replace(DistributedDataParallel, "_register_builtin_comm_hook", lambda _: _register_builtin)
@@ -56,6 +57,17 @@ def _with_hook(make: Callable[..., None]) -> Callable[..., None]:
             _arrivals[self] = _Arrivals(self)
 
     return made
+
+
+def _last_rank(find: Callable[..., int]) -> Callable[..., int]:
+    """Of ranks that all have inputs join() takes the last one's buffers; this rank only knows its own number."""
+
+    @functools.wraps(find)
+    def found(self: DistributedDataParallel, *args: Any) -> int:
+        find(self, *args)
+        return self.process_group.size() - 1
+
+    return found
 
 
 def _broadcast_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, root: int = 0) -> None:

@@ -25,6 +25,7 @@ from torch._inductor.codegen.common import (
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.debug import DebugContext
+from torch._inductor.fx_passes.replace_random import replace_random_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.utils import GPU_TYPES
@@ -79,6 +80,13 @@ def register_device(device_type: str) -> None:
         return compiled
 
     replace_name(CatchErrorsWrapper, "__call__", without_modes)
+
+
+def draw_by_seeds(graph: fx.GraphModule) -> None:
+    """Have a graph draw random numbers as Inductor's kernels do, from seeds that backward may draw from again."""
+    with V.set_fake_mode(detect_fake_mode([node.meta.get("val") for node in graph.graph.nodes])):
+        replace_random_passes(graph)
+    graph.recompile()
 
 
 def kernels_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Kernel]:

@@ -44,7 +44,13 @@ from meshwright.tracer.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_names import replace
 from meshwright.tracer.torch_pipelining import follow_schedules, mark_stage_messages, vote_by_own_stages
 from meshwright.tracer.unknown_number import UnknownNumber
-from meshwright.tracer.untraceable import refuse_fsdp1, refuse_number, refuse_object_collectives
+from meshwright.tracer.untraceable import (
+    refuse_fsdp1,
+    refuse_number,
+    refuse_object_collectives,
+    refuse_saving,
+    refuse_unknown_sizes,
+)
 
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
 """Methods of a mesh that never look at its ranks."""
@@ -67,6 +73,8 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     update_shards_in_place()
     refuse_object_collectives(recorder.scopes)
     refuse_fsdp1(recorder.scopes)
+    refuse_unknown_sizes(recorder.scopes)
+    refuse_saving(recorder.scopes)
     read_without_workers()
     vote_by_own_stages()
     mark_stage_messages()

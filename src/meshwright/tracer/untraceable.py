@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import torch
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -15,10 +17,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
 from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.tracer.program_lines import line_of_error
 from meshwright.tracer.scopes import Scopes
+from meshwright.tracer.torch_names import replace
 
 _OBJECT_COLLECTIVES = (
     "all_gather_object",
@@ -88,6 +93,37 @@ def refuse_fsdp1(scopes: Scopes) -> None:
         )
 
     FullyShardedDataParallel.__init__ = refused  # type: ignore[method-assign]
+
+
+def refuse_unknown_sizes(scopes: Scopes) -> None:
+    """Have parameters without sizes, as of LazyLinear, raise UnsupportedError from now on."""
+
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"a lazy module{_in(scopes)}{line_of_error(None)}: its parameters have no sizes before its first input, "
+            "which fake tensors cannot leave open: give the sizes, such as nn.Linear(in_features, out_features)"
+        )
+
+    UninitializedParameter.__new__ = refused  # type: ignore[assignment]
+    UninitializedBuffer.__new__ = refused  # type: ignore[assignment]
+
+
+def refuse_saving(scopes: Scopes) -> None:
+    """Have torch.save() raise UnsupportedError for what holds tensors from now on, before it opens a file."""
+
+    def by(save: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def called(value: Any, *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(leaf, Tensor | nn.Module) for leaf in tree_leaves(value)):
+                raise UnsupportedError(
+                    f"torch.save(){_in(scopes)}{line_of_error(None)}: it writes the numbers in tensors, and the "
+                    "tensors of a traced step hold none: leave saving out of the traced program"
+                )
+            return save(value, *args, **kwargs)
+
+        return called
+
+    replace(torch, "save", by)
 
 
 def refuse_object_collectives(scopes: Scopes) -> None:
