@@ -18,6 +18,7 @@ _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 _LOOP, _LOOP_GRADIENT = "grouped_matmul_by_loop", "grouped_matmul_by_loop_weight_gradient"
 _DTYPES = {"float8_e4m3fn": "float8", "float8_e5m2": "float8", "float4_e2m1fn_x2": "float4"}
 """Formats by what devices call them, where torch has another name."""
+TF32 = "tf32"
 ATTENTION_BACKWARD_FLOPS = 2.5
 """Over those of the forward pass: five products for two, one of them computed again."""
 _ATTENTION = ("flash", "efficient", "cudnn", "fused", "for_cpu")
@@ -68,7 +69,7 @@ def op_flops(signature: Signature) -> float:
 def matmul_shape(signature: Signature, name: str) -> MatmulShape | None:
     """Return the factors of operator `name` (without namespace and overload); None if it is no matmul."""
     dims = [shape.dims for shape in signature.inputs]
-    dtype = _DTYPES.get(signature.inputs[0].dtype, signature.inputs[0].dtype) if dims else ""
+    dtype = _matmul_dtype(signature) if dims else ""
     if name in _FIRST_FACTOR:
         first = _FIRST_FACTOR[name]
         (*batch, m, k), (*_, n) = dims[first], dims[first + 1]
@@ -77,6 +78,11 @@ def matmul_shape(signature: Signature, name: str) -> MatmulShape | None:
     if name in _GROUPED or name in (_LOOP, _LOOP_GRADIENT):
         return _grouped_shape(signature, name, dtype)
     return None
+
+
+def _matmul_dtype(signature: Signature) -> str:
+    dtype = signature.inputs[0].dtype
+    return TF32 if signature.is_tf32 and dtype == "float32" else _DTYPES.get(dtype, dtype)
 
 
 def _grouped_shape(signature: Signature, name: str, dtype: str) -> MatmulShape:

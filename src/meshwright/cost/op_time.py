@@ -26,6 +26,7 @@ from meshwright.cost.matmul import MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.op_bytes import base_name, is_communication, is_free, moved_bytes
 from meshwright.cost.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
+    TF32,
     AttentionShape,
     MatmulShape,
     attention_shape,
@@ -48,7 +49,7 @@ Floats = NDArray[np.float64]
 _KERNELS = "eager"
 """What Meshwright's own stack is, as in Stack.kernels."""
 _NARROW_HEAD = 96
-_ELEMENT_BYTES = {**BYTES_PER_ELEMENT, "float8": 1.0, "float4": 0.5}
+_ELEMENT_BYTES = {**BYTES_PER_ELEMENT, TF32: BYTES_PER_ELEMENT["float32"], "float8": 1.0, "float4": 0.5}
 
 
 def op_seconds(signatures: Sequence[Signature], device: Device) -> Floats:
@@ -90,7 +91,10 @@ class _Pricer:
         small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
         sizes = MatmulSizes(m, n, k, groups, shape.is_routed)
         tiles = float(tile_flops(sizes, np.array(num_sms(device)), small_tile))
-        rate = peak_flops_per_s(device, shape.dtype) * matmul_share(device, shape.dtype, shape.precision, constants)
+        # A device without units for TF32 multiplies in full precision, whatever the program allows.
+        is_ignored = shape.dtype == TF32 and device.peak_flops_per_s(TF32) is None
+        dtype = "float32" if is_ignored else shape.dtype
+        rate = peak_flops_per_s(device, dtype) * matmul_share(device, dtype, shape.precision, constants)
         rate *= power_share(device) ** constants["power_exponent"]
         element_bytes = np.array(_ELEMENT_BYTES[shape.dtype])
         rate /= constants["misaligned"] ** float(is_misaligned(n, k, element_bytes))

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from meshwright.spec.trace import Signature, TensorShape
+
+_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
 
 
 def tensors_in(values: Any) -> list[Tensor]:
@@ -35,6 +38,13 @@ def is_causal_attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
     if "attention" not in func._opname:
         return False
     return bool((dict(zip(argument_names(func), args, strict=False)) | kwargs).get("is_causal", False))
+
+
+def takes_tf32(func: Any, outputs: Sequence[Tensor]) -> bool:
+    """Return whether an operator is a matmul of float32 whose inputs the program lets the device round to TF32."""
+    if func._opname not in _MATMULS or not outputs or outputs[0].dtype != torch.float32:
+        return False
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def signature_of(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, is_causal: bool) -> Signature:

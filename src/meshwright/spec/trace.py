@@ -63,6 +63,8 @@ class Signature(Noun):
     """Floating-point operations, two for a multiplication and addition; 0 of what is no matmul and no attention."""
     is_causal: bool = False
     """Of attention: whether a mask leaves out half of the pairs, which `flops` counts nevertheless."""
+    is_tf32: bool = False
+    """Of a float32 matmul: whether the device may round its inputs to TF32, as the program allowed."""
     read_bytes: NonNegativeInt = 0
     written_bytes: NonNegativeInt = 0
     place: OpPlace = "device"

@@ -24,6 +24,7 @@ from meshwright.parallelism.torch_operator import (
     is_causal_attention,
     only_views,
     signature_of,
+    takes_tf32,
     tensors_in,
 )
 from meshwright.spec.trace import NONE, RecordKind, Signature
@@ -164,11 +165,13 @@ class RecordingMode(TorchDispatchMode):
         is_causal = is_causal_attention(func, args, kwargs)
         more = () if found is None else (found.agreed, found.sends, found.receives)
         shapes = ((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs))
-        key = (func, place, is_causal, len(inputs), *more, *shapes)
+        is_tf32 = self.device_type != "cpu" and takes_tf32(func, outputs)
+        key = (func, place, is_causal, is_tf32, len(inputs), *more, *shapes)
         position = self._signatures.get(key)
         if position is None:
             flops = flops_of(func, args, kwargs, result)
-            signature = signature_of(func, inputs, outputs, is_causal=is_causal).replace(flops=flops)
+            signature = signature_of(func, inputs, outputs, is_causal=is_causal)
+            signature = signature.replace(flops=flops, is_tf32=is_tf32)
             if found is not None:
                 signature = signature.replace(agreed=found.agreed, sends=found.sends, receives=found.receives)
             elif place is not None:
