@@ -83,7 +83,8 @@ class Readings:
         """Return what a number of a tensor reads as; None of whole numbers that are unknown."""
         kept = self._kept.get(_key(tensor))
         if kept is not None:
-            return Reading(kept.numbers[0 if kept.is_uniform else tensor.storage_offset() + place], kept.is_guess)
+            place = 0 if kept.is_uniform else int(tensor.storage_offset()) + place
+            return Reading(kept.numbers[place], kept.is_guess)
         if not isinstance(tensor, FakeTensor):
             with unset_fake_temporarily():
                 return Reading(tensor.ravel()[place].item(), is_guess=False)
@@ -151,11 +152,11 @@ class Readings:
 
     def _same(self, tensors: Iterable[Tensor]) -> Reading | None:
         """Return what all numbers of all the tensors read as; None where they differ."""
-        readings = [self._reading_of_all(one) for one in tensors]
-        if not readings or any(one is None or one.value != readings[0].value for one in readings if readings[0]):
+        found = [self._reading_of_all(one) for one in tensors]
+        readings = [one for one in found if one is not None]
+        if len(readings) < len(found) or len({one.value for one in readings}) != 1:
             return None
-        first = readings[0]
-        return None if first is None else first._replace(is_guess=any(one.is_guess for one in readings if one))
+        return readings[0]._replace(is_guess=any(one.is_guess for one in readings))
 
     def _reading_of_all(self, tensor: Tensor) -> Reading | None:
         """Return what every number of a tensor reads as; None where they differ, or are unknown."""
@@ -163,22 +164,20 @@ class Readings:
         if numbers is None:
             return self.read(tensor) if isinstance(tensor, FakeTensor) or tensor.numel() == 1 else None
         if tensor.numel() == 1:
-            return Reading(numbers[tensor.storage_offset()], is_guess=False)
+            return Reading(numbers[int(tensor.storage_offset())], is_guess=False)
         return Reading(numbers[0], is_guess=False) if len(set(numbers)) == 1 else None
 
     def _is_followed(self, tensors: Iterable[Tensor]) -> bool:
         return any(_key(one) in self._kept for one in tensors)
 
     def _set(self, written: Sequence[Tensor], reading: Reading | None) -> None:
-        dtype = next((one.dtype for one in written), None)
         for one in written:
-            before, key = self._kept.get(_key(one)), _key(one)
-            is_of_reading = one.dtype == dtype and reading is not None
-            if is_of_reading and one.numel() * one.itemsize == one.untyped_storage().nbytes():
-                self._keep(one, [reading.value], is_uniform=True, is_guess=reading.is_guess)
-            elif before is not None and not (reading and before.is_uniform and before.numbers[0] == reading.value):
+            before, own = self._kept.get(_key(one)), reading if one.dtype == written[0].dtype else None
+            if own is not None and one.numel() * one.itemsize == one.untyped_storage().nbytes():
+                self._keep(one, [own.value], is_uniform=True, is_guess=own.is_guess)
+            elif before is not None and not (own and before.is_uniform and before.numbers[0] == own.value):
                 # Of a tensor of which a part is written, the parts would read differently.
-                self._drop(key)
+                self._drop(_key(one))
 
     def _multiply(self, tensor: Tensor, times: int) -> None:
         kept = self._kept.get(_key(tensor))
@@ -199,7 +198,8 @@ class Readings:
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 @cache
@@ -252,5 +252,5 @@ def _run(func: Any, args: Any, kwargs: Any, values: dict[int, Number]) -> Number
             (result,) = tensors_in(func(*args, **kwargs))
         except (RuntimeError, TypeError, ValueError):
             return None
-        number: Number = result.item()
-    return number
+        number = result.item()
+    return number if isinstance(number, float | int) else None

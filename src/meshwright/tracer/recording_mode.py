@@ -39,6 +39,7 @@ from meshwright.tracer.simulated_device import SimulatedStream
 from meshwright.tracer.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
 from meshwright.tracer.torch_cuda import simulated
 from meshwright.tracer.torch_flops import flops_of
+from meshwright.tracer.torch_grouped_matmul import GROUPED_MATMUL, is_by_loop, run_by_loop
 from meshwright.tracer.torch_pipelining import StageMessages
 from meshwright.tracer.untraceable import refuse, refuse_number
 
@@ -113,6 +114,9 @@ class RecordingMode(TorchDispatchMode):
             return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func in JOINT:
             return self._joint(func, args, kwargs)
+        if func is GROUPED_MATMUL and self.device_type != "cpu" and is_by_loop(args[0]):
+            with self:
+                return run_by_loop(self.read, *args, **kwargs)
         try:
             result = func(*args, **kwargs)
         except Exception as error:
@@ -375,7 +379,7 @@ class RecordingMode(TorchDispatchMode):
         known = self.readings.numbers(source)
         if known is None or copy.device.type != "cpu" or not source.is_contiguous():
             return copy
-        first = source.storage_offset()
+        first = int(source.storage_offset())
         return tensor_of(list(known[first : first + copy.numel()]), copy)
 
     def read(self, tensor: Tensor) -> None:

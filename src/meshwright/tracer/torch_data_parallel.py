@@ -27,6 +27,7 @@ from torch.nn.parallel import distributed as module
 from torch.profiler import record_function
 
 from meshwright.spec.step_parts import DDP_MARK
+from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.torch_names import replace
 
 _MOST_BROADCASTS = 2
@@ -34,12 +35,12 @@ _MOST_BROADCASTS = 2
 _REDUCES, _SENDS_BUFFERS = f"{DDP_MARK}all_reduce", f"{DDP_MARK}broadcast_buffers"
 
 
-def reduce_by_hook() -> None:
+def reduce_by_hook(mode: RecordingMode) -> None:
     """Have each DistributedDataParallel that is made from now on reduce its gradients by `_reduced`."""
     # It compares its parameters' shapes with those of other ranks, who are not there.
     replace(module, "_verify_param_shape_across_processes", lambda _: lambda *_, **__: None)
     replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
-    replace(DistributedDataParallel, "__init__", _with_hook)
+    replace(DistributedDataParallel, "__init__", functools.partial(_with_hook, mode))
     replace(DistributedDataParallel, "_find_common_rank", _last_rank)
     replace(DistributedDataParallel, "_pre_forward", _with_new_buckets)
     replace(DistributedDataParallel, "register_comm_hook", _register)
@@ -48,13 +49,13 @@ def reduce_by_hook() -> None:
     replace(DistributedDataParallel, "_sync_buffers", record_function(_SENDS_BUFFERS))
 
 
-def _with_hook(make: Callable[..., None]) -> Callable[..., None]:
+def _with_hook(mode: RecordingMode, make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def made(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        _hook(self)
+        _hook(self, mode)
         if self.static_graph or not self.find_unused_parameters:
-            _arrivals[self] = _Arrivals(self)
+            _arrivals[self] = _Arrivals(self, mode)
 
     return made
 
@@ -104,7 +105,8 @@ class _Bucket(NamedTuple):
 class _Arrivals:
     """The order in which the gradients of a backward that reduces them come."""
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: DistributedDataParallel, mode: RecordingMode) -> None:
+        self.mode = mode
         self.params, self.is_sparse = model._build_params_for_reducer()
         self.order = list[int]()
         self._model = weakref.ref(model)
@@ -152,7 +154,7 @@ def _rebuild_buckets(model: DistributedDataParallel, found: _Arrivals) -> None:
         model._ddp_init_helper(found.params, found.is_sparse, names, model.static_graph)
     finally:
         dist._compute_bucket_assignment_by_size = assign
-    _hook(model)
+    _hook(model, found.mode)
 
 
 def _size_limits(model: DistributedDataParallel) -> list[int]:
@@ -169,15 +171,31 @@ _own_hooks = weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Any, Calla
 """Hooks that programs registered, and the state of each."""
 
 
-def _hook(model: DistributedDataParallel) -> None:
+def _hook(model: DistributedDataParallel, mode: RecordingMode) -> None:
     """Have a model's reducer, which is new, reduce by the program's own hook, or by `_reduced`."""
     reference = weakref.ref(model)
+    num_params = len(model._build_params_for_reducer()[0])
 
     def reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        own = _own_hooks.get(reference())
+        found = reference()
+        own = None if found is None else _own_hooks.get(found)
+        if bucket.is_last() and found is not None and found.find_unused_parameters:
+            since = mode.recorder.num_works
+            _after_backward(lambda: _wait_for_map(mode, since, num_params))
         return _reduced(group, bucket) if own is None else _reduced_by(*own, bucket)
 
     dist._register_comm_hook(model.reducer, model.process_group, reduced)
+
+
+def _after_backward(function: Callable[[], Any]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(record_function(_REDUCES)(function))
+
+
+def _wait_for_map(mode: RecordingMode, since: int, num_params: int) -> None:
+    """Wait for the map of parameters that some rank used, as torch does in C++; it goes with the last bucket."""
+    for work in mode.works_since(since):
+        if [(one.dtype, one.numel()) for one in mode.results_of(work)] == [(torch.int32, num_params)]:
+            work.wait()
 
 
 def _register(check: Callable[..., None]) -> Callable[..., None]:
@@ -203,7 +221,7 @@ def _reduced_by(state: Any, hook: Callable[..., Any], bucket: dist.GradBucket) -
     with record_function(_REDUCES):
         found = hook(state, bucket)
     value = found.value()
-    torch.autograd.Variable._execution_engine.queue_callback(record_function(_REDUCES)(found.wait))
+    _after_backward(found.wait)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(value[0] if isinstance(value, list) else value)
     return done
@@ -215,7 +233,7 @@ def _reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures
         work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None
     # When backward is done it waits for all of them.
-    torch.autograd.Variable._execution_engine.queue_callback(record_function(_REDUCES)(work.wait))
+    _after_backward(work.wait)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(buffer)
     return done

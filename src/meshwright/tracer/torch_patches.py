@@ -66,7 +66,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     if hasattr(_fsdp_collectives, "record_grad_output_stream"):
         # Since 2.15: tells who reads a gradient last to devices that free memory by an operation; CUDA does not.
         replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
-    reduce_by_hook()
+    reduce_by_hook(mode)
     hold_results(mode)
     coalesce_collectives(mode)
     move_states_in_place(mode.device_type)
@@ -159,7 +159,7 @@ def _address(tensor: Tensor) -> int:
         return 0
     if storage not in _addresses:
         _addresses[storage] = next(_numbers) << _ADDRESS_BITS
-    return _addresses[storage] + tensor.storage_offset() * tensor.itemsize
+    return _addresses[storage] + int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:

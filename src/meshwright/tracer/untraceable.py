@@ -104,8 +104,8 @@ def refuse_unknown_sizes(scopes: Scopes) -> None:
             "which fake tensors cannot leave open: give the sizes, such as nn.Linear(in_features, out_features)"
         )
 
-    UninitializedParameter.__new__ = refused  # type: ignore[assignment]
-    UninitializedBuffer.__new__ = refused  # type: ignore[assignment]
+    UninitializedParameter.__new__ = refused  # type: ignore[method-assign]
+    UninitializedBuffer.__new__ = refused  # type: ignore[method-assign]
 
 
 def refuse_saving(scopes: Scopes) -> None:
