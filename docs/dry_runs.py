@@ -67,6 +67,23 @@ step, is not reached: call the code of that step in the first two.
 Up to 64 ranks all are traced. Of more, every place of each mesh axis or group of up to 8 ranks is (and combinations of
 up to 32 places), the first, the second and the last of a longer one, and the first and the last rank of each role: the
 page says which. A mistake that one rank's number makes elsewhere is found with `--every-rank`.
+
+## What numbers read as
+
+Fake tensors hold no numbers. What a program reads by `.item()`, `.tolist()`, `float()` or `bool()` is what a healthy step
+would have, as far as that can be told:
+
+| read | value |
+|---|---|
+| what the program put there, such as `torch.tensor(3.0)`, `zeros()`, `full()` | that, through copies, arithmetic of single numbers, comparisons, `any()`, `all()`, `sum()` and collectives; other ranks bring what this one does |
+| tests for numbers that are not finite: `isnan`, `isinf`, `isfinite`, a comparison with infinity or with itself | none is found |
+| the flag of a `GradScaler`, by which it skips a step | 0: the optimizer runs |
+| another fraction: a loss, a norm | 1, a guess |
+| a comparison of such fractions, `torch.equal` | what 1 compares to; True: a guess |
+| another boolean | False, a guess |
+| another whole number | unknown: it may be printed and computed with; where it decides a size or a branch, the line is refused |
+
+A line of the program that decides by a guess is named in the answer, under "guessed", with the value.
 """
 OUT_OF_MEMORY = """## Out of memory
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import pipelining
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
@@ -305,6 +307,12 @@ class _Scaled(nn.Sequential):
         return super().forward(x) * scale + nothing.sum()
 
 
+def compiled_dropout(device: torch.device, rank: int, world_size: int) -> Step:
+    """Compile a model that drops elements."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH)).to(device)
+    return _training(torch.compile(model), torch.randn(4, WIDTH, device=device))
+
+
 def compiled_whole(device: torch.device, rank: int, world_size: int) -> Step:
     """Compile a whole model whose blocks are sharded, and which makes constants on the device."""
     model = _Scaled(*_mlp()).to(device)
@@ -353,6 +361,123 @@ def bucketed(device: torch.device, rank: int, world_size: int, cap_mb: str) -> S
     model = _mlp(BUCKET_DEPTH, BUCKET_WIDTH).to(device)
     reduced = DistributedDataParallel(model, bucket_cap_mb=float(cap_mb) if cap_mb else None)
     return _training(reduced, torch.randn(4, BUCKET_WIDTH, device=device))
+
+
+def scaled(device: torch.device, rank: int, world_size: int) -> Step:
+    """Train with a scaler whose flag the host reads, and look for numbers that are not finite in all usual ways."""
+    model = _mlp().to(device)
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler(device.type)
+    x, lowest = torch.randn(4, WIDTH, device=device), torch.full((), math.inf, device=device)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.float16):
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        assert torch.isfinite(loss)
+        assert not norm.isnan()
+        assert math.isfinite(loss.item())
+        assert loss < lowest
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        assert torch.stack([one.isfinite().all() for one in gradients]).all()
+        num_bad = sum(one.isnan().sum() for one in gradients)
+        dist.all_reduce(num_bad)
+        assert num_bad.item() == 0
+        num_fine = torch.isfinite(loss).float()
+        dist.all_reduce(num_fine)
+        assert num_fine.item() == world_size
+        assert scaler.get_scale() == 2.0**16
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return step
+
+
+def guessing(device: torch.device, rank: int, world_size: int) -> Step:
+    """Decide by numbers that only real tensors hold, and print others."""
+    x = torch.randn(4, WIDTH, device=device)
+
+    def step() -> None:
+        mean = x.mean()
+        print(f"{mean.item() / 2:.3f}", float(mean), mean.item() + 1.0)
+        if mean.item() / 4 > 100.0:
+            raise AssertionError("not with 1 / 4")
+        if torch.allclose(x, x.relu()):
+            x.sum()
+
+    return step
+
+
+def buffered(device: torch.device, rank: int, world_size: int) -> Step:
+    """Send buffers to all ranks before each forward, and join ranks that have no more inputs."""
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, CLASSES)).to(device)
+    model = DistributedDataParallel(layers, find_unused_parameters=True)
+    x = torch.randn(4, WIDTH, device=device)
+
+    def step() -> None:
+        with model.join():
+            model(x).sum().backward()
+
+    return step
+
+
+def hooked(device: torch.device, rank: int, world_size: int, name: str) -> Step:
+    """Reduce gradients in 16 bits, by a hook of torch's."""
+    model = DistributedDataParallel(_mlp().to(device), device_ids=[device.index])
+    model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
+    return _training(model, torch.randn(4, WIDTH, device=device))
+
+
+def coalesced(device: torch.device, rank: int, world_size: int) -> Step:
+    """Reduce several tensors as one, in both of torch's ways, and multiply them by TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    parts = [torch.randn(WIDTH, WIDTH, device=device) for _ in range(3)]
+    shards = [torch.empty(WIDTH // world_size, WIDTH, device=device) for _ in parts]
+
+    def step() -> None:
+        with dist._coalescing_manager(device=device):
+            for part in parts:
+                dist.all_reduce(part)
+        with dist._coalescing_manager(device=device, async_ops=True) as pending:
+            for part, shard in zip(parts, shards, strict=True):
+                dist.reduce_scatter_tensor(shard, part)
+        pending.wait()
+        shards[0] @ parts[0]
+        dist.barrier(device_ids=[device.index])
+
+    return step
+
+
+def by_address(device: torch.device, rank: int, world_size: int) -> Step:
+    """Tell parameters from each other by where they are."""
+    model = _mlp().to(device)
+    places = {one.data_ptr(): one for one in model.parameters()}
+    first = model[0][0].weight
+    assert len(places) == len(list(model.parameters()))
+    assert first.detach().data_ptr() == first.data_ptr()
+    assert first[1:].data_ptr() == first.data_ptr() + WIDTH * first.element_size()
+    return _training(model, torch.randn(4, WIDTH, device=device))
+
+
+def grouped_in_full(device: torch.device, rank: int, world_size: int) -> Step:
+    """Multiply groups of rows in float32, for which CUDA has no kernel."""
+    experts = torch.randn(2, WIDTH, WIDTH, device=device, requires_grad=True)
+    ends = torch.tensor([16, 32], dtype=torch.int32, device=device)
+    x = torch.randn(32, WIDTH, device=device, requires_grad=True)
+    return lambda: F.grouped_mm(x, experts, offs=ends).sum().backward()
+
+
+def saved(device: torch.device, rank: int, world_size: int) -> Step:
+    """Write a checkpoint."""
+    model = _mlp().to(device)
+    return lambda: torch.save(model.state_dict(), "checkpoint.pt")
+
+
+def lazy(device: torch.device, rank: int, world_size: int) -> Step:
+    """Leave a layer's sizes to its first input."""
+    return _training(nn.LazyLinear(WIDTH), torch.randn(4, WIDTH, device=device))
 
 
 def flat(device: torch.device, rank: int, world_size: int) -> Step:

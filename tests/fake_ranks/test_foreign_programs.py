@@ -14,7 +14,9 @@ import pytest
 
 import foreign_programs
 import traced_programs
+from meshwright.simulator.hazards import hazards
 from meshwright.spec.trace import RecordKind, Trace
+from meshwright.spec.traces import Traces
 from meshwright.tracer.trace import Program, trace_ranks
 
 WORLD_SIZE = 4
@@ -41,6 +43,16 @@ PROGRAMS = (
     "flat",
     "optimizer_shards",
     "decided_by_a_number",
+    "scaled",
+    "guessing",
+    "buffered",
+    "hooked/fp16",
+    "hooked/bf16",
+    "coalesced",
+    "by_address",
+    "grouped_in_full",
+    "saved",
+    "lazy",
 )
 
 
@@ -184,12 +196,70 @@ def test_buckets_are_those_of_a_real_reducer_after_its_first_step(folder: Path, 
     [
         ("flat", "FSDP1, whose flat parameters cannot be traced: use torch.distributed.fsdp.fully_shard"),
         ("decided_by_a_number", "foreign_programs.py:"),
+        ("saved", "leave saving out of the traced program"),
+        ("lazy", "give the sizes, such as nn.Linear(in_features, out_features)"),
     ],
 )
 def test_what_is_refused_says_so_in_one_message(folder: Path, program: str, said: str) -> None:
     message = (folder / program).with_suffix(".txt").read_text(encoding="utf-8")
     assert said in message
     assert "site-packages" not in message
+
+
+def test_a_healthy_step_is_read(folder: Path) -> None:
+    found = trace_of(folder, "scaled")
+    # What only tests for numbers that are not finite is no guess; the optimizer, which the scaler guards, runs.
+    assert found.guesses == ()
+    assert ops(found)["aten._foreach_addcdiv_.ScalarList"] == 1
+
+
+def test_what_decides_by_a_guess_is_named(folder: Path) -> None:
+    guesses = trace_of(folder, "guessing").guesses
+    assert [one.value for one in guesses] == ["0.25", "True"]
+    assert all(one.line.startswith("foreign_programs.py:") for one in guesses)
+    assert "here it reads as 0.25: make sure" in str(guesses[0])
+
+
+def test_buffers_are_waited_for(folder: Path) -> None:
+    found = trace_of(folder, "buffered")
+    # Statistics, and how many batches they are of.
+    assert len(collectives(found, "c10d.broadcast_.default")) >= 2
+    assert not hazards(Traces(WORLD_SIZE, {1: found}, np.ones(WORLD_SIZE, np.int64)))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_gradients_are_reduced_by_the_programs_own_hook(folder: Path, name: str) -> None:
+    found = trace_of(folder, f"hooked/{name}")
+    num_bytes = sum(collectives(found, "c10d.allreduce_.default"))
+    assert num_bytes == 2 * (foreign_programs.WIDTH + 1) * foreign_programs.WIDTH * 2
+    # What came is decompressed on a stream of its own, for which the others wait.
+    assert len(set(found.records.stream.tolist())) == 2
+    assert not hazards(Traces(WORLD_SIZE, {1: found}, np.ones(WORLD_SIZE, np.int64)))
+
+
+def test_coalesced_collectives_are_one(folder: Path) -> None:
+    found = trace_of(folder, "coalesced")
+    num_bytes = 3 * foreign_programs.WIDTH**2 * FLOAT_BYTES
+    assert collectives(found, "c10d.allreduce_coalesced_.default") == [num_bytes]
+    assert collectives(found, "c10d.reduce_scatter_tensor_coalesced_.default") == [num_bytes]
+    assert not hazards(Traces(WORLD_SIZE, {1: found}, np.ones(WORLD_SIZE, np.int64)))
+
+
+def test_matmuls_of_float32_may_be_rounded(folder: Path) -> None:
+    products = [one for one in trace_of(folder, "coalesced").signatures if one.op == "aten.mm.default"]
+    assert [one.is_tf32 for one in products] == [True]
+    assert not any(one.is_tf32 for one in trace_of(folder, "streams").signatures)
+
+
+def test_tensors_have_addresses(folder: Path) -> None:
+    assert "optimizer" in trace_of(folder, "by_address").phases
+
+
+def test_groups_without_a_kernel_are_multiplied_one_by_one(folder: Path) -> None:
+    found = trace_of(folder, "grouped_in_full")
+    # In forward, and for the gradients of both factors.
+    assert ops(found)["aten.mm.out"] == 3 * 2
+    assert RecordKind.HOST_SYNC in found.records.kind
 
 
 @pytest.mark.parametrize(
@@ -211,7 +281,7 @@ def test_stages_of_torchs_own_pipeline_are_sent_their_shapes(schedule: str, num_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", ["compiled", "compiled_whole", "compiled_and_reduced"])
+@pytest.mark.parametrize("program", ["compiled", "compiled_dropout", "compiled_whole", "compiled_and_reduced"])
 def test_a_compiled_model_records_its_kernels(tmp_path: Path, program: str) -> None:
     found = ops(trace_of(traced(tmp_path, program), program))
     assert any(op.startswith("inductor.fused") for op in found)

@@ -116,7 +116,7 @@ class RecordingMode(TorchDispatchMode):
             return self._joint(func, args, kwargs)
         if func is GROUPED_MATMUL and self.device_type != "cpu" and is_by_loop(args[0]):
             with self:
-                return run_by_loop(self.read, *args, **kwargs)
+                return run_by_loop(*args, **kwargs)
         try:
             result = func(*args, **kwargs)
         except Exception as error:

@@ -5,7 +5,6 @@ torch's own fake implementation refuses them, where CUDA reads the groups' ends 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,13 +19,11 @@ def is_by_loop(first: Tensor) -> bool:
     return first.dtype in (torch.float32, torch.float16)
 
 
-def run_by_loop(
-    read: Callable[[Tensor], None], first: Tensor, second: Tensor, ends: Tensor | None = None, *_: Any, **__: Any
-) -> Tensor:
-    """Return the products of all groups, whose rows are taken to be spread evenly; `read` is called for their ends."""
+def run_by_loop(first: Tensor, second: Tensor, ends: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """Return the products of all groups, whose rows are taken to be spread evenly."""
     if ends is None:
         return torch.bmm(first, second)
-    read(ends)
+    torch.ops.aten._to_copy.default(ends, device=torch.device("cpu"))
     count, is_sum = len(ends), first.dim() == second.dim() == _MATRIX
     size = (first.shape[-2], second.shape[-1])
     result = first.new_empty((count, *size) if is_sum else size)
