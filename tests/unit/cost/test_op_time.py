@@ -139,6 +139,18 @@ def test_a_few_rows_of_a_large_table_do_not_take_all_of_it() -> None:
     assert seconds < 1e-5
 
 
+def test_float32_is_rounded_where_the_program_allows_it_and_the_device_can() -> None:
+    full = signature("aten.mm.default", [(8192, 8192), (8192, 8192)], (8192, 8192), dtype="float32")
+    rounded = full.replace(is_tf32=True)
+    in_full, in_tf32 = op_seconds([full, rounded], H100)
+    rates = H100.dense_flops_per_s
+    assert rates.float32 is not None
+    assert rates.tf32 is not None
+    assert in_full / in_tf32 == pytest.approx(rates.tf32.value / rates.float32.value, rel=0.05)
+    older = H100.replace(dense_flops_per_s=rates.replace(tf32=None))
+    assert op_seconds([rounded], older) == pytest.approx(in_full)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "int8"])
 def test_a_format_that_nobody_gave_a_rate_for_is_named(dtype: str) -> None:
     with pytest.raises(UnsupportedError, match=dtype):
