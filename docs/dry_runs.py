@@ -83,7 +83,7 @@ would have, as far as that can be told:
 | another boolean | False, a guess |
 | another whole number | unknown: it may be printed and computed with; where it decides a size or a branch, the line is refused |
 
-A line of the program that decides by a guess is named in the answer, under "guessed", with the value.
+A line that decides by a guess while a step runs is named in the answer, under "guessed", with the value.
 """
 OUT_OF_MEMORY = """## Out of memory
 

@@ -397,7 +397,7 @@ def scaled(device: torch.device, rank: int, world_size: int) -> Step:
 
 def guessing(device: torch.device, rank: int, world_size: int) -> Step:
     """Decide by numbers that only real tensors hold, and print others."""
-    x = torch.randn(4, WIDTH, device=device)
+    x = nn.init.trunc_normal_(torch.empty(4, WIDTH, device=device))
 
     def step() -> None:
         mean = x.mean()

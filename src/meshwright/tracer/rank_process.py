@@ -206,6 +206,8 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
     ):
         step = step_of(build, _device(mode.device_type), rank, world_size, *arguments)
         num_of_builder = len(recorder)
+        # What decides while weights are drawn, as trunc_normal_() draws some again, changes no step.
+        mode.guesses.clear()
         for _ in range(_NUM_STEPS_BEFORE):
             step()
         traced = _traced(build, mode)

@@ -96,7 +96,7 @@ class RecordingMode(TorchDispatchMode):
             return args[0].device.type == "cpu"
         if self.device_type != "cpu" and is_of_the_host(func, args, kwargs):
             return computed(func, args, kwargs)
-        if func in _ALIKE:
+        if func in _ALIKE and any(isinstance(one, FakeTensor) for one in args[:2]):
             return self._alike(args)
         if func.namespace == "profiler":
             return self._mark(func, args, kwargs)
