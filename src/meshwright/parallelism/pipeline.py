@@ -29,6 +29,7 @@ from meshwright.parallelism.fully_sharded import (
 )
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.split_backward import PendingWeights, backward_to_inputs, backward_to_weights
+from meshwright.parallelism.stage_reductions import reductions_of
 from meshwright.parallelism.stages import Stages
 from meshwright.spec.action import ACTION_MARK, Action
 from meshwright.spec.schedule import Schedule, lower
@@ -98,7 +99,7 @@ class Pipeline:
         """Run `schedule`, of the same stages, from the next step on."""
         self.schedule = schedule
         self._actions = lower(schedule)[self._meshes.rank("pp")]
-        self._reductions = _reductions(self._actions, self._meshes.layout.reduces_each_microbatch)
+        self._reductions = reductions_of(self._actions, self._meshes.layout.reduces_each_microbatch)
 
     def step(self, microbatches: Sequence[StageInput]) -> Tensor:
         """Return the sum of the losses (0 on ranks without the last stage); gradients are summed into the parameters.
@@ -272,38 +273,3 @@ class Pipeline:
         peer = self.stages.rank_of_stage[action.stage + (-1 if kind == "F" else 1)]
         work = dist.irecv(buffer, group=self._meshes.group("pp"), group_src=peer)
         self._arriving[kind, action.stage, action.microbatch] = (work, buffer)
-
-
-@dataclass(frozen=True)
-class _Reductions:
-    """Where in a rank's list of actions its stages' gradients are reduced over ranks."""
-
-    last_inside: set[int]
-    """Backward passes whose hooks reduce, each the last of its stage."""
-    after: dict[int, bool]
-    """Actions that a reduction follows, and whether it is the last of its stage."""
-    awaited: set[int]
-    """Stages whose backward passes do not wait for their reductions: the end of the step does."""
-
-
-def _reductions(actions: Sequence[Action], is_each: bool) -> _Reductions:
-    """Return where gradients are reduced: for each microbatch, or only after the last one.
-
-    FSDP2 lets nothing pass a backward that waits for its reductions. A stage that sends a gradient to the one before
-    does not wait, so that a pipeline is not held up by the reductions of all its stages in turn; and it reduces whole
-    gradients, of which there are many, only after it sent the last. A backward in two parts reduces after the second:
-    FSDP2's hooks fire in the first, when there are no gradients of parameters yet; but on a first stage, which has no
-    inputs that want a gradient, in the second.
-    """
-    last = {action.stage: index for index, action in enumerate(actions) if action.kind in ("B", "W")}
-    sending = {action.stage for action in actions if action.kind == "SEND_B"}
-    inside, after = set[int](), dict[int, bool]()
-    for index, action in enumerate(actions):
-        is_last = last.get(action.stage) == index
-        if action.kind == "W" and (is_each or is_last):
-            after[index] = is_last
-        if is_last and (is_each or (action.kind == "B" and action.stage not in sending)):
-            inside.add(index)
-        elif is_last and action.kind == "B":
-            after[actions.index(Action("SEND_B", action.stage, action.microbatch))] = True
-    return _Reductions(inside, after, sending | {actions[index].stage for index in after})
