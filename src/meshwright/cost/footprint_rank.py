@@ -37,6 +37,7 @@ from meshwright.cost.footprint_stages import (
 )
 from meshwright.cost.footprint_states import Elements, state_bytes
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
+from meshwright.cost.own_kernels import is_own
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES
 from meshwright.spec.stack import Stack
 from meshwright.spec.workload import BYTES_PER_ELEMENT
@@ -319,7 +320,9 @@ class _Held:
         for them since most chunks were in flight.
         """
         adds_up, layouts = self.accumulates & ~self.reduces_each & self.is_sharded, self.memory.layouts
-        in_rounds = np.where(layouts.has_schedule(("Interleaved1F1B",)), self._added_in_rounds(), self._sums())
+        # The one published run with few rounds does not say its microbatch: other software keeps the simple rule.
+        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & is_own(self.memory.setting)
+        in_rounds = np.where(has_rounds, self._added_in_rounds(), self._sums())
         return np.where(adds_up, np.where(runs_forwards_first(layouts), self._added_later(), in_rounds), 0)
 
     def _added_in_rounds(self) -> Floats:
