@@ -25,18 +25,17 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
-from meshwright.cost.footprint_chunks import Held, chunks_held
 from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
+from meshwright.cost.footprint_rank_blocks import blocks_of_rank, held_chunks, num_kept_behind
 from meshwright.cost.footprint_stages import (
     Ints,
     backward_rounds,
     fullest_moments,
     losses_in_flight,
     runs_forwards_first,
-    stages_of_rank,
 )
 from meshwright.cost.footprint_states import Elements, state_bytes
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
+from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.own_kernels import is_own
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES
 from meshwright.spec.stack import Stack
@@ -81,7 +80,7 @@ class _Held:
 
     def __init__(self, memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> None:
         self.memory, layouts, stack = memory, memory.layouts, memory.setting.stack
-        self.is_first, self.is_last, counts = _blocks_of_rank(memory, pp_rank)
+        self.is_first, self.is_last, counts = blocks_of_rank(memory, pp_rank)
         ends = memory.ends
         self.after_blocks = _times(ends.last, self.is_last)
         self.outside = _times(ends.first, self.is_first) + self.after_blocks
@@ -102,10 +101,10 @@ class _Held:
             again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
             self.working = np.maximum(self.working, again)
             self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
-        freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * _num_kept_behind(memory, pp_rank)
+        freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * num_kept_behind(memory, pp_rank)
         self.working = (self.working - freed).clip(0)
         chunks, _ = (moments := fullest_moments(layouts, num_microbatches, pp_rank))[0]
-        weighed = _chunks_held(memory, num_microbatches, pp_rank)
+        weighed = held_chunks(memory, num_microbatches, pp_rank)
         moments[0] = weighed.most, moments[0][1]
         passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)
         frees = _frees_sent(stack, layouts)
@@ -382,58 +381,3 @@ def _times(elements: Elements, factor: Floats | Ints) -> Elements:
 
 def _larger(one: Elements, other: Elements) -> Elements:
     return Elements(np.maximum(one.whole, other.whole), np.maximum(one.shared, other.shared))
-
-
-def _blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
-    """Return (whether it has the first stage, the last, its blocks of each group by what they save), one element a
-    layout, blocks as [policies, layouts].
-    """
-    layouts = memory.layouts
-    ends = np.cumsum([block.count for block in memory.blocks])
-    stages = stages_of_rank(layouts, pp_rank)
-    first, stop = memory.cuts.first_block(stages), memory.cuts.first_block(stages + 1)
-    counts = []
-    for block, end in zip(memory.blocks, ends, strict=True):
-        low, high = np.maximum(first, end - block.count), np.minimum(stop, end)
-        counts.append(_by_policy(layouts, first, low, np.where(stages >= 0, np.maximum(high, low), low)))
-    is_first, is_last = (stages == 0).any(axis=0), (stages == layouts.num_stages - 1).any(axis=0)
-    return is_first.astype(np.float64), is_last.astype(np.float64), counts
-
-
-def _chunks_held(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Held:
-    """Return the chunks in flight, of unequal stages where the stack balances them."""
-    stages = stages_of_rank(memory.layouts, pp_rank)
-    blocks = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
-    is_balanced = memory.setting.stack.stages == "balanced"
-    return chunks_held(memory.layouts, num_microbatches, pp_rank, blocks if is_balanced else np.ones_like(blocks))
-
-
-def _num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:
-    """Return how many blocks behind the last recomputed one of a stage keep everything: that is freed before it runs
-    again. Of a rank's stages the one with fewest counts.
-    """
-    layouts = memory.layouts
-    if layouts.checkpoint_of_block is not None:
-        return np.zeros(len(layouts), np.int64)
-    stages = stages_of_rank(layouts, pp_rank)
-    size = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
-    behind = np.where((stages >= 0) & (size > 0), (size - 1) % layouts.activation_checkpoint_every, size.max())
-    return np.asarray(behind.min(axis=0))
-
-
-def _by_policy(layouts: LayoutTable, stage_first: Ints, first: Ints, stop: Ints) -> Floats:
-    """Return how many of the blocks from `first` to `stop` [stages, layouts] save what [policies, layouts], on stages
-    that begin at `stage_first`.
-    """
-    count = (stop - first).sum(axis=0).astype(np.float64)
-    policies = np.arange(len(ACTIVATION_CHECKPOINTS))[:, None]
-    if layouts.checkpoint_of_block is None:
-        every = layouts.activation_checkpoint_every
-        wrapped = (np.ceil((stop - stage_first) / every) - np.ceil((first - stage_first) / every)).sum(axis=0)
-        return np.where(policies == layouts.activation_checkpoint, wrapped, 0.0) + np.where(
-            policies == 0, count - wrapped, 0.0
-        )
-    saves = layouts.checkpoint_of_block[None] == policies[..., None]
-    before = np.concatenate([np.zeros((*saves.shape[:2], 1)), np.cumsum(saves, axis=2)], axis=2)
-    row = np.arange(len(layouts))
-    return np.asarray((before[:, row, stop] - before[:, row, first]).sum(axis=1))
