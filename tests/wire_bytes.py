@@ -63,7 +63,7 @@ def sent_by_formulas(of: Cases) -> Sent:
         if slot.kind == BLOCK:
             dp = fsdp_exposed_s(parallel, slot.owner, fabric, _CONSTANTS, (zero, zero))
         else:
-            dp = ends_exposed_s(parallel, slot.owner, fabric, _CONSTANTS)
+            dp = ends_exposed_s(parallel, slot.owner, fabric)
         add("dp", "", dp, often)
     if pp == 1:
         add("tp", "optimizer", replicated_sums_s(parallel, fabric), 1)

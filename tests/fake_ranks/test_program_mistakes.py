@@ -77,7 +77,7 @@ def refusal(capsys: pytest.CaptureFixture[str], build: str) -> str:
     assert run(["simulate", "--build", build, "--ranks", "2"]) == ExitCode.BAD_INPUT
     said = capsys.readouterr().err
     assert "Traceback" not in said
-    assert said.count("\nerror: ") == 1
+    assert f"\n{said}".count("\nerror: ") == 1
     return said
 
 
