@@ -61,7 +61,7 @@ def sent_by_formulas(of: Cases) -> Sent:
             add(axis, "forward", forward, often)
             add(axis, "backward", backward, often)
         if slot.kind == BLOCK:
-            dp = fsdp_exposed_s(parallel, slot.owner, fabric, _CONSTANTS, (zero, zero))
+            dp = fsdp_exposed_s(parallel, slot.owner, fabric, _CONSTANTS, (zero, zero), (zero, zero))
         else:
             dp = ends_exposed_s(parallel, slot.owner, fabric)
         add("dp", "", dp, often)

@@ -24,7 +24,7 @@ SMALL = Menu(
 )
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_every_size_is_measured_on_every_rank(num_ranks: int) -> None:
     ranks: list[Measurements] = run_ranks(measure, num_ranks, "cpu", SMALL, 0.1, 1)
     measured = mean_of(ranks)

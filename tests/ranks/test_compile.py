@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-_DEGREES = [{"dp_shard": 2}, {"tp": 2}]
+_DEGREES = [pytest.param({"dp_shard": 2}, marks=pytest.mark.long), {"tp": 2}]
 
 
 @pytest.fixture(scope="module")
