@@ -24,6 +24,8 @@ class StopRequest:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            return  # the process ends with the error, whatever signal comes while it does
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -7,6 +7,7 @@ from typing import Self
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from meshwright.log import logger
+from meshwright.units import counted
 
 
 class ProfilerWindow:
@@ -16,6 +17,7 @@ class ProfilerWindow:
         self._folder, self._rank = folder, rank
         self._start, self._num_steps = start, num_steps
         self._profile: profile | None = None
+        self._num_profiled = 0
 
     def __enter__(self) -> Self:
         return self
@@ -23,6 +25,8 @@ class ProfilerWindow:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._profile is not None:
             self._write()
+        if self._start is not None and not self._num_profiled and error is None:
+            logger.warning("no step was profiled: run.profile_start = %s is none of those that ran", self._start)
 
     def before_step(self, step: int) -> None:
         """Start recording if the window opens with `step`."""
@@ -35,6 +39,7 @@ class ProfilerWindow:
 
     def after_step(self, step: int) -> None:
         """Write the trace if the window closes with `step`."""
+        self._num_profiled += self._profile is not None
         if self._start is not None and self._profile is not None and step >= self._start + self._num_steps - 1:
             self._write()
 
@@ -45,4 +50,4 @@ class ProfilerWindow:
         path = self._folder / f"step-{self._start}-rank-{self._rank}.json.gz"
         self._profile.export_chrome_trace(str(path))
         self._profile = None
-        logger.info("profile of %d steps from step %s: %s", self._num_steps, self._start, path)
+        logger.info("profile of %s from step %s: %s", counted(self._num_profiled, "step"), self._start, path)

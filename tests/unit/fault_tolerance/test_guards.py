@@ -56,6 +56,19 @@ def test_a_stop_request_keeps_the_first_signal_and_gives_the_handlers_back() -> 
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_while_an_error_ends_the_process_changes_nothing() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    stop = StopRequest()
+    try:
+        with pytest.raises(ConnectionError), stop:
+            raise ConnectionError("a peer is gone")
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal is signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_second_interrupt_does_not_wait() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
