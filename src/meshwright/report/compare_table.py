@@ -46,22 +46,25 @@ def _side(side: Side) -> str:
 
 
 def parts_table(columns: dict[str, StepParts]) -> Table:
-    """Return a row for each component with its seconds in every column, and how the last differs from the first."""
+    """Return a row for each component with its seconds in every column, and how the last of several differs from the
+    first.
+    """
     parts = list(columns.values())
+    compares = len(parts) > 1
     difference_s = parts[-1].total_s - parts[0].total_s
     least_s = _LEAST_SHARE * max(one.total_s for one in parts)
     table = plain_table()
     table.add_column("where the step goes")
-    for header in (*columns, "difference", "of all difference"):
+    for header in (*columns, *(("difference", "of all difference") if compares else ())):
         table.add_column(header, justify="right")
     for name, label in PART_WORDS.items():
         seconds = [getattr(one, name) for one in parts]
         if max(seconds) >= least_s:
             more_s = seconds[-1] - seconds[0]
             share = percent(more_s / difference_s, 0) if abs(difference_s) > least_s else ""
-            table.add_row(label, *map(format_duration, seconds), signed(more_s), share)
-    totals = (*(format_duration(one.total_s) for one in parts), signed(difference_s))
-    table.add_row(*(f"[bold]{cell}" for cell in ("step", *totals)), "")
+            table.add_row(label, *map(format_duration, seconds), *((signed(more_s), share) if compares else ()))
+    totals = [format_duration(one.total_s) for one in parts] + [signed(difference_s)] * compares
+    table.add_row(*(f"[bold]{cell}" for cell in ("step", *totals)))
     return table
 
 
