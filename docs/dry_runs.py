@@ -73,16 +73,16 @@ page says which. A mistake that one rank's number makes elsewhere is found with 
 Fake tensors hold no numbers. What a program reads by `.item()`, `.tolist()`, `float()` or `bool()` is what a healthy
 step would have, as far as that can be told:
 
-- What the program put there, such as `torch.tensor(3.0)`, `zeros()` or `full()`, reads as that, through copies,
-  arithmetic of single numbers, comparisons, `any()`, `all()`, `sum()` and collectives; other ranks bring what this one
-  does.
+- What the program put into a tensor of one element, such as `torch.tensor(3.0)`, `zeros(())` or `full((1,), 3.0)`,
+  reads as that, through copies, arithmetic, comparisons, `any()`, `all()`, `sum()` and collectives; other ranks bring
+  what this one does. Fractions in larger tensors are not followed: their elements and sums read as 1, a guess.
 - Tests for numbers that are not finite find none: `isnan`, `isinf`, `isfinite`, a comparison with infinity or of a
   tensor with itself.
 - The flag of a `GradScaler`, by which it skips a step, reads as 0: the optimizer runs.
 - Another fraction, such as a loss or a norm, reads as 1, a guess. Comparisons of such fractions read as what 1 compares
   to, `torch.equal` as True, another boolean as False: guesses, too.
-- Another whole number is unknown: it may be printed and computed with; where it decides a size or a branch, the line is
-  refused.
+- Another whole number is unknown: one that `.item()` reads may be printed and computed with; where it decides a size
+  or a branch, and where `.tolist()` reads it, the line is refused.
 
 A line that decides by a guess while a step runs is named in the answer, under "guessed", with the value.
 """

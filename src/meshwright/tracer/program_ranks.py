@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
 import numpy as np
 
@@ -75,8 +76,9 @@ def _of_roles(found: Mapping[int, Trace], roles: Ints) -> Traces:
 
 
 def _fingerprint(trace: Trace) -> str:
-    """Return a hash of what a rank does in the traced call and before it."""
-    return fingerprint(trace) + ("" if trace.earlier is None else fingerprint(trace.earlier))
+    """Return a hash of what a rank does in the traced call and before it, and of the groups that it makes."""
+    groups = sha256(repr([call.ranks for call in trace.group_calls]).encode()).hexdigest()
+    return fingerprint(trace) + groups + ("" if trace.earlier is None else fingerprint(trace.earlier))
 
 
 def roles_of_ranks(

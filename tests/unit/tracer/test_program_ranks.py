@@ -12,7 +12,7 @@ from hand_traces import Script
 from meshwright.errors import UnsupportedError
 from meshwright.simulator.apart import apart
 from meshwright.simulator.check import check, with_earlier
-from meshwright.spec.trace import Trace
+from meshwright.spec.trace import GroupCall, Trace
 from meshwright.spec.traces import Traces
 from meshwright.tracer import program_ranks
 from meshwright.tracer.program_ranks import Axis, axis_of, trace_program
@@ -149,6 +149,24 @@ def test_what_only_the_builder_of_one_rank_does_differs(monkeypatch: pytest.Monk
     found = with_earlier(traces, ())
     assert "in the builder or the first call" in found[0].rule
     assert {problem.culprit.rank % TP for problem in found} == {5}
+
+
+def test_groups_that_one_place_of_an_axis_makes_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [GroupCall(tuple(range(first, first + TP)), "mine.py:7") for first in range(0, COUNT, TP)]
+
+    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+        found = {}
+        for rank in ranks:
+            script = Script(rank, COUNT)
+            mesh(script)
+            calls = groups[::-1] if rank % TP == 5 else groups
+            found[rank] = replace(script.trace(), group_calls=tuple(calls))
+        return found
+
+    monkeypatch.setattr(program_ranks, "trace_ranks", trace_ranks)
+    (problem,) = check(trace_program(Program("mine:step", COUNT)))
+    assert problem.culprit.rank % TP == 5
+    assert "new_group()" in problem.rule
 
 
 def test_a_rank_that_differs_and_harms_nothing_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
