@@ -1,16 +1,27 @@
 """Replay of a pipeline's schedule: when its last rank is done, action by action.
 
-Each rank runs its actions in their order; one starts when the rank is free and its input is there: a forward after that
-of the stage before, a backward after that of the stage behind, `transfer_s` later where another rank computed it.
-Ignored: contention between transfers, and anything that makes one microbatch slower than another.
+Each rank runs its actions in their order; a computation starts when the rank is free and its input has arrived.
+
+    message    begins when it is sent, its receiver has posted the receive, and the one before it between the same two
+               ranks has arrived; alone it takes `transfer_s`, and it shares a rank's way out and way in (links.py)
+    send       a stage's next send each way waits until the one before it has arrived, as parallelism/pipeline.py does
+
+Ignored: other communication on the same links, pairs of devices that have a link of their own, and anything that makes
+one microbatch slower than another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from meshwright.spec.action import Action
+from meshwright.cost.links import Links
+from meshwright.spec.action import COMPUTE_KINDS, Action, Kind
+
+_PENDING = -1.0
+"""The time of what has not happened yet."""
+_NONE = -1
 
 
 @dataclass(frozen=True)
@@ -28,54 +39,148 @@ class StageTimes:
     """The part that makes the gradients of the inputs; None for what the other part leaves of the whole."""
 
 
-def replay_s(orders: Sequence[Sequence[Action]], times: StageTimes, transfer_s: float) -> float:
+class Part(NamedTuple):
+    """A computation of a stage, or one end of a message."""
+
+    kind: Literal["compute", "send", "receive"]
+    message: int
+    """The message that a computation needs, or that is sent or received; -1 for none."""
+    action: Kind
+    stage: int
+
+
+class Message(NamedTuple):
+    """What one rank sends another."""
+
+    sender: int
+    receiver: int
+    before_in_stage: int
+    """The message before it that the same stage sent the same way; -1 for none."""
+    before_in_pair: int
+    """The message before it from the same rank to the same rank; -1 for none."""
+
+
+class Parts(NamedTuple):
+    """What ranks do, with messages numbered."""
+
+    of_rank: tuple[tuple[Part, ...], ...]
+    messages: tuple[Message, ...]
+
+
+def parts_of(orders: Sequence[Sequence[Action]]) -> Parts:
+    """Return what each rank does; `orders` holds its actions with sends and receives, as `lower` places them."""
+    sent = [action for order in orders for action in order if action.kind in ("SEND_F", "SEND_B")]
+    numbers = {(kind[-1], stage, microbatch): number for number, (kind, stage, microbatch) in enumerate(sent)}
+    of_rank = tuple(tuple(_parts(order, numbers)) for order in orders)
+    return Parts(
+        of_rank, tuple(_messages(sent, {one.stage: rank for rank, order in enumerate(orders) for one in order}))
+    )
+
+
+def _parts(order: Sequence[Action], numbers: dict[tuple[str, int, int], int]) -> Iterator[Part]:
+    for kind, stage, microbatch in order:
+        if kind in COMPUTE_KINDS:
+            needed = numbers.get(_source(kind, stage, microbatch), _NONE)
+            yield Part("compute", needed if kind != "W" else _NONE, kind, stage)
+        elif kind.startswith("SEND"):
+            yield Part("send", numbers[kind[-1], stage, microbatch], kind, stage)
+        else:
+            yield Part("receive", numbers[_source(kind[-1], stage, microbatch)], kind, stage)
+
+
+def _source(kind: str, stage: int, microbatch: int) -> tuple[str, int, int]:
+    """Return which computation makes the input of a stage's forward (F) or backward."""
+    return ("F", stage - 1, microbatch) if kind == "F" else ("B", stage + 1, microbatch)
+
+
+def _messages(sent: Sequence[Action], rank_of: dict[int, int]) -> Iterator[Message]:
+    """Yield the messages of `sent`, which holds each rank's in their order."""
+    last_of_stage: dict[tuple[Kind, int], int] = {}
+    last_of_pair: dict[tuple[int, int], int] = {}
+    for number, (kind, stage, _) in enumerate(sent):
+        pair = rank_of[stage], rank_of[stage + (1 if kind == "SEND_F" else -1)]
+        yield Message(*pair, last_of_stage.get((kind, stage), _NONE), last_of_pair.get(pair, _NONE))
+        last_of_stage[kind, stage] = last_of_pair[pair] = number
+
+
+def replay_s(parts: Parts, times: StageTimes, transfer_s: float) -> float:
     """Return the seconds from the first forward to the end of the last rank's last action.
 
-    `orders` holds each rank's actions; those of a schedule that `check_schedule` accepts always end.
+    The parts of a schedule that `check_schedule` accepts always end.
     """
-    num_stages = len(times.forward_s)
-    rank_of = {action.stage: rank for rank, order in enumerate(orders) for action in order}
-    # From the stage before to a stage, and from the stage behind.
-    lags = [0.0 if rank_of[stage] == rank_of[stage - 1] else transfer_s for stage in range(1, num_stages)]
-    forward_lag, backward_lag = [0.0, *lags], [*lags, 0.0]
-    left_s = [whole - weight for whole, weight in zip(times.backward_s, times.weight_s, strict=True)]
-    inputs_s = left_s if times.input_s is None else times.input_s
-    duration_s = {
-        "F": times.forward_s,
-        "B": times.backward_s,
-        "I": times.backward_s if times.repeats else inputs_s,
-        "W": times.backward_s if times.repeats else times.weight_s,
-    }
-    forward_end: list[dict[int, float]] = [{} for _ in range(num_stages)]
-    backward_end: list[dict[int, float]] = [{} for _ in range(num_stages)]
-    clocks, positions = [0.0] * len(orders), [0] * len(orders)
-    is_moving = True
-    while is_moving:
-        is_moving = False
-        for rank, order in enumerate(orders):
-            clock, position = clocks[rank], positions[rank]
-            while position < len(order):
-                kind, stage, microbatch = order[position]
-                ready: float | None = 0.0
-                if kind == "F" and stage > 0:
-                    ready = forward_end[stage - 1].get(microbatch)
-                    lag = forward_lag[stage]
-                elif kind in "BI" and stage < num_stages - 1:
-                    ready = backward_end[stage + 1].get(microbatch)
-                    lag = backward_lag[stage]
-                else:
-                    lag = 0.0
-                if ready is None:
-                    break
-                clock = max(clock, ready + lag) + duration_s[kind][stage]
-                if kind == "F":
-                    forward_end[stage][microbatch] = clock
-                elif kind != "W":
-                    backward_end[stage][microbatch] = clock
-                position += 1
-            is_moving = is_moving or position > positions[rank]
-            clocks[rank], positions[rank] = clock, position
-    assert all(position == len(order) for position, order in zip(positions, orders, strict=True)), (
+    replay = _Replay(parts, times, transfer_s)
+    for rank in range(len(parts.of_rank)):
+        replay.run(rank)
+    while (ended := replay.links.next_end()) is not None:
+        replay.arrive(*ended)
+    assert all(place == len(own) for place, own in zip(replay.places, parts.of_rank, strict=True)), (
         "ranks wait in a circle"
     )
-    return max(clocks)
+    return max(replay.clocks)
+
+
+class _Replay:
+    """What ranks have done so far. As in simulator/engine.py ranks play as far as they can; messages go by time."""
+
+    def __init__(self, parts: Parts, times: StageTimes, transfer_s: float) -> None:
+        self._parts = parts
+        left_s = [whole - weight for whole, weight in zip(times.backward_s, times.weight_s, strict=True)]
+        inputs_s = left_s if times.input_s is None else times.input_s
+        self._duration_s = {
+            "F": times.forward_s,
+            "B": times.backward_s,
+            "I": times.backward_s if times.repeats else inputs_s,
+            "W": times.backward_s if times.repeats else times.weight_s,
+        }
+        self.clocks, self.places = [0.0] * len(parts.of_rank), [0] * len(parts.of_rank)
+        number = len(parts.messages)
+        self.links = Links(
+            [0.0] * number,
+            [transfer_s] * number,
+            [[(2 * one.sender, 1.0), (2 * one.receiver + 1, 1.0)] for one in parts.messages],
+        )
+        self._first_end_at, self._met_at, self._arrived_at = ([_PENDING] * number for _ in range(3))
+        self._after = {one.before_in_pair: number for number, one in enumerate(parts.messages)}
+        self._waiting: dict[int, list[int]] = {}
+        """Ranks that wait for a message to arrive."""
+
+    def run(self, rank: int) -> None:
+        """Run what rank `rank` can."""
+        own, clock = self._parts.of_rank[rank], self.clocks[rank]
+        for place in range(self.places[rank], len(own)):
+            kind, message, action, stage = own[place]
+            awaited = self._parts.messages[message].before_in_stage if kind == "send" else message
+            if kind != "receive" and awaited != _NONE:
+                if self._arrived_at[awaited] == _PENDING:
+                    self._waiting.setdefault(awaited, []).append(rank)
+                    break
+                clock = max(clock, self._arrived_at[awaited])
+            if kind == "compute":
+                clock += self._duration_s[action][stage]
+            else:
+                self._meet(message, clock)
+            self.places[rank] = place + 1
+        self.clocks[rank] = clock
+
+    def arrive(self, message: int, at_s: float) -> None:
+        """Let a message arrive, its pair's next one begin, and those go on who waited for it."""
+        self._arrived_at[message] = at_s
+        if message in self._after:
+            self._begin(self._after[message])
+        for rank in self._waiting.pop(message, []):
+            self.run(rank)
+
+    def _meet(self, message: int, now_s: float) -> None:
+        """Let one end of a message be there."""
+        if self._first_end_at[message] == _PENDING:
+            self._first_end_at[message] = now_s
+            return
+        self._met_at[message] = max(now_s, self._first_end_at[message])
+        self._begin(message)
+
+    def _begin(self, message: int) -> None:
+        """Let a message begin, if both ends are there and it is its pair's turn."""
+        before = self._parts.messages[message].before_in_pair
+        free_at = 0.0 if before == _NONE else self._arrived_at[before]
+        if self._met_at[message] != _PENDING and free_at != _PENDING:
+            self.links.begin(message, max(self._met_at[message], free_at))

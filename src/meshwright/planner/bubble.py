@@ -20,18 +20,17 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication import hops_s
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.replay import replay_s
+from meshwright.cost.replay import Parts, parts_of, replay_s
 from meshwright.cost.stage import bubble_share, repeated_share, split_share
 from meshwright.cost.step import StepTerms
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.cases import cases_of
 from meshwright.planner.question import Question
 from meshwright.planner.stage_times import Shares, StageShare, stage_times
-from meshwright.spec.action import Action
 from meshwright.spec.estimate import StepTime
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.model_spec import ModelSpec
-from meshwright.spec.schedule_orders import order_of_rank
+from meshwright.spec.schedule import build_schedule, lower
 from meshwright.spec.stage_split import best_boundaries, block_costs
 
 _OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
@@ -59,8 +58,7 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
         return step
     steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
     number = num_microbatches_of(layout, question)
-    # Whole: the replay itself hides what it puts between a message and its use. In a looped schedule a microbatch that
-    # has been through all ranks holds up the first one by as many hops, in every round that has nothing else to do.
+    # Whole: the replay itself finds what hides a message.
     cases = cases_of(layout_table([layout]), question)
     hop_s = float(hops_s(cases, fitted_constants())[0])
     # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
@@ -110,7 +108,7 @@ def played_share(pipeline: Pipeline, stages: tuple[StageShare, ...], shares: Sha
     pp, stages_per_rank, schedule, number = pipeline
     times = stage_times(stages, shares, pp / number)
     numbers = _numbers_played(pp, number)
-    played_s = [replay_s(_orders((pp, stages_per_rank, schedule, count)), times, transfer) for count in numbers]
+    played_s = [replay_s(_played((pp, stages_per_rank, schedule, count)), times, transfer) for count in numbers]
     if len(numbers) == 1:
         return played_s[0]
     (few, more), (few_s, more_s) = numbers, played_s
@@ -124,10 +122,10 @@ def _numbers_played(pp: int, number: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=16)
-def _orders(pipeline: Pipeline) -> list[tuple[Action, ...]]:
+def _played(pipeline: Pipeline) -> Parts:
     pp, stages_per_rank, schedule, number = pipeline
     layout = Layout(pp=pp, virtual_stages=stages_per_rank, schedule=schedule)
-    return [order_of_rank(rank, layout, number) for rank in range(pp)]
+    return parts_of(lower(build_schedule(layout, number)))
 
 
 def _waiting_share(cases: Cases) -> Floats:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.links import Links
 from meshwright.simulator.collective_times import CommOpTimes
 from meshwright.simulator.conditions import USUAL, Conditions, dropped_by, stops_of
 from meshwright.simulator.engine import PENDING, Played, Table, play
 from meshwright.simulator.hops import PodWays
-from meshwright.simulator.links import Links
 from meshwright.simulator.matching import Channel, CommOps
 from meshwright.simulator.program import Program, RecordTimes, Signals, program_of
 from meshwright.spec.traces import Traces

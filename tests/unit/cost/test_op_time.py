@@ -82,13 +82,15 @@ def test_no_matmul_is_faster_than_the_peak_or_the_memory(m: int, n: int, k: int)
     assert seconds > 2 * (m * k + k * n + m * n) / memory.value
 
 
-@given(st.integers(1, 64), st.integers(1, 512), st.integers(8, 512))
-def test_equal_groups_are_not_faster_than_one_matmul_of_all_their_rows(groups: int, rows: int, width: int) -> None:
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(8, 512))
+def test_groups_are_not_faster_than_one_matmul_of_all_their_rows(groups: int, tiles: int, width: int) -> None:
+    # Rows that fill their tiles: of others a group, whose rows are a mean, is charged half a tile and no whole one.
+    rows = 256 * tiles
     grouped = signature(
         "aten._grouped_mm.default", [(groups * rows, width), (groups, width, width)], (groups * rows, width)
     )
     several, one = op_seconds([grouped, matmul(groups * rows, width, width)], H100)
-    assert several > 0.99 * one
+    assert several >= one
 
 
 @pytest.mark.parametrize("model", MODELS[:1])

@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.replay import StageTimes, replay_s
+from meshwright.cost.replay import StageTimes, parts_of, replay_s
 from meshwright.cost.stacks import load_stack
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.answer import judge, recomputed_share
@@ -29,7 +29,7 @@ from meshwright.planner.what_if import LATENCIES
 from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Plan
-from meshwright.spec.schedule_orders import order_of_rank
+from meshwright.spec.schedule import build_schedule, lower
 from questions import ask
 
 QUESTION = ask("llama3-70b", 64, seq_len=8192, batch=64)
@@ -228,7 +228,6 @@ def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: 
     stages = 1 if schedule in SINGLE_STAGE_SCHEDULES else 2
     shares = tuple(np.linspace(0.9, 1.1, 4 * stages) / 4 / stages)
     layout = Layout(pp=4, schedule=schedule, virtual_stages=stages)
-    orders = [order_of_rank(rank, layout, number) for rank in range(4)]
     part = 4 / number
     forward_s = [share * part / 3 for share in shares]
     backward_s = [2 * forward for forward in forward_s]
@@ -239,7 +238,7 @@ def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: 
         times = StageTimes(forward_s, backward_s, [backward_s[0], *forward_s[1:]], input_s=[0.0, *forward_s[1:]])
     parts = tuple(StageShare(share, 0.0) for share in shares)
     played = played_share((4, stages, schedule, number), parts, Shares(0.0, 0.0, split=float(splits)), 0.001)
-    assert played == pytest.approx(replay_s(orders, times, 0.001), rel=2e-3)
+    assert played == pytest.approx(replay_s(parts_of(lower(build_schedule(layout, number))), times, 0.001), rel=2e-3)
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "LoopedBFS"])
