@@ -8,16 +8,16 @@ messages   in a group of up to 32 ranks, its axis; in a longer one, such as that
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.spec.trace import NONE, Ints, RecordKind, Trace
 
 LONG = 32
-"""Places of an axis that are told apart; those of a longer one are not."""
+"""Places of the longest axis that messages are followed along from rank to rank."""
 _AT_ONCE = 8
 """Places of a chain of messages that are asked for at first."""
 
@@ -80,34 +80,55 @@ def unknown_places(traces: Mapping[int, Trace]) -> set[int]:
     return {rank for rank in wanted - set(traces) if rank < world_size}
 
 
+def ways_of_messages(trace: Trace) -> list[tuple[int, int]]:
+    """Return for each message, in order, how many ranks its group has and how many places round it the peer is."""
+    records, rank = trace.records, trace.traced.rank
+    found = []
+    for row in np.flatnonzero(_is_message(trace)).tolist():
+        ranks = _ranks_of(trace, int(records.group[row]))
+        found.append((len(ranks), (ranks.index(int(records.peer[row])) - ranks.index(rank)) % len(ranks)))
+    return found
+
+
+def is_ring(traces: Mapping[int, Trace]) -> bool:
+    """Return whether the messages of all traced ranks, in groups of more than 32, go the same ways."""
+    ways = {tuple(sorted(way for way in ways_of_messages(trace) if way[0] > LONG)) for trace in traces.values()}
+    return len(ways) == 1
+
+
 def _directions(traces: Mapping[int, Trace]) -> tuple[set[Axis], set[tuple[Axis, int]]]:
     """Return the axes of the groups in which messages go; of long ones, instead, with the distances that they go."""
     found, distances = set(), set()
-    for trace, ranks, peers in _messages(traces):
+    for rank, ranks, peers in ((rank, *one) for rank, trace in traces.items() for one in peers_by_group(trace)):
         axis = axis_of(ranks)
         if axis is not None and axis.size <= LONG:
             found.add(axis)
         elif axis is not None:
-            distances |= {(axis, abs(peer - trace.traced.rank)) for peer in peers}
+            distances |= {(axis, abs(peer - rank)) for peer in peers}
     return found, distances
 
 
-def _messages(traces: Mapping[int, Trace]) -> Iterator[tuple[Trace, tuple[int, ...], set[int]]]:
+def peers_by_group(trace: Trace) -> Iterator[tuple[tuple[int, ...], set[int]]]:
     """Yield the groups in which a rank sends and receives, with its peers there."""
-    for trace in traces.values():
-        records = trace.records
-        is_message = np.isin(records.kind, (RecordKind.SEND, RecordKind.RECEIVE)) & (records.peer != NONE)
-        for group in np.unique(records.group[is_message]).tolist():
-            ranks = trace.groups[group] if group != NONE else tuple(range(trace.traced.world_size))
-            yield trace, ranks, set(records.peer[is_message & (records.group == group)].tolist())
+    records, is_message = trace.records, _is_message(trace)
+    for group in np.unique(records.group[is_message]).tolist():
+        yield _ranks_of(trace, group), set(records.peer[is_message & (records.group == group)].tolist())
+
+
+def _is_message(trace: Trace) -> NDArray[np.bool_]:
+    records = trace.records
+    is_message = np.isin(records.kind, (RecordKind.SEND, RecordKind.RECEIVE)) & (records.peer != NONE)
+    return np.asarray(is_message)
+
+
+def _ranks_of(trace: Trace, group: int) -> tuple[int, ...]:
+    """Return the ranks of a message's group, which are all where it names none."""
+    return trace.groups[group] if group != NONE else tuple(range(trace.traced.world_size))
 
 
 def _peers(traces: Mapping[int, Trace]) -> Mapping[int, set[int]]:
     """Return the ranks at the other end of each traced rank's messages."""
-    found: dict[int, set[int]] = defaultdict(set, {rank: set() for rank in traces})
-    for trace, _, peers in _messages(traces):
-        found[trace.traced.rank] |= peers
-    return dict(found)
+    return {rank: {peer for _, peers in peers_by_group(trace) for peer in peers} for rank, trace in traces.items()}
 
 
 def _chain(distance: int, peers: Mapping[int, set[int]]) -> int:

@@ -8,8 +8,9 @@ Up to 64 ranks all are traced: a mistake can be made on any one. Of more, ranks 
     by role         a rank's place along the axes that messages take, as in a pipeline, and the rows that FSDP2 leaves
                     it of each parameter, which follow from its place: the first and the last rank of each role
 
-The traces of one role have to be equal. Where a rank's differs from that of most, its place along each axis becomes
-part of the role, so that ranks which share a group with it have roles of their own. What is extrapolated: a rank that
+The traces of one role have to be equal, and their messages to go equally far. Where a rank's differs from that of most,
+its place along each axis becomes part of the role, so that ranks which share a group with it have roles of their own,
+as have those that it sends to (partners.py). What is extrapolated: a rank that
 was not traced does what the first rank of its role does. A program that asks for one rank's number, such as
 `rank == 37`, can be wrong there unseen; `every_rank` traces all.
 """
@@ -26,8 +27,18 @@ from meshwright.errors import UnsupportedError
 from meshwright.spec.trace import Ints, RecordKind, Trace
 from meshwright.spec.trace_order import fingerprint
 from meshwright.spec.traces import Traces
-from meshwright.tracer.axes import LONG, Axis, axes_of_groups, axes_of_messages, axis_of, unknown_places
+from meshwright.tracer.axes import (
+    LONG,
+    Axis,
+    axes_of_groups,
+    axes_of_messages,
+    axis_of,
+    is_ring,
+    unknown_places,
+    ways_of_messages,
+)
 from meshwright.tracer.classes import CUT
+from meshwright.tracer.partners import by_partners
 from meshwright.tracer.trace import Program, trace_ranks
 
 ALL_TRACED = 64
@@ -57,7 +68,7 @@ def trace_program(program: Program, *, every_rank: bool = False, num_processes: 
         # Roles are told by how far messages go, so that has to be known first.
         if wanted := unknown_places(found):
             continue
-        roles = roles_of_ranks(found, count, *_all_odd(prints, found, count))
+        roles = by_partners(roles_of_ranks(found, count, *_all_odd(prints, found, count)), found)
         wanted = set(found) | _places(found, count) | _ends(roles)
         if len(wanted) > _MOST_TRACED:
             raise UnsupportedError(
@@ -77,8 +88,9 @@ def _of_roles(found: Mapping[int, Trace], roles: Ints) -> Traces:
 
 def _fingerprint(trace: Trace) -> str:
     """Return a hash of what a rank does in the traced call and before it, and of the groups that it makes."""
-    groups = sha256(repr([call.ranks for call in trace.group_calls]).encode()).hexdigest()
-    return fingerprint(trace) + groups + ("" if trace.earlier is None else fingerprint(trace.earlier))
+    parts = [trace] if trace.earlier is None else [trace, trace.earlier]
+    own = repr(([call.ranks for call in trace.group_calls], [ways_of_messages(part) for part in parts]))
+    return sha256(own.encode()).hexdigest() + "".join(fingerprint(part) for part in parts)
 
 
 def roles_of_ranks(
@@ -91,9 +103,10 @@ def roles_of_ranks(
     columns = [np.zeros(world_size, np.int64)]
     for axis in sorted(axes_of_messages(traces)):
         place = axis.place(ranks)
-        if axis.size > LONG:
-            place = np.select([place == 0, place == axis.size - 1], [0, 1], 2 + place % 2)
-        columns.append(place)
+        # Of a chain no two places do the same: the further from an end, the longer they wait. In a ring all do, or
+        # every other one, where neighbours take turns to send.
+        in_turns = axis.size > LONG and axis.size % 2 == 0 and is_ring(traces)
+        columns.append(place % 2 if in_turns else place)
     for axis, rows in sorted(_cuts(traces)):
         share = -(-rows // axis.size)
         columns.append((rows - share * axis.place(ranks)).clip(0, share))

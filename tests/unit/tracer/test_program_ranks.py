@@ -132,6 +132,61 @@ def test_a_pipeline_within_each_replica_is_followed_to_its_end(monkeypatch: pyte
     assert check(traces) == ()
 
 
+def ring(script: Script, count: int, wrong: int | None = None) -> None:
+    """Pass something round, where even ranks send first; one rank may skip its neighbour."""
+    rank = script.traced.rank
+    peer = (rank + (2 if rank == wrong else 1)) % count
+    everyone, turns = tuple(range(count)), [(script.send, peer), (script.receive, (rank - 1) % count)]
+    for call, other in turns if rank % 2 == 0 else turns[::-1]:
+        script.wait(call(other, everyone))
+
+
+@pytest.mark.parametrize("count", [128, 1024])
+def test_a_ring_of_all_ranks_has_a_role_for_those_who_send_first_and_one_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    traces, asked = traced(monkeypatch, lambda script: ring(script, count), count)
+    assert (traces.class_of_rank == np.arange(count) % 2).all()
+    assert len(asked) < 64
+    assert check(traces) == ()
+
+
+def test_in_a_ring_with_a_wrong_neighbour_every_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces, asked = traced(monkeypatch, lambda script: ring(script, 128, wrong=4), 128)
+    assert len(asked) == 128
+    assert 4 in {problem.culprit.rank for problem in check(traces)}
+    with pytest.raises(UnsupportedError, match="too many"):
+        traced(monkeypatch, lambda script: ring(script, 1024, wrong=4), 1024)
+
+
+def test_of_a_chain_of_all_ranks_every_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(script: Script) -> None:
+        rank = script.traced.rank
+        if rank:
+            script.wait(script.receive(rank - 1, tuple(range(100))))
+        if rank < 99:
+            script.wait(script.send(rank + 1, tuple(range(100))))
+
+    traces, asked = traced(monkeypatch, step, 100)
+    assert len(asked) == 100
+    assert check(traces) == ()
+
+
+def test_a_message_to_a_wrong_replica_is_found_and_its_sender_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = COUNT // 4
+
+    def step(script: Script) -> None:
+        rank = script.traced.rank
+        if rank >= size:
+            script.wait(script.receive(rank - size, WORLD))
+        if rank < COUNT - size:
+            # The last replica of the second stage.
+            script.wait(script.send(rank + size - (rank == 2 * size - 1), WORLD))
+
+    traces, _ = traced(monkeypatch, step)
+    assert {problem.culprit.rank for problem in check(traces)} == {2 * size - 1}
+
+
 def test_what_only_the_builder_of_one_rank_does_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
         found = {}

@@ -1,0 +1,45 @@
+"""by_partners(): roles told apart by the roles of the ranks that their messages go to and come from.
+
+Two ranks that do the same do not wait for the same if one of them sends to a rank that differs. So roles are refined
+until the messages of all ranks of a role meet ranks of equal roles. A rank that was not traced is taken to send as many
+places along its groups as the first one of its role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from meshwright.spec.trace import Ints, Trace
+from meshwright.tracer.axes import axis_of, peers_by_group
+
+
+def by_partners(roles: Ints, traces: Mapping[int, Trace]) -> Ints:
+    """Return for each rank the first one of its refined role, from the first one of its role [world_size]."""
+    like = {first: first for first in np.unique(roles).tolist() if first in traces}
+    while True:
+        refined = roles.copy()
+        for first, shown in list(like.items()):
+            ranks = np.flatnonzero(roles == first)
+            met = np.stack([roles, *(roles[peers] for peers in _peers(traces.get(first, traces[shown])))])
+            _, at, where = np.unique(met[:, ranks], axis=1, return_index=True, return_inverse=True)
+            refined[ranks] = ranks[at[where.ravel()]]
+            like |= {one: shown for one in ranks[at].tolist() if one not in like}
+        if np.array_equal(refined, roles):
+            return roles
+        roles = refined
+
+
+def _peers(trace: Trace) -> list[Ints]:
+    """Return whom each rank would send to or receive from, were it as far away as in `trace`; each [world_size]."""
+    rank, ranks = trace.traced.rank, np.arange(trace.traced.world_size)
+    found = []
+    for group, peers in peers_by_group(trace):
+        axis = axis_of(group)
+        if axis is None:
+            continue
+        for peer in sorted(peers):
+            far = axis.place(np.array([peer]))[0] - axis.place(np.array([rank]))[0]
+            found.append(ranks + ((axis.place(ranks) + far) % axis.size - axis.place(ranks)) * axis.stride)
+    return found
