@@ -73,9 +73,9 @@ page says which. A mistake that one rank's number makes elsewhere is found with 
 Fake tensors hold no numbers. What a program reads by `.item()`, `.tolist()`, `float()` or `bool()` is what a healthy
 step would have, as far as that can be told:
 
-- What the program put into a tensor of one element, such as `torch.tensor(3.0)`, `zeros(())` or `full((1,), 3.0)`,
-  reads as that, through copies, arithmetic, comparisons, `any()`, `all()`, `sum()` and collectives; other ranks bring
-  what this one does. Fractions in larger tensors are not followed: their elements and sums read as 1, a guess.
+- What the program put into a tensor, such as `torch.tensor(3.0)`, `zeros(())` or `ones(2)`, reads as that, through
+  copies, arithmetic, comparisons, `any()`, `all()`, `sum()` and collectives; other ranks bring what this one does. Not
+  followed are tensors of more than 64 elements, and arithmetic with elements that differ: they read as 1, a guess.
 - Tests for numbers that are not finite find none: `isnan`, `isinf`, `isfinite`, a comparison with infinity or of a
   tensor with itself.
 - The flag of a `GradScaler`, by which it skips a step, reads as 0: the optimizer runs.
@@ -84,7 +84,8 @@ step would have, as far as that can be told:
 - Another whole number is unknown: one that `.item()` reads may be printed and computed with; where it decides a size
   or a branch, and where `.tolist()` reads it, the line is refused.
 
-A line that decides by a guess while a step runs is named in the answer, under "guessed", with the value.
+A line that decides by a guess while a step runs is named in the answer, under "guessed", with the value; and in the
+message, if the program raises after it.
 """
 OUT_OF_MEMORY = """## Out of memory
 

@@ -406,6 +406,21 @@ def guessing(device: torch.device, rank: int, world_size: int) -> Step:
             raise AssertionError("not with 1 / 4")
         if torch.allclose(x, x.relu()):
             x.sum()
+        counts = torch.ones(3, device=device)
+        dist.all_reduce(counts)
+        if counts.tolist() != [world_size] * 3 or (counts / 2)[1].item() != world_size / 2:
+            raise AssertionError("what the program put there is no guess")
+
+    return step
+
+
+def guessing_wrong(device: torch.device, rank: int, world_size: int) -> Step:
+    """Stop where a number that only real tensors hold is not what it should be."""
+    x = torch.randn(4, WIDTH, device=device)
+
+    def step() -> None:
+        if (x - x.mean()).abs().max().item() > 0.5:
+            raise ValueError("too far from the mean")
 
     return step
 

@@ -7,8 +7,9 @@
 
 A stream needs no clock that others share: it plays on until it waits for a signal that is not there, and goes on, later
 in our time and not in its own, when the signal comes. Only comm ops are played in order of time, since those that are
-under way at once share links (cost/links.py). That order is right because nothing new can begin before the next one ends:
-by then all streams have played as far as they could. Nothing is drawn, so that the same programs always end the same.
+under way at once share links (cost/links.py). That order is right because nothing new can begin before the next one
+ends: by then all streams have played as far as they could. Nothing is drawn, so that the same programs always end the
+same.
 """
 
 from __future__ import annotations

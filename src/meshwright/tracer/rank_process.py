@@ -114,7 +114,7 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
     code: int = ExitCode.DO_NOT_RETRY
     try:
         send_objects_by(ObjectExchange(_exchange_folder(order), rank))
-        with _failure_said(order, rank), explained(mode.recorder.scopes):
+        with _failure_said(order, rank), explained(mode.recorder.scopes, mode.guesses):
             found = trace_here(mode, order["build"], order["arguments"], rank, order["world_size"])
         if str(rank) in order["out"]:
             kept = found if order["keeps_earlier"] else replace(found, earlier=None, own_groups=())

@@ -1,8 +1,8 @@
 """Readings: what a program reads of tensors that hold no numbers, as it would be in a healthy step.
 
-    put there     numbers that the program itself put into a tensor are kept, and constants such as zeros() followed
+    put there     numbers that the program itself put into a tensor are kept, and constants such as zeros(2) followed
                   through copies, arithmetic, comparisons, reductions and collectives
-    fractions     are 1 otherwise, a guess; what is computed of a single number is computed of that
+    fractions     are 1 otherwise, a guess; what is computed of numbers that are followed is computed of those
     comparisons   are made of what the numbers read as; booleans whose operands are unknown are False, a guess
     tests         for numbers that are not finite find none, which is no guess: nothing goes wrong in a healthy step
     whole numbers that nobody put there are unknown: they become sizes, which nobody can guess
@@ -41,6 +41,8 @@ _POINTWISE = ("__ior__", "__iand__", "__ixor__")
 """Operators that torch does not mark as such."""
 _KEPT = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
 """What a scaler of gradients does leaves its flag and its scale as they are where all gradients are finite."""
+_FOLLOWED = 64
+"""Elements of the largest tensor of numbers, all equal, that is followed: counts and metrics, not weights."""
 _FINITE_TESTS = ("isnan", "isinf", "isneginf", "isposinf")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -116,7 +118,7 @@ class Readings:
     ) -> Reading | None:
         """Return what an operator's result reads as, where that is another than that of any tensor of its dtype."""
         is_flag = result.dtype == torch.bool
-        if not (is_flag or result.numel() == 1) or not isinstance(result, FakeTensor):
+        if not (is_flag or result.numel() <= _FOLLOWED) or not isinstance(result, FakeTensor):
             return None
         if kind == "constant":
             return _constant(func, args, kwargs, result)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -36,8 +37,11 @@ _OBJECT_COLLECTIVES = (
 
 
 @contextmanager
-def explained(scopes: Scopes) -> Iterator[None]:
-    """Raise UnsupportedError with one message in place of any error of the program that is traced."""
+def explained(scopes: Scopes, guesses: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Raise UnsupportedError with one message in place of any error of the program that is traced.
+
+    `guesses` are, by line, the numbers that it decided by and that a traced step does not know.
+    """
     try:
         yield
     except MeshwrightError:
@@ -51,8 +55,9 @@ def explained(scopes: Scopes) -> Iterator[None]:
     except Exception as error:
         where = f" in {scopes.left_by_error}" if scopes.left_by_error else ""
         causes = "".join(f"; caused by {type(one).__name__}: {_first_line(one)}" for one in _causes(error))
+        guessed = "".join(f"; before, {line} decided by a guess: {value}" for line, value in guesses.items())
         raise UnsupportedError(
-            f"{type(error).__name__}{where}{line_of_error(error)}: {_first_line(error)}{causes}"
+            f"{type(error).__name__}{where}{line_of_error(error)}: {_first_line(error)}{causes}{guessed}"
         ) from error
 
 
