@@ -117,7 +117,7 @@ def test_what_does_not_fit_names_the_line_that_holds_most(capsys: pytest.Capture
     code, page = shown(capsys, tmp_path / "mistakes.py", "holds_too_much")
     assert code == ExitCode.BAD_INPUT
     assert "most is temporary, 100 GiB in one tensor (empty, mistakes.py:37)" in page
-    assert "make the tensors of that line smaller" in page
+    assert "make these tensors smaller" in page
     assert "layout" not in page
     assert " pp " not in page
 

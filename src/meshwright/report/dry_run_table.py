@@ -28,7 +28,7 @@ from meshwright.units import format_bytes, format_count, format_duration
 
 _MOST_ROWS = 10
 _SHARD = "fully_shard() its modules over more ranks, or hold them in fewer bits"
-_MAKE_LESS = "make the tensors of that line smaller, in parts, or on the host, and drop each once it is used"
+_MAKE_LESS = "make these tensors smaller, in parts, or on the host, and drop each once it is used"
 _ADVICE = {
     "parameter": _SHARD,
     "gradient": _SHARD,
