@@ -12,6 +12,7 @@ from meshwright.cost.communication import communication_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.data_parallel import data_parallel_of, ends_exposed_s, fsdp_exposed_s, replicated_sums_s
 from meshwright.cost.fabric import Fabric, FabricConstants, Floats, fabric_of
+from meshwright.cost.messages import messages_of
 from meshwright.cost.slots import slots_of
 from meshwright.cost.work import BLOCK, LAST, work_of
 from meshwright.spec.trace import NONE, RecordKind, Trace
@@ -76,7 +77,7 @@ def sent_to_next_stage(of: Cases) -> int:
     c = {**_CONSTANTS, "pp_exposed": 1.0, "send_s": 0.0}
     # Each microbatch there and back, and once more for each rank that the first one has to reach.
     num_sends = 2 * (of.num_microbatches + of.layouts.pp - 1)
-    one = communication_of(of, work).sends(unit_fabric(of), c, of.num_microbatches) / num_sends
+    one = messages_of(of, work).exposed_s(unit_fabric(of), c, of.num_microbatches) / num_sends
     return round(float(one[0] * of.num_microbatches[0]))
 
 

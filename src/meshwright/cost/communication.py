@@ -1,11 +1,10 @@
-"""Communication: what tensor, context, expert and pipeline parallelism add to a block, in exposed seconds.
+"""Communication: what tensor, context and expert parallelism add to a block, in exposed seconds.
 
     tp   gathers and scatters of the residual stream: 2 of each forward and backward, one more where the embedding
          ends and the head begins; without sequence parallelism all-reduces in their place
     cp   keys and values from the other ranks: gathered (exposed), or round a ring (what attention does not hide), or
          two all-to-alls (ulysses); backward their gradients come back, round a ring in float32 and one step further
     ep   tokens to their experts and back, both ways forward and backward
-    pp   one send of the residual stream forward and one backward for each microbatch and chunk
 
 Stacks that keep a part of what they gathered (Stack.gathers_again) gather keys again in backward, and the residual
 stream before each of a block's two gradients of weights; half of this hides behind other gradients, so that it counts
@@ -30,14 +29,13 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.constants import Constants
 from meshwright.cost.contention import Shares
-from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
+from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.link_rate import neighbour_shares, spread_shares
-from meshwright.cost.point_to_point import mean_send_s, send_s
+from meshwright.cost.point_to_point import send_s
 from meshwright.cost.recompute import share_of_blocks
-from meshwright.cost.slowness import stacks_of
-from meshwright.cost.work import BLOCK, FIRST, Work, work_of
+from meshwright.cost.work import BLOCK, FIRST, Work
 
 Index = NDArray[np.int64]
 
@@ -59,7 +57,6 @@ def communication_of(cases: Cases, work: Work) -> Communication:
         gathers_input_again=is_set("gathers_input_again") * (1 - share_of_blocks(cases, "full")),
         overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
         overlaps_ep=is_set("ep_overlap"),
-        overlaps_sends=is_set("p2p_overlap"),
         gathers_again=is_set("gathers_again"),
         gathers_routed_tokens=is_set("gathers_routed_tokens"),
         gathers_low=cases.each(lambda s: float(s.gathers_low)) > 0,
@@ -81,7 +78,6 @@ class Communication:
     """Whether compiled blocks run matmuls next to collectives that these do not need, as only ours do."""
     overlaps_tp: NDArray[np.bool_]
     overlaps_ep: NDArray[np.bool_]
-    overlaps_sends: NDArray[np.bool_]
     gathers_again: NDArray[np.bool_]
     gathers_routed_tokens: NDArray[np.bool_]
     gathers_low: NDArray[np.bool_]
@@ -201,43 +197,3 @@ class Communication:
     def _experts(self, fabric: Fabric) -> Group:
         """Return the groups of ranks that exchange tokens."""
         return group_of(np.where(self.layouts.etp > 1, self.layouts.tp, 1), self.layouts.ep, fabric)
-
-    def sends(self, fabric: Fabric, c: Constants, num_microbatches: Floats) -> Floats:
-        """Return the exposed seconds of all sends between stages in a step."""
-        layouts = self.layouts
-        slowest, mean = self._hops(fabric, c)
-        share = np.where(self.overlaps_sends, c["pp_exposed"], c["pp_plain_exposed"])
-        waits = np.where(self.overlaps_sends | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
-        steady = share * num_microbatches * layouts.stages_per_rank * slowest
-        return 2 * (steady + (layouts.pp - 1) * mean) + waits
-
-    def hop(self, fabric: Fabric, c: Constants) -> Floats:
-        """Return the mean seconds from the end of a stage to the moment at which the next one has its output."""
-        return self._hops(fabric, c)[1]
-
-    def _hops(self, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
-        """Return the seconds of the slowest message between two stages, and of one in the mean.
-
-        The slowest sets the pace of a full pipeline; filling it takes all of them once.
-        """
-        owners, layouts = self.work.owners, self.layouts
-        first = np.zeros(len(self.work.setting), np.int64)
-        first[owners.key[::-1]] = np.arange(len(owners.key))[::-1]
-        owner = first[self.work.key_of_case]
-        num_bytes = owners.tokens[owner] * owners.width[owner] * self.element_bytes
-        # Each tp rank sends its part; without sequence parallelism they gather the whole again (Narayanan 2021, 4.1).
-        num_bytes = num_bytes / layouts.tp
-        group = group_of(layouts.num_ranks // layouts.pp, layouts.pp, fabric)
-        whole = all_gather_s(num_bytes * layouts.tp, group_of(1, layouts.tp, fabric), fabric)
-        added = np.where(self.has_sequence_parallel, 0.0, whole) + c["send_s"]
-        slowest, mean = (
-            hop_s(num_bytes, group, fabric) + np.where(layouts.pp > 1, added, 0.0) for hop_s in (send_s, mean_send_s)
-        )
-        return slowest, mean
-
-
-def hops_s(cases: Cases, constants: Constants) -> Floats:
-    """Return how long the pipeline of each case waits for a message in the mean, seconds; 0 without a pipeline."""
-    fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in cases.settings]
-    fabric = stacks_of(cases).slowed(stack_fabrics(fabrics, cases.setting), constants)
-    return communication_of(cases, work_of(cases)).hop(fabric, constants)

@@ -34,14 +34,20 @@ def mean_send_s(num_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
     num_hops = np.maximum(group.num_ranks - 1, 1)
     across_domains = np.minimum(group.num_domains - 1, num_hops) / num_hops
     across_pods = np.minimum(_num_pods(group, fabric) - 1, num_hops) / num_hops
-    inside = replace(group, num_domains=np.minimum(group.num_domains, 1))
-    hops_s = (
-        (1 - across_domains, hop_s(num_bytes, inside, 0.0, fabric)),
-        (across_domains - across_pods, hop_s(num_bytes, group, 0.0, fabric)),
-        (across_pods, hop_s(num_bytes, group, _crossing(group, fabric), fabric)),
-    )
+    shares = (1 - across_domains, across_domains - across_pods, across_pods)
     # A link without a known rate has no price, and where no hop crosses it none is needed.
-    return np.asarray(sum(np.where(share > 0, share * seconds, 0.0) for share, seconds in hops_s))
+    by_border = zip(shares, hops_by_border_s(num_bytes, group, fabric), strict=True)
+    return np.asarray(sum(np.where(share > 0, share * seconds, 0.0) for share, seconds in by_border))
+
+
+def hops_by_border_s(num_bytes: ArrayLike, group: Group, fabric: Fabric) -> tuple[Floats, Floats, Floats]:
+    """Return the seconds of a hop inside of a domain, of one to another domain, and of one to another pod."""
+    inside = replace(group, num_domains=np.minimum(group.num_domains, 1))
+    return (
+        hop_s(num_bytes, inside, 0.0, fabric),
+        hop_s(num_bytes, group, 0.0, fabric),
+        hop_s(num_bytes, group, _crossing(group, fabric), fabric),
+    )
 
 
 def hop_s(num_bytes: ArrayLike, group: Group, crossing: ArrayLike, fabric: Fabric) -> Floats:

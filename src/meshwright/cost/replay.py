@@ -3,8 +3,9 @@
 Each rank runs its actions in their order; a computation starts when the rank is free and its input has arrived.
 
     message    begins when it is sent, its receiver has posted the receive, and the one before it between the same two
-               ranks has arrived; alone it takes `transfer_s`, and it shares a rank's way out and way in (links.py)
+               ranks has arrived; it shares a rank's ways out and in, inside its domain or over the network (links.py)
     send       a stage's next send each way waits until the one before it has arrived, as parallelism/pipeline.py does
+    tied head  the first and the last rank exchange its gradients at the end
 
 Ignored: other communication on the same links, pairs of devices that have a link of their own, and anything that makes
 one microbatch slower than another.
@@ -39,6 +40,22 @@ class StageTimes:
     """The part that makes the gradients of the inputs; None for what the other part leaves of the whole."""
 
 
+class Hops(NamedTuple):
+    """What a message takes when alone, by the border that it crosses."""
+
+    hop_s: tuple[float, ...]
+    """Inside of a domain, between domains, between pods."""
+    domains: tuple[int, ...]
+    """Of each pipeline rank."""
+    pods: tuple[int, ...]
+    tied_s: float = 0.0
+    """What the first and the last rank take for exchanging the gradients of a tied head, once a step."""
+
+    def border(self, one: int, other: int) -> int:
+        """Return which border a message between two ranks crosses, as in `hop_s`."""
+        return 2 if self.pods[one] != self.pods[other] else int(self.domains[one] != self.domains[other])
+
+
 class Part(NamedTuple):
     """A computation of a stage, or one end of a message."""
 
@@ -58,6 +75,14 @@ class Message(NamedTuple):
     """The message before it that the same stage sent the same way; -1 for none."""
     before_in_pair: int
     """The message before it from the same rank to the same rank; -1 for none."""
+
+
+class Replayed(NamedTuple):
+    """Seconds of a replay."""
+
+    total_s: float
+    exposed_s: float
+    """In which a rank waits for a message that is under way, in the mean over ranks."""
 
 
 class Parts(NamedTuple):
@@ -103,26 +128,27 @@ def _messages(sent: Sequence[Action], rank_of: dict[int, int]) -> Iterator[Messa
         last_of_stage[kind, stage] = last_of_pair[pair] = number
 
 
-def replay_s(parts: Parts, times: StageTimes, transfer_s: float) -> float:
+def replay(parts: Parts, times: StageTimes, hops: Hops) -> Replayed:
     """Return the seconds from the first forward to the end of the last rank's last action.
 
     The parts of a schedule that `check_schedule` accepts always end.
     """
-    replay = _Replay(parts, times, transfer_s)
+    ranks = _Ranks(parts, times, hops)
     for rank in range(len(parts.of_rank)):
-        replay.run(rank)
-    while (ended := replay.links.next_end()) is not None:
-        replay.arrive(*ended)
-    assert all(place == len(own) for place, own in zip(replay.places, parts.of_rank, strict=True)), (
+        ranks.run(rank)
+    while (ended := ranks.links.next_end()) is not None:
+        ranks.arrive(*ended)
+    assert all(place == len(own) for place, own in zip(ranks.places, parts.of_rank, strict=True)), (
         "ranks wait in a circle"
     )
-    return max(replay.clocks)
+    num_ranks = len(parts.of_rank)
+    return Replayed(max(ranks.clocks) + hops.tied_s, (sum(ranks.exposed_s) + 2 * hops.tied_s) / num_ranks)
 
 
-class _Replay:
+class _Ranks:
     """What ranks have done so far. As in simulator/engine.py ranks play as far as they can; messages go by time."""
 
-    def __init__(self, parts: Parts, times: StageTimes, transfer_s: float) -> None:
+    def __init__(self, parts: Parts, times: StageTimes, hops: Hops) -> None:
         self._parts = parts
         left_s = [whole - weight for whole, weight in zip(times.backward_s, times.weight_s, strict=True)]
         inputs_s = left_s if times.input_s is None else times.input_s
@@ -134,12 +160,14 @@ class _Replay:
         }
         self.clocks, self.places = [0.0] * len(parts.of_rank), [0] * len(parts.of_rank)
         number = len(parts.messages)
+        borders = [hops.border(one.sender, one.receiver) for one in parts.messages]
         self.links = Links(
             [0.0] * number,
-            [transfer_s] * number,
-            [[(2 * one.sender, 1.0), (2 * one.receiver + 1, 1.0)] for one in parts.messages],
+            [hops.hop_s[border] for border in borders],
+            [_ways(one, border) for one, border in zip(parts.messages, borders, strict=True)],
         )
-        self._first_end_at, self._met_at, self._arrived_at = ([_PENDING] * number for _ in range(3))
+        self.exposed_s = [0.0] * len(parts.of_rank)
+        self._first_end_at, self._met_at, self._began_at, self._arrived_at = ([_PENDING] * number for _ in range(4))
         self._after = {one.before_in_pair: number for number, one in enumerate(parts.messages)}
         self._waiting: dict[int, list[int]] = {}
         """Ranks that wait for a message to arrive."""
@@ -154,7 +182,9 @@ class _Replay:
                 if self._arrived_at[awaited] == _PENDING:
                     self._waiting.setdefault(awaited, []).append(rank)
                     break
-                clock = max(clock, self._arrived_at[awaited])
+                if self._arrived_at[awaited] > clock:
+                    self.exposed_s[rank] += self._arrived_at[awaited] - max(clock, self._began_at[awaited])
+                    clock = self._arrived_at[awaited]
             if kind == "compute":
                 clock += self._duration_s[action][stage]
             else:
@@ -183,4 +213,11 @@ class _Replay:
         before = self._parts.messages[message].before_in_pair
         free_at = 0.0 if before == _NONE else self._arrived_at[before]
         if self._met_at[message] != _PENDING and free_at != _PENDING:
-            self.links.begin(message, max(self._met_at[message], free_at))
+            self._began_at[message] = max(self._met_at[message], free_at)
+            self.links.begin(message, self._began_at[message])
+
+
+def _ways(message: Message, border: int) -> list[tuple[int, float]]:
+    """Return the links that a message takes when alone: the way out of one rank and the way into the other."""
+    first = 2 * (border > 0)
+    return [(4 * message.sender + first, 1.0), (4 * message.receiver + first + 1, 1.0)]

@@ -34,6 +34,7 @@ from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fab
 from meshwright.cost.fsdp_copies import FsdpCopies
 from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.measured_sharding import measured_exchanges_s
+from meshwright.cost.messages import Messages, messages_of
 from meshwright.cost.own_kernels import position_kernels
 from meshwright.cost.rank_pass import RankPass
 from meshwright.cost.rates import peaks_of, rates_of
@@ -104,6 +105,7 @@ class StepPricer:
         self.microbatches = cases.num_microbatches
         self.stage: Stages = stages_of(cases, self.work)
         self.communication: Communication = communication_of(cases, self.work)
+        self.messages: Messages = messages_of(cases, self.work)
         self.split_attention: ContextAttention = context_attention_of(cases, self.work.owners)
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
         self.slots = slots_of(self.work)
@@ -247,7 +249,7 @@ class StepPricer:
         slowest = self.stage.slowest_s(blocks.total, first.total, last.total)
         bubble = bubble_share(self.layouts, n, self.repeated) * mean.total
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
-        sends = self.communication.sends(fabric, c, n)
+        sends = self.messages.exposed_s(fabric, c, n)
         update = exposed_update_s(self.parallel, fabric, c, slowest + bubble)
         if self.is_host.any():
             update = np.where(self.is_host, measured_exchanges_s(self.parallel, self.slots, fabric), update)

@@ -17,10 +17,11 @@ from itertools import pairwise
 import numpy as np
 
 from meshwright.cost.case import Cases, Floats
-from meshwright.cost.communication import hops_s
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.replay import Parts, parts_of, replay_s
+from meshwright.cost.messages import hops_of
+from meshwright.cost.own_kernels import is_own
+from meshwright.cost.replay import Hops, Parts, Replayed, parts_of, replay
 from meshwright.cost.stage import bubble_share, repeated_share, split_share
 from meshwright.cost.step import StepTerms
 from meshwright.cost.unit_shares import unit_shares
@@ -60,7 +61,7 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
     number = num_microbatches_of(layout, question)
     # Whole: the replay itself finds what hides a message.
     cases = cases_of(layout_table([layout]), question)
-    hop_s = float(hops_s(cases, fitted_constants())[0])
+    hops = hops_of(cases, fitted_constants())
     # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
     # for more than a mixture of experts.
     units = tuple(_rounded(share) for share in unit_shares(cases))
@@ -75,9 +76,15 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
             repeated=_rounded(step.repeat_s / steady_s),
             split=_rounded(_split(layout, number)),
         ),
-        _rounded(hop_s / steady_s),
+        hops._replace(
+            hop_s=tuple(_rounded(seconds / steady_s) for seconds in hops.hop_s),
+            tied_s=_rounded(hops.tied_s / steady_s),
+        ),
     )
-    return step.replace(bubble_s=max(0.0, (played - 1) * steady_s - step.pp_s))
+    waiting_s = (played.total_s - 1) * steady_s
+    # Others' software does what a replay of our own runtime does not show (pp_sync_s).
+    pp_s = played.exposed_s * steady_s if is_own(question.setting) else step.pp_s
+    return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
 
 
 def num_actions(layout: Layout, question: Question) -> int:
@@ -99,8 +106,8 @@ def _split(layout: Layout, number: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def played_share(pipeline: Pipeline, stages: tuple[StageShare, ...], shares: Shares, transfer: float) -> float:
-    """Return how long the pipeline takes, as a multiple of what a rank computes in the mean, as is `transfer`.
+def played_share(pipeline: Pipeline, stages: tuple[StageShare, ...], shares: Shares, hops: Hops) -> Replayed:
+    """Return how long the pipeline takes, as multiples of what a rank computes in the mean, as are `hops`.
 
     `stages` are what the stages compute for a microbatch.
     Once a long pipeline is filled, each round of microbatches takes as long as the one before: two shorter ones tell.
@@ -108,11 +115,12 @@ def played_share(pipeline: Pipeline, stages: tuple[StageShare, ...], shares: Sha
     pp, stages_per_rank, schedule, number = pipeline
     times = stage_times(stages, shares, pp / number)
     numbers = _numbers_played(pp, number)
-    played_s = [replay_s(_played((pp, stages_per_rank, schedule, count)), times, transfer) for count in numbers]
+    played = [replay(_played((pp, stages_per_rank, schedule, count)), times, hops) for count in numbers]
     if len(numbers) == 1:
-        return played_s[0]
-    (few, more), (few_s, more_s) = numbers, played_s
-    return more_s + (number - more) * (more_s - few_s) / (more - few)
+        return played[0]
+    (few, more), (of_few, of_more) = numbers, played
+    rounds = (number - more) / (more - few)
+    return Replayed(*(long + rounds * (long - short) for short, long in zip(of_few, of_more, strict=True)))
 
 
 def _numbers_played(pp: int, number: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.cost.replay import Parts, StageTimes, parts_of, replay_s
+from meshwright.cost.replay import Hops, Parts, StageTimes, parts_of, replay
 from meshwright.spec.action import parse_action
 from meshwright.spec.layout import LOOPED_SCHEDULES, SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.schedule import build_schedule, lower
@@ -18,6 +18,14 @@ def parts(schedule: str, pp: int, number: int, stages: int = 1) -> Parts:
 
 def parts_of_texts(*rows: str) -> Parts:
     return parts_of([[parse_action(text) for text in row.split()] for row in rows])
+
+
+def hops(seconds: float, num_ranks: int) -> Hops:
+    return Hops((seconds,) * 3, (0,) * num_ranks, (0,) * num_ranks)
+
+
+def replay_s(parts: Parts, times: StageTimes, hop_s: float) -> float:
+    return replay(parts, times, hops(hop_s, len(parts.of_rank))).total_s
 
 
 def even(num_stages: int, forward_s: float = 1.0, backward_s: float = 2.0) -> StageTimes:
@@ -79,6 +87,34 @@ def test_messages_between_two_ranks_follow_one_another() -> None:
     # Two stages of one rank send to two stages of the other.
     row = parts_of_texts("0F0 0SEND_F0 2F0 2SEND_F0", "1RECV_F0 3RECV_F0 3F0 1F0")
     assert replay_s(row, StageTimes([0.0] * 4, [0.0] * 4, [0.0] * 4), 2.0) == pytest.approx(4)
+
+
+def test_a_hop_takes_what_the_border_takes_that_it_crosses() -> None:
+    there = parts_of_texts("0F0 0SEND_F0", "1RECV_F0 1F0 1SEND_F0", "2RECV_F0 2F0 2SEND_F0", "3RECV_F0 3F0")
+    far = Hops(hop_s=(0.5, 2.0, 7.0), domains=(0, 0, 1, 2), pods=(0, 0, 0, 1))
+    assert replay(there, even(4, 1.0), far).total_s == pytest.approx(4 + 0.5 + 2.0 + 7.0)
+
+
+def test_messages_inside_a_domain_and_to_another_share_no_link() -> None:
+    both = parts_of_texts("0RECV_B0 0B0", "1F0 1SEND_F0 1B1 1SEND_B0 1F1", "2RECV_F0 2F0")
+    times = StageTimes([0.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3)
+    assert replay(both, times, Hops((2.0, 2.0, 2.0), (0, 0, 1), (0, 0, 0))).total_s == pytest.approx(1 + 2)
+
+
+def test_exposed_is_what_a_rank_waits_while_its_message_is_under_way() -> None:
+    # The second rank waits 1 s for the message to be sent, which is a bubble, and 0.5 s for it to arrive.
+    there = parts_of_texts("0F0 0SEND_F0", "1RECV_F0 1F0")
+    assert replay(there, even(2, 1.0), hops(0.5, 2)).exposed_s == pytest.approx(0.5 / 2)
+    # A rank that is late finds it there.
+    late = parts_of_texts("0F0 0SEND_F0", "1RECV_F0 2F0 1F0")
+    assert replay(late, StageTimes([1.0, 1.0, 5.0], [0.0] * 3, [0.0] * 3), hops(0.5, 2)).exposed_s == 0
+
+
+def test_both_ends_of_a_pipeline_exchange_the_gradients_of_a_tied_head() -> None:
+    pipeline = parts("1F1B", 4, 8)
+    plain, tied = (replay(pipeline, even(4), hops(0.1, 4)._replace(tied_s=seconds)) for seconds in (0.0, 3.0))
+    assert tied.total_s == pytest.approx(plain.total_s + 3)
+    assert tied.exposed_s == pytest.approx(plain.exposed_s + 3 * 2 / 4)
 
 
 def test_the_slowest_stage_sets_the_pace() -> None:
