@@ -35,6 +35,7 @@ from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.link_rate import neighbour_shares, spread_shares
 from meshwright.cost.point_to_point import send_s
 from meshwright.cost.recompute import share_of_blocks
+from meshwright.cost.stage import split_share
 from meshwright.cost.work import BLOCK, FIRST, Work
 
 Index = NDArray[np.int64]
@@ -48,13 +49,17 @@ def communication_of(cases: Cases, work: Work) -> Communication:
     def is_set(name: str) -> NDArray[np.bool_]:
         return cases.each(lambda s: float(getattr(s.stack, name))) > 0
 
+    full, selective = share_of_blocks(cases, "full"), share_of_blocks(cases, "selective")
+    # With selective recomputation each part of a split backward does so, without any only that of the weights.
+    split = split_share(cases.layouts, cases.num_microbatches)
     return Communication(
         layouts=cases.layouts,
         work=work,
         element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
         has_sequence_parallel=is_set("sequence_parallel"),
         orders_collectives=is_set("gathers_input_again"),
-        gathers_input_again=is_set("gathers_input_again") * (1 - share_of_blocks(cases, "full")),
+        gathers_input_again=is_set("gathers_input_again") * (1 - full - selective),
+        recomputes_gathers=is_set("gathers_input_again") * selective * (1 + split),
         overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
         overlaps_ep=is_set("ep_overlap"),
         gathers_again=is_set("gathers_again"),
@@ -74,6 +79,8 @@ class Communication:
     has_sequence_parallel: NDArray[np.bool_]
     gathers_input_again: Floats
     """Share of the blocks whose backward gathers the inputs of column-parallel matmuls again, as only ours do."""
+    recomputes_gathers: Floats
+    """How often, in the mean over blocks, a selective recomputation does so."""
     orders_collectives: NDArray[np.bool_]
     """Whether compiled blocks run matmuls next to collectives that these do not need, as only ours do."""
     overlaps_tp: NDArray[np.bool_]
@@ -120,11 +127,14 @@ class Communication:
         gathers_all = self.has_sequence_parallel & self.gathers_again & has_matmuls
         ours = owners.num_tp_inputs[owner] * self.gathers_input_again
         num_again = np.where(gathers_all, count / 2, ours)
-        usual = exposed * count, exposed * (count + num_again * c["tp_again_exposed"])
-        whole = one * count, one * (count + num_again)
+        recomputed = owners.num_tp_inputs[owner] * self.recomputes_gathers
+        # What is recomputed has no other gradients to hide behind.
+        num_exposed = num_again * c["tp_again_exposed"] + recomputed
+        usual = exposed * count, exposed * (count + num_exposed)
+        whole = one * count, one * (count + num_again + recomputed)
         compiled = tuple(
             left + c["overlap_slowdown"] * (all_of - left)
-            for all_of, left in zip(whole, self._compiled(owner, one, num_again, matmul_s), strict=True)
+            for all_of, left in zip(whole, self._compiled(owner, one, num_again + recomputed, matmul_s), strict=True)
         )
         is_compiled = self.orders_collectives & self.layouts.compiles_blocks & (owners.kind[owner] == BLOCK)
         forward, backward = (np.where(is_compiled, *both) for both in zip(compiled, usual, strict=True))

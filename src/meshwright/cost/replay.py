@@ -4,7 +4,8 @@ Each rank runs its actions in their order; a computation starts when the rank is
 
     message    begins when it is sent, its receiver has posted the receive, and the one before it between the same two
                ranks has arrived; it shares a rank's ways out and in, inside its domain or over the network (links.py)
-    send       a stage's next send each way waits until the one before it has arrived, as parallelism/pipeline.py does
+    send       a stage's next send each way waits until the one before it has arrived, as parallelism/pipeline.py does;
+               not where a split backward keeps the outputs
     tied head  the first and the last rank exchange its gradients at the end
 
 Ignored: other communication on the same links, pairs of devices that have a link of their own, and anything that makes
@@ -71,8 +72,9 @@ class Message(NamedTuple):
 
     sender: int
     receiver: int
-    before_in_stage: int
-    """The message before it that the same stage sent the same way; -1 for none."""
+    awaited: int
+    """The message that has to arrive before it is sent: the one before it of the same stage, the same way; -1 for
+    none."""
     before_in_pair: int
     """The message before it from the same rank to the same rank; -1 for none."""
 
@@ -97,9 +99,9 @@ def parts_of(orders: Sequence[Sequence[Action]]) -> Parts:
     sent = [action for order in orders for action in order if action.kind in ("SEND_F", "SEND_B")]
     numbers = {(kind[-1], stage, microbatch): number for number, (kind, stage, microbatch) in enumerate(sent)}
     of_rank = tuple(tuple(_parts(order, numbers)) for order in orders)
-    return Parts(
-        of_rank, tuple(_messages(sent, {one.stage: rank for rank, order in enumerate(orders) for one in order}))
-    )
+    rank_of = {action.stage: rank for rank, order in enumerate(orders) for action in order}
+    splits_backward = any(action.kind == "I" for order in orders for action in order)
+    return Parts(of_rank, tuple(_messages(sent, rank_of, keeps_outputs=splits_backward)))
 
 
 def _parts(order: Sequence[Action], numbers: dict[tuple[str, int, int], int]) -> Iterator[Part]:
@@ -118,13 +120,18 @@ def _source(kind: str, stage: int, microbatch: int) -> tuple[str, int, int]:
     return ("F", stage - 1, microbatch) if kind == "F" else ("B", stage + 1, microbatch)
 
 
-def _messages(sent: Sequence[Action], rank_of: dict[int, int]) -> Iterator[Message]:
-    """Yield the messages of `sent`, which holds each rank's in their order."""
+def _messages(sent: Sequence[Action], rank_of: dict[int, int], *, keeps_outputs: bool) -> Iterator[Message]:
+    """Yield the messages of `sent`, which holds each rank's in their order.
+
+    `keeps_outputs`: a split backward keeps a stage's outputs, so that they wait for no send (parallelism/pipeline.py).
+    """
     last_of_stage: dict[tuple[Kind, int], int] = {}
     last_of_pair: dict[tuple[int, int], int] = {}
     for number, (kind, stage, _) in enumerate(sent):
         pair = rank_of[stage], rank_of[stage + (1 if kind == "SEND_F" else -1)]
-        yield Message(*pair, last_of_stage.get((kind, stage), _NONE), last_of_pair.get(pair, _NONE))
+        waits = not (keeps_outputs and kind == "SEND_F")
+        before = last_of_stage.get((kind, stage), _NONE) if waits else _NONE
+        yield Message(*pair, before, last_of_pair.get(pair, _NONE))
         last_of_stage[kind, stage] = last_of_pair[pair] = number
 
 
@@ -177,7 +184,7 @@ class _Ranks:
         own, clock = self._parts.of_rank[rank], self.clocks[rank]
         for place in range(self.places[rank], len(own)):
             kind, message, action, stage = own[place]
-            awaited = self._parts.messages[message].before_in_stage if kind == "send" else message
+            awaited = self._parts.messages[message].awaited if kind == "send" else message
             if kind != "receive" and awaited != _NONE:
                 if self._arrived_at[awaited] == _PENDING:
                     self._waiting.setdefault(awaited, []).append(rank)

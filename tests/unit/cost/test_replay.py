@@ -74,6 +74,9 @@ def test_a_stage_sends_again_once_its_last_message_has_arrived() -> None:
     # The second send stands until 1 + 4, and two computations follow; the second message arrives at 5 + 4.
     assert replay_s(waits, times, 4.0) == pytest.approx(9)
     assert replay_s(waits, times, 1.5) == pytest.approx(1 + 1.5 + 2)
+    # A split backward keeps the outputs: they are sent as they come.
+    keeps = parts_of_texts("0F0 0SEND_F0 0F1 0SEND_F1 0F2 0F3 0W0", "1RECV_F0 1RECV_F1 1F0 1F1 1I0")
+    assert replay(keeps, times, hops(1.5, 2)).total_s == pytest.approx(1 + 2 * 1.5)
 
 
 def test_two_messages_that_leave_a_rank_share_its_way_out() -> None:
