@@ -21,6 +21,7 @@ from meshwright.cost.recompute import drops_attention
 from meshwright.spec.layout import ActivationCheckpoint
 from meshwright.spec.model_spec import BlockGroup
 from meshwright.spec.op import GroupedMatmul, Head, Norm, Op
+from meshwright.spec.workload import BYTES_PER_ELEMENT
 
 _ALL_GATHER, _RING = CONTEXT_METHODS.index("all-gather"), CONTEXT_METHODS.index("ring")
 
@@ -89,6 +90,7 @@ class Memory:
         self.setting, self.layouts = setting, layouts
         self.tokens = layouts.microbatch_size * setting.workload.seq_len / layouts.cp
         self.element_bytes = float(setting.workload.activation_element_bytes)
+        self.is_wide = self.element_bytes > BYTES_PER_ELEMENT["bfloat16"]
         # A layout may compile an eager stack's blocks.
         self._by_formats = [(formats, chosen) for formats, chosen in self._formats() if chosen.any()]
         first, *groups, last = setting.model.groups
@@ -158,27 +160,30 @@ class Memory:
         own, with_copy = (elements_of(last, layouts, stack, has_copy=copy) for copy in (False, True))
         is_piped = layouts.pp > 1
         logits = self.tokens * head.vocab_size / layouts.tp
+        makes_gap = stack.has_plain_loss and not self.is_wide
         return Ends(
             first=elements_of(first, layouts, stack),
             last=Elements(
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
             ),
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none"), is_one_graph=False),
-            logits_bytes=logits * self._of_loss(LOSS_BYTES) * self.element_bytes / 2,
-            kept_loss_bytes=logits * self._of_loss(KEPT_LOSS_BYTES) * self.element_bytes / 2,
+            logits_bytes=logits * self._of_loss(LOSS_BYTES),
+            kept_loss_bytes=logits * self._of_loss(KEPT_LOSS_BYTES),
             one_logits_bytes=logits * self.element_bytes,
             # What a loss over tp makes first, while the logits are still there, has room for all that comes later.
-            freed_logits_bytes=logits * self.element_bytes * (stack.has_plain_loss & (layouts.tp == 1)),
+            # In 32 bits the next tensor of the loss fits where they were.
+            freed_logits_bytes=logits * self.element_bytes * (layouts.tp == 1) * makes_gap,
         )
 
-    def _of_loss(self, bytes_by_kind: Mapping[str, float]) -> Floats:
+    def _of_loss(self, bytes_by_kind: Mapping[str, tuple[float, float]]) -> Floats:
         """Return the bytes of a logit by how the loss is computed, which compiled blocks leave as it is."""
         stack, tp = self.setting.stack, self.layouts.tp
+        of_kind = {kind: of_format[self.is_wide] for kind, of_format in bytes_by_kind.items()}
         if stack.joins_loss:
-            return bytes_by_kind["joined"] + np.zeros(len(tp))
+            return of_kind["joined"] + np.zeros(len(tp))
         if not stack.has_plain_loss:
-            return bytes_by_kind["fused" if stack.kernels == "fused" else "eager"] + np.zeros(len(tp))
-        return np.where(tp > 1, bytes_by_kind["freed over tp"], bytes_by_kind["freed"])
+            return of_kind["fused" if stack.kernels == "fused" else "eager"] + np.zeros(len(tp))
+        return np.where(tp > 1, of_kind["freed over tp"], of_kind["freed"])
 
     def _bytes(self, parts_of: Callable[[Formats], Bytes], *, is_one_graph: bool = True) -> Floats:
         """Return this rank's bytes of one microbatch; `is_one_graph` where a compiler takes all these ops at once."""

@@ -16,17 +16,29 @@ SMI_BYTES = 8.5 * 2**30
 """What nvidia-smi shows besides reserved bytes, context and the first communicator. Fitted on the 37 published runs
 that tell it, all of one trainer (Megatron-DeepSpeed): expect another of other trainers."""
 
-LOSS_BYTES = {"eager": 14.0, "freed": 12.0, "freed over tp": 10.0, "fused": 8.0, "joined": 4.0}
-"""Bytes of one logit in a 16-bit workload at the peak of the loss, by how it is computed.
+LOSS_BYTES = {
+    "eager": (14.0, 16.0),
+    "freed": (12.0, 12.0),
+    "freed over tp": (10.0, 8.0),
+    "fused": (8.0, 12.0),
+    "joined": (4.0, 8.0),
+}
+"""Bytes of one logit at the peak of the loss, by how it is computed, in a workload of 16 and of 32 bits.
 
 eager: the logit (2), its float32 log-softmax (4), the gradient of that (4) and of the logit in float32 (4). freed: the
 same without the logit. freed over tp, our own: the logit, it in float32 and its exponentials; then these, the gradient
 in float32, and in 16 bits. fused: the logit, its float32 softmax in place of a copy, the gradient in 16 bits. joined:
-the logit and its gradient.
+the logit and its gradient. In 32 bits a logit is its own copy in float32.
 """
 
-KEPT_LOSS_BYTES = {"eager": 6.0, "freed": 4.0, "freed over tp": 4.0, "fused": 4.0, "joined": 2.0}
-"""Bytes of one logit of a 16-bit workload that the loss keeps from its forward to its backward, as in LOSS_BYTES.
+KEPT_LOSS_BYTES = {
+    "eager": (6.0, 8.0),
+    "freed": (4.0, 4.0),
+    "freed over tp": (4.0, 4.0),
+    "fused": (4.0, 4.0),
+    "joined": (2.0, 4.0),
+}
+"""Bytes of one logit that the loss keeps from its forward to its backward, as in LOSS_BYTES.
 
 eager: the logit and its log-softmax. freed: the log-softmax. freed over tp, fused: the softmax. joined: the gradient.
 """

@@ -197,6 +197,9 @@ def test_logits_that_are_freed_are_not_there_beside_their_gradient() -> None:
     setting = _setting("llama3-8b", freed, global_batch_size=8, seq_len=65_536)
     logits = 65_536 * PRESETS["llama3-8b"].vocab_size
     assert _footprint(setting, *layouts).logits_bytes.tolist() == [12 * logits, 10 * logits / 8]
+    # In float32 the loss makes no copy of the logits to compute in, and what it frees is as large as what it makes.
+    wide = _setting("llama3-8b", freed, global_batch_size=8, seq_len=65_536, precision="float32")
+    assert _footprint(wide, *layouts).logits_bytes.tolist() == [12 * logits, 8 * logits / 8]
 
 
 def test_compiled_blocks_recompute_what_tp_gathers_again_and_async_tp_joins() -> None:
