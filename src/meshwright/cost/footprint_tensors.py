@@ -70,6 +70,8 @@ class Formats(NamedTuple):
     seq_len: int
     drops_attention: bool
     """Whether selective recomputation runs attention again (recompute.py)."""
+    repeats_keys: bool
+    """Whether keys and values get as many heads as queries have, as models/attention.py does in 32 bits."""
 
     @classmethod
     def of(
@@ -80,6 +82,7 @@ class Formats(NamedTuple):
         *,
         has_eager_mixtures: bool = False,
         drops_attention: bool = False,
+        repeats_keys: bool = False,
     ) -> Formats:
         """Return those of `stack` with the `kernels` that a layout makes of its own."""
         wide = float(workload.activation_element_bytes)
@@ -95,6 +98,7 @@ class Formats(NamedTuple):
             low if kernels == "fused" else wide,
             workload.seq_len,
             drops_attention,
+            repeats_keys,
         )
 
 
@@ -193,12 +197,18 @@ def _kept_by_norm(op: Norm, before: Op | None, is_read: bool, formats: Formats) 
 
 def _kept_by_attention(op: Attention, ops: Sequence[Op], formats: Formats) -> _Parts:
     queries, outputs = op.num_heads * op.head_dim, op.num_heads * op.value_head_dim
-    keys, values = op.num_kv_heads * op.head_dim, _value_elements(op, ops, formats)
+    keys = _num_key_heads(op, formats) * op.head_dim
+    values = op.num_heads * op.value_head_dim if formats.repeats_keys else _value_elements(op, ops, formats)
     yield "heads", (queries + keys + values + outputs) * formats.element_bytes
     if formats.attention == "flash":
         yield "heads", op.num_heads * _FLOAT32_BYTES
     else:
         yield from _probabilities(op, formats)
+
+
+def _num_key_heads(op: Attention, formats: Formats) -> int:
+    """Return the heads that attention's kernel gets of keys and values."""
+    return op.num_heads if formats.repeats_keys else op.num_kv_heads
 
 
 def _probabilities(op: Attention, formats: Formats) -> _Parts:
@@ -303,9 +313,7 @@ def _gradients_of_outputs(ops: Sequence[Op], formats: Formats) -> _Parts:
 def _gradients(op: Op, formats: Formats) -> _Parts:
     """Yield the gradients that the backward of `op` reads and writes."""
     if isinstance(op, Attention):
-        width = 2 * op.num_heads * (op.head_dim + op.value_head_dim) + op.num_kv_heads * (
-            op.head_dim + op.value_head_dim
-        )
+        width = (2 * op.num_heads + _num_key_heads(op, formats)) * (op.head_dim + op.value_head_dim)
         yield "heads", width * formats.element_bytes
         if formats.attention == "unfused":
             yield "heads", 2 * op.num_heads * formats.seq_len * formats.element_bytes

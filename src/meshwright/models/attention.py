@@ -30,6 +30,7 @@ class CausalAttention(nn.Module):
             mask = causal_mask(num_new, num_all, query_BSNH.device) & same_document(documents_BS, documents_BS)
         elif 1 < num_new < num_all:
             mask = causal_mask(num_new, num_all, query_BSNH.device)
+        key_BTKH, value_BTKW = with_fused_heads(query_BSNH, key_BTKH, value_BTKW)
         attended_BNSW = F.scaled_dot_product_attention(
             query_BSNH.transpose(1, 2),
             key_BTKH.transpose(1, 2),
@@ -40,6 +41,18 @@ class CausalAttention(nn.Module):
             enable_gqa=query_BSNH.shape[2] != key_BTKH.shape[2],
         )
         return attended_BNSW.transpose(1, 2)
+
+
+def with_fused_heads(query_BSNH: Tensor, key_BTKH: Tensor, value_BTKW: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values with as many heads as a fused kernel asks for: of accelerators in 32 bits, the queries'.
+
+    Flash attention, which shares the heads of keys, has 16 bits only, and memory-efficient attention learned to share
+    them in torch 2.14: before, all scores of all heads were kept.
+    """
+    repeats = query_BSNH.shape[2] // key_BTKH.shape[2]
+    if repeats == 1 or query_BSNH.device.type == "cpu" or query_BSNH.dtype != torch.float32:
+        return key_BTKH, value_BTKW
+    return key_BTKH.repeat_interleave(repeats, dim=2), value_BTKW.repeat_interleave(repeats, dim=2)
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
