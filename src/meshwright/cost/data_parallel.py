@@ -1,7 +1,8 @@
 """DataParallel: gathering parameters, reducing gradients, and what of it computation hides.
 
-    FSDP     each block: exposed = max(block, communication) - block + slowdown x the shorter of the two;
-             forward gathers, backward gathers again (if resharded) and scatters; the ends of the step are exposed
+    FSDP     each block: exposed = max(block, communication) - block + slowdown x the shorter of the two x the share of
+             the block in which the device computes (1 of other software); forward gathers, backward gathers again (if
+             resharded) and scatters; the ends of the step are exposed
     ZeRO-1   gradients scattered and parameters gathered once a step, hidden behind the last microbatch but for a share
              unless backward adds to them itself, each microbatch's gradients are added to whole ones, or copied into
              the input of a reduce-scatter of their own

@@ -27,8 +27,8 @@ Links = Sequence[tuple[Fabric, Fabric]]
 
 
 @dataclass(frozen=True)
-class Again:
-    """How often backward sends again what forward sent, one element a case."""
+class Resent:
+    """How often backward sends what forward has sent, one element a case."""
 
     tp: Floats
     cp: Floats
@@ -45,7 +45,7 @@ class Sending:
     attention_s: Passes
     twice: Floats
     """Share of the backward passes that run twice."""
-    again: Again
+    resent: Resent
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class Senders:
         return self._sent(block, links, c)
 
     def _sent(self, block: Sending, links: Links, c: Constants) -> Sent:
-        owner, communication, again = block.owner, self.communication, block.again
+        owner, communication, resent = block.owner, self.communication, block.resent
         tp = _over(links[0], lambda one: communication.tensor(owner, one, c, block.matmul_s))
         cp = _over(links[1], lambda one: communication.context(owner, one, c, *block.attention_s))
         ep = _over(links[2], lambda one: communication.expert(owner, one, c))
         tp, cp, ep = (
             (forward, (1 + block.twice) * backward + repeats * forward)
-            for (forward, backward), repeats in ((tp, again.tp), (cp, again.cp), (ep, again.ep))
+            for (forward, backward), repeats in ((tp, resent.tp), (cp, resent.cp), (ep, resent.ep))
         )
         return Sent(tp, cp, ep)
 
