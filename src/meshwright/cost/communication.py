@@ -92,13 +92,11 @@ class Communication:
         """Return what communication of tp, cp and ep takes of the links."""
         layouts = self.layouts
         tp, cp, ep = group_of(1, layouts.tp, fabric), group_of(layouts.tp, layouts.cp, fabric), self._experts(fabric)
-        is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
+        is_ring, is_ulysses = (layouts.cp_method == CONTEXT_METHODS.index(name) for name in ("ring", "ulysses"))
         # Of a ring's hops the slowest set the pace.
         crosses = cp.num_domains > 1
-        context = (
-            np.where(is_ring, one_hop, share)
-            for one_hop, share in zip((~crosses, crosses), neighbour_shares(cp, fabric), strict=True)
-        )
+        by_method = zip((~crosses, crosses), spread_shares(cp, fabric), neighbour_shares(cp, fabric), strict=True)
+        context = (np.select([is_ring, is_ulysses], [hop, spread], gathered) for hop, spread, gathered in by_method)
         return (
             Shares(tp, *neighbour_shares(tp, fabric)),
             Shares(cp, *context),

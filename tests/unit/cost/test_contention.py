@@ -6,7 +6,7 @@ import pytest
 
 from cost_cases import cases, setting
 from meshwright.cost.stacks import OURS
-from meshwright.cost.step import StepTerms, step_times
+from meshwright.cost.step import StepPricer, StepTerms, step_times
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.layout import Layout
 
@@ -49,6 +49,18 @@ def test_a_ring_shares_its_links_with_the_fsdp_that_spans_it() -> None:
     kept = ring.replace(reshard_after_forward="never")
     again, once = steps("mi300x-node", ring, kept).cp_s.tolist()
     assert again > 1.02 * once
+
+
+def test_ulysses_sends_to_every_rank_of_its_group() -> None:
+    """Of 16 ranks in two nodes 7 peers are inside and 8 are outside."""
+    of = setting("llama3-8b", load_cluster("h100-ib400").with_num_devices(16), OURS)
+    pricer = StepPricer(cases(of, *(Layout(cp=16, cp_method=name) for name in ("ulysses", "all-gather"))))
+    _, shares, _ = pricer.communication.shares(pricer.fabric)
+    inside, network = (rate[0] for rate in (pricer.fabric.intra_bytes_per_s, pricer.fabric.inter_bytes_per_s))
+    spread, ring = (shares.inside / shares.network).tolist()
+    assert spread == pytest.approx(7 / 8 * network / inside)
+    # A ring passes all bytes inside, and over the network an eighth on each of the node's cards.
+    assert ring == pytest.approx(8 * network / inside)
 
 
 def test_other_software_was_fitted_without() -> None:
