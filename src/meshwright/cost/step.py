@@ -165,7 +165,7 @@ class StepPricer:
                 block.attention[0] + block.merges[0] + sent.cp[0],
                 block.attention[1] + block.merges[1] + sent.cp[1],
             )
-            sent = self.senders.sent_beside_fsdp(sending, prices.fabric, c, whole, attention)
+            sent = self.senders.sent_next_to_fsdp(sending, prices.fabric, c, whole, attention)
             waits = self._waits(block, sent, c)
         return RankPass(
             ideal_matmul=3 * times.ideal_matmul[owner],
