@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
-from meshwright.cost.collective import all_gather_s, all_reduce_s
-from meshwright.cost.data_parallel import DataParallel, block_collectives_s
+from meshwright.cost.collective import all_gather_s
+from meshwright.cost.data_parallel import DataParallel, block_collectives_s, replicas_all_reduce_s
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.link_rate import joins_pairs, neighbour_shares
@@ -122,17 +122,15 @@ def _longer_by(fsdp_s: tuple[Floats, ...], more: list[Floats], span: Span) -> Fl
 
 def _parts(dp: DataParallel, owner: Index, fabric: Fabric) -> Iterator[tuple[Group, Floats, Floats]]:
     """Yield the groups of dense parameters, of experts and of replicas, and their seconds to gather and to reduce."""
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, routed = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    layouts = dp.layouts
     gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=False)
     yield _part(group_of(layouts.tp, layouts.fsdp, fabric), gather, scatter, fabric)
-    if routed.any():
+    if dp.work.owners.expert_parameters[owner].any():
         whole_gather, whole_scatter = block_collectives_s(dp, owner, fabric)
         experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
         yield _part(experts, whole_gather - gather, whole_scatter - scatter, fabric)
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
-    shard = (dense / layouts.fsdp + routed / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
-    yield _part(replicas, np.zeros(len(shard)), all_reduce_s(shard, replicas, fabric), fabric)
+    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
+    yield _part(replicas, np.zeros(len(summed)), summed, fabric)
 
 
 def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -> tuple[Group, Floats, Floats]:
