@@ -20,7 +20,7 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication import hops_s
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.replay import Parts, parts_of, replay_s
+from meshwright.cost.replay import PipelineOps, pipeline_ops, replay_s
 from meshwright.cost.stage import bubble_share, repeated_share, split_share
 from meshwright.cost.step import StepTerms
 from meshwright.cost.unit_shares import unit_shares
@@ -122,10 +122,10 @@ def _numbers_played(pp: int, number: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=16)
-def _played(pipeline: Pipeline) -> Parts:
+def _played(pipeline: Pipeline) -> PipelineOps:
     pp, stages_per_rank, schedule, number = pipeline
     layout = Layout(pp=pp, virtual_stages=stages_per_rank, schedule=schedule)
-    return parts_of(lower(build_schedule(layout, number)))
+    return pipeline_ops(lower(build_schedule(layout, number)))
 
 
 def _waiting_share(cases: Cases) -> Floats:

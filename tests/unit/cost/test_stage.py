@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cost_cases import cases, changed, setting
 from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.replay import StageTimes, parts_of, replay_s
+from meshwright.cost.replay import StageTimes, pipeline_ops, replay_s
 from meshwright.cost.stage import Stages, bubble_share, stages_of
 from meshwright.cost.work import work_of
 from meshwright.spec.layout import (
@@ -40,7 +40,7 @@ def played_s(layout: Layout, number: int, backward: float = 2.0, weight_share: f
     backward_s = [backward * forward_s] * layout.num_stages
     weight_s = [weight_share / layout.stages_per_rank] * layout.num_stages
     times = StageTimes([forward_s] * layout.num_stages, backward_s, weight_s)
-    return replay_s(parts_of(lower(build_schedule(layout, number))), times, 0.0)
+    return replay_s(pipeline_ops(lower(build_schedule(layout, number))), times, 0.0)
 
 
 @pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
@@ -51,8 +51,8 @@ def test_split_backwards_wait_as_replayed_with_few_and_many_microbatches(schedul
     table = layout_table([layout])
     for number in (1, pp // 3, pp, 2 * pp, 5 * pp):
         one = [1.0] * layout.num_stages
-        parts = parts_of(lower(build_schedule(layout, number)))
-        replayed = replay_s(parts, StageTimes(one, [2.0] * layout.num_stages, one, repeats=repeats), 0.0)
+        ops = pipeline_ops(lower(build_schedule(layout, number)))
+        replayed = replay_s(ops, StageTimes(one, [2.0] * layout.num_stages, one, repeats=repeats), 0.0)
         closed = number + float(bubble_share(table, np.array([number]), float(repeats))[0])
         # In units of a rank's forward and backward of one microbatch: the whole backward runs in each part.
         assert closed == pytest.approx(replayed / (2 * (5 if repeats else 3)), rel=0.005)

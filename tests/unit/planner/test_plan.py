@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.replay import StageTimes, parts_of, replay_s
+from meshwright.cost.replay import StageTimes, pipeline_ops, replay_s
 from meshwright.cost.stacks import load_stack
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.answer import judge, recomputed_share
@@ -238,7 +238,9 @@ def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: 
         times = StageTimes(forward_s, backward_s, [backward_s[0], *forward_s[1:]], input_s=[0.0, *forward_s[1:]])
     parts = tuple(StageShare(share, 0.0) for share in shares)
     played = played_share((4, stages, schedule, number), parts, Shares(0.0, 0.0, split=float(splits)), 0.001)
-    assert played == pytest.approx(replay_s(parts_of(lower(build_schedule(layout, number))), times, 0.001), rel=2e-3)
+    assert played == pytest.approx(
+        replay_s(pipeline_ops(lower(build_schedule(layout, number))), times, 0.001), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "LoopedBFS"])
