@@ -1,4 +1,4 @@
-"""Playing a schedule gives the bubbles that are known in closed form, and obeys what any schedule must."""
+"""A replayed schedule has the bubbles that are known in closed form, and obeys what any schedule must."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_transfer_is_waited_for_between_ranks_only() -> None:
     assert replay_s(ops("ZBVZeroBubble", 2, 1, 2), even(4), 0.25) == pytest.approx(4 + 4 + 2 + 4 * 0.25)
 
 
-def test_a_message_begins_when_both_its_ends_are_there() -> None:
+def test_a_transfer_starts_when_both_its_ends_are_posted() -> None:
     late = ops_of_texts("0F0 0SEND_F0 0F1 0F2", "2F9 1RECV_F0 1F0")
     times = StageTimes([1.0, 1.0, 5.0], [0.0] * 3, [0.0] * 3)
     assert replay_s(late, times, 0.5) == pytest.approx(5 + 0.5 + 1)
@@ -60,25 +60,35 @@ def test_a_message_begins_when_both_its_ends_are_there() -> None:
     assert replay_s(early, times, 0.5) == pytest.approx(5 + 1)
 
 
-def test_a_stage_sends_again_once_its_last_message_has_arrived() -> None:
+def test_a_stage_posts_a_send_once_its_previous_one_has_arrived() -> None:
     waits = ops_of_texts("0F0 0SEND_F0 0F1 0SEND_F1 0F2 0F3", "1RECV_F0 1RECV_F1 1F0 1F1")
     times = StageTimes([1.0, 0.0], [0.0] * 2, [0.0] * 2)
-    # The second send stands until 1 + 4, and two computations follow; the second message arrives at 5 + 4.
+    # The second send is posted at 1 + 4, and two computations follow; the second transfer arrives at 5 + 4.
     assert replay_s(waits, times, 4.0) == pytest.approx(9)
     assert replay_s(waits, times, 1.5) == pytest.approx(1 + 1.5 + 2)
 
 
-def test_two_messages_that_leave_a_rank_share_its_way_out() -> None:
+def test_two_transfers_out_of_a_rank_share_its_link() -> None:
     # The middle rank sends forward and back at the same moment.
     both = ops_of_texts("0RECV_B0 0B0", "1F0 1SEND_F0 1B1 1SEND_B0 1F1", "2RECV_F0 2F0")
     times = StageTimes([0.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3)
     assert replay_s(both, times, 2.0) == pytest.approx(1 + 2 * 2)
 
 
-def test_messages_between_two_ranks_follow_one_another() -> None:
-    # Two stages of one rank send to two stages of the other.
-    row = ops_of_texts("0F0 0SEND_F0 2F0 2SEND_F0", "1RECV_F0 3RECV_F0 3F0 1F0")
-    assert replay_s(row, StageTimes([0.0] * 4, [0.0] * 4, [0.0] * 4), 2.0) == pytest.approx(4)
+def test_two_transfers_into_a_rank_share_its_link() -> None:
+    both = ops_of_texts("0F0 0SEND_F0", "1RECV_F0 1RECV_B0 1F0 1B0", "2B0 2SEND_B0")
+    assert replay_s(both, StageTimes([0.0] * 3, [0.0] * 3, [0.0] * 3), 2.0) == pytest.approx(2 * 2)
+
+
+def test_a_transfer_into_a_rank_does_not_slow_one_out_of_it() -> None:
+    both = ops_of_texts("0F0 0SEND_F0 0RECV_B0 0B0", "1F1 1B0 1SEND_B0 1RECV_F0 1F0")
+    assert replay_s(both, StageTimes([0.0] * 2, [0.0] * 2, [0.0] * 2), 2.0) == pytest.approx(2)
+
+
+def test_transfers_between_two_ranks_follow_one_another() -> None:
+    # Two stages of one rank send to two stages of the other: the first arrives at 2, not at 4, the second at 4.
+    row = ops_of_texts("0F0 0SEND_F0 2F0 2SEND_F0", "1RECV_F0 3RECV_F0 1F0 3F0")
+    assert replay_s(row, StageTimes([0.0, 1.5, 0.0, 1.0], [0.0] * 4, [0.0] * 4), 2.0) == pytest.approx(4 + 1)
 
 
 def test_the_slowest_stage_sets_the_pace() -> None:
