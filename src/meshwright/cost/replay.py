@@ -82,9 +82,7 @@ def pipeline_ops(orders: Sequence[Sequence[Action]]) -> PipelineOps:
 
 def _ops(order: Sequence[Action], numbers: Mapping[_Source, int]) -> Iterator[PipelineOp]:
     for kind, stage, microbatch in order:
-        if kind == "W":
-            yield PipelineOp("compute", _NONE, kind, stage)
-        elif kind in COMPUTE_KINDS:
+        if kind in COMPUTE_KINDS:
             # Between two stages of one rank nothing is sent.
             yield PipelineOp("compute", numbers.get(_source(kind, stage, microbatch), _NONE), kind, stage)
         elif kind.startswith("SEND"):
@@ -184,4 +182,4 @@ class _Replay:
         previous = self._ops.transfers[transfer].previous_of_pair
         free_at = 0.0 if previous == _NONE else self._arrived_at[previous]
         if self._both_posted_at[transfer] != _PENDING and free_at != _PENDING:
-            self.links.begin(transfer, max(self._both_posted_at[transfer], free_at))
+            self.links.start(transfer, max(self._both_posted_at[transfer], free_at))
