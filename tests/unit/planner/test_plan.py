@@ -15,7 +15,7 @@ from meshwright.cost.replay import StageTimes, pipeline_ops, replay_s
 from meshwright.cost.stacks import load_stack
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.answer import judge, recomputed_share
-from meshwright.planner.bubble import played_share, played_step
+from meshwright.planner.bubble import replayed_share, replayed_step
 from meshwright.planner.cases import cases_of
 from meshwright.planner.hardware_change import scaled_network
 from meshwright.planner.menu import menu_of
@@ -24,7 +24,7 @@ from meshwright.planner.price import price, steps_of_each_s
 from meshwright.planner.refused import invalid_neighbours
 from meshwright.planner.simplicity import RANKING_ERROR
 from meshwright.planner.space import layout_space
-from meshwright.planner.stage_times import Shares, StageShare
+from meshwright.planner.stage_times import BackwardShares, StageShare
 from meshwright.planner.what_if import LATENCIES
 from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.layout_text import layout_text
@@ -190,7 +190,7 @@ def test_a_played_pipeline_is_near_its_closed_form() -> None:
     priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
     for row in range(len(priced)):
         layout = priced.layouts.layout(row)
-        played = played_step(priced.step_time(row), layout, question).total_s
+        played = replayed_step(priced.step_time(row), layout, question).total_s
         assert played == pytest.approx(priced.total_s[row], rel=0.35), layout
 
 
@@ -237,7 +237,7 @@ def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: 
         # The first stage's second part is the whole.
         times = StageTimes(forward_s, backward_s, [backward_s[0], *forward_s[1:]], input_s=[0.0, *forward_s[1:]])
     parts = tuple(StageShare(share, 0.0) for share in shares)
-    played = played_share((4, stages, schedule, number), parts, Shares(0.0, 0.0, split=float(splits)), 0.001)
+    played = replayed_share((4, stages, schedule, number), parts, BackwardShares(0.0, 0.0, split=float(splits)), 0.001)
     assert played == pytest.approx(
         replay_s(pipeline_ops(lower(build_schedule(layout, number))), times, 0.001), rel=2e-3
     )
