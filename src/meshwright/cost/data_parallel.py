@@ -30,7 +30,6 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.own_kernels import is_own
 from meshwright.cost.work import BLOCK, Work
 
 Index = NDArray[np.int64]
@@ -76,7 +75,7 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         ends = per_key(values, ~is_block)
         return per_key(values, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
 
-    is_ours = cases.each(lambda s: float(is_own(s))) > 0
+    is_ours = cases.each(lambda s: float(s.is_own)) > 0
     dense = of_rank(owners.dense_parameters) + (is_ours & (layouts.pp > 1)) * of_rank(owners.tied_parameters)
     experts = per_key(owners.expert_parameters, is_block) / layouts.pp
     sharding = [setting.stack.sharding for setting in cases.settings]

@@ -33,7 +33,6 @@ from meshwright.cost.footprint_stages import (
     runs_forwards_first,
 )
 from meshwright.cost.footprint_states import Elements, state_bytes
-from meshwright.cost.own_kernels import is_own
 from meshwright.spec.workload import BYTES_PER_ELEMENT
 
 _NUM_GATHERED_BLOCKS = 2.0
@@ -276,7 +275,7 @@ class _Held:
         """
         adds_up, layouts = self.accumulates & ~self.reduces_each & self.is_sharded, self.memory.layouts
         # The one published run with few rounds does not say its microbatch: other software keeps the simple rule.
-        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & is_own(self.memory.setting)
+        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & self.memory.setting.is_own
         in_rounds = np.where(has_rounds, self._added_in_rounds(), self._sums())
         return np.where(adds_up, np.where(runs_forwards_first(layouts), self._added_later(), in_rounds), 0)
 
