@@ -1,9 +1,9 @@
-"""What an interleaved pipeline's rank has in flight where its stages hold unequal numbers of blocks.
+"""Chunks in flight on a rank of an interleaved pipeline whose stages hold unequal numbers of blocks.
 
 A chunk is a stage's share of one microbatch. Microbatches pass a rank's stages in rounds, backwards in the opposite
-order of stages (arXiv:2104.04473 and spec/schedule_orders.py, which the tests replay), so that which stages the chunks
-in flight are of changes through a step: while the last stage computes a loss it is a round of each stage before, but
-between those losses one more of each of them may be, as the next round's forwards begin before its own backwards.
+order of stages (arXiv:2104.04473 and spec/schedule_orders.py, which the tests replay), so that the chunks in flight
+belong to other stages from moment to moment. While the last stage computes a loss, one round of each stage before it is
+in flight; between two losses it may be one chunk more, as forwards of the next round start before those backwards.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def own_kernels(work: Work, settings: Sequence[Setting]) -> tuple[Floats, Floats
 def end_kernels(work: Work) -> tuple[Floats, Floats]:
     """Return the kernels of our own trainer's embedding, last norm and loss, forward and backward; 0 of blocks.
 
-    They start while the host is ahead, and so are no work of its own.
+    They are launched while the host is ahead, so that they are not CPU-bound.
     """
     owners, has_tp = work.owners, work.keys.tp[work.owners.key] > 1
 

@@ -132,7 +132,7 @@ class ComputePricer:
         return self.repeated * (slot.kind == BLOCK)
 
     def _merges_s(self, slot: Slot, prices: Prices) -> Passes:
-        """Return the seconds that attention of a split sequence takes besides its kernels, forward and backward."""
+        """Return the seconds that attention of a split sequence takes on top of its kernels, both passes."""
         slow, split, kernel_s = prices.slow, self.split_attention, prices.constants["kernel_s"]
         forward, backward = (
             (num_bytes / prices.memory_rate + kernel_s * num_kernels) * slow.compute * slow.overhead
