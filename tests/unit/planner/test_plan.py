@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from meshwright.cost.communication import hops_s
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.replay import StageTimes, pipeline_ops, replay_s
@@ -253,3 +254,14 @@ def test_no_pipeline_is_faster_than_its_busiest_rank(schedule: str) -> None:
     steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
     assert head > 1.1 / layout.pp
     assert step.total_s > 0.98 * head * layout.pp * steady_s
+
+
+def test_a_pipeline_of_one_microbatch_takes_all_its_stages_and_both_transfers() -> None:
+    question = ask("llama3-8b", 16, seq_len=2048, batch=8, cluster="rtx-4090-eth100")
+    layout = Layout(pp=2, dp_shard=8)
+    step = judge(layout, question).estimate.step
+    steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
+    transfer_s = float(hops_s(cases_of(layout_table([layout]), question), fitted_constants())[0])
+    assert transfer_s > 0.001 * steady_s
+    # Of steady_s, the mean of both ranks, all is done one after the other.
+    assert step.bubble_s + step.pp_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)
