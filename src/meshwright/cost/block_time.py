@@ -2,8 +2,8 @@
 
     matmuls     tile_flops / rate, or their bytes / memory rate; the backward pass has two for each
     attention   FLOPs / (rate x ramp) flash, with 2.5 x the FLOPs backward; unfused: matmuls and passes over scores
-    memory      elements x 2 bytes x passes / memory rate, casts to 8 bits and float32 gradient sums besides; of our
-                own kernels what they were counted to move (own_elements.py)
+    memory      elements x 2 bytes x passes / memory rate, plus casts to 8 bits and float32 gradient sums; for our own
+                trainer the bytes that its kernels were counted to move (own_elements.py)
     host        launches x seconds of a launch
 
 Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions. What is fitted stands in Constants.

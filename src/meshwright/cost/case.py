@@ -28,6 +28,11 @@ class Setting:
     stack: Stack
 
     @property
+    def is_own(self) -> bool:
+        """Return whether the software is our own trainer, whose kernels and bytes are counted in traces."""
+        return self.stack.eager_mixtures
+
+    @property
     def is_low_precision(self) -> bool:
         """Return whether matmuls are computed in 8 or 4 bits."""
         return self.workload.matmul_dtype in ("float8", "float4")

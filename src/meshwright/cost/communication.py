@@ -28,7 +28,7 @@ from meshwright.cost.all_to_all import Routing, all_to_all_s, token_exchange_s
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.constants import Constants
-from meshwright.cost.contention import Shares
+from meshwright.cost.contention import LinkShares
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
@@ -91,21 +91,19 @@ class Communication:
     """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
     is_deduplicated: NDArray[np.bool_]
 
-    def shares(self, fabric: Fabric) -> tuple[Shares, Shares, Shares]:
-        """Return what communication of tp, cp and ep takes of the links."""
+    def shares(self, fabric: Fabric) -> tuple[LinkShares, LinkShares, LinkShares]:
+        """Return the shares of its links that a rank takes for tp, cp and ep."""
         layouts = self.layouts
         tp, cp, ep = group_of(1, layouts.tp, fabric), group_of(layouts.tp, layouts.cp, fabric), self._experts(fabric)
-        is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
+        is_ring, is_ulysses = (layouts.cp_method == CONTEXT_METHODS.index(name) for name in ("ring", "ulysses"))
         # Of a ring's hops the slowest set the pace.
         crosses = cp.num_domains > 1
-        context = (
-            np.where(is_ring, one_hop, share)
-            for one_hop, share in zip((~crosses, crosses), neighbour_shares(cp, fabric), strict=True)
-        )
+        by_method = zip((~crosses, crosses), spread_shares(cp, fabric), neighbour_shares(cp, fabric), strict=True)
+        context = (np.select([is_ring, is_ulysses], [hop, spread], gathered) for hop, spread, gathered in by_method)
         return (
-            Shares(tp, *neighbour_shares(tp, fabric)),
-            Shares(cp, *context),
-            Shares(ep, *spread_shares(ep, fabric)),
+            LinkShares(tp, *neighbour_shares(tp, fabric)),
+            LinkShares(cp, *context),
+            LinkShares(ep, *spread_shares(ep, fabric)),
         )
 
     def tensor(self, owner: Index, fabric: Fabric, c: Constants, matmul_s: Floats) -> tuple[Floats, Floats]:

@@ -5,8 +5,8 @@
     longer  = covered x (load - 1) x FSDP's bytes' seconds / D, of the seconds in which bytes travel
 
 While both are under way each goes at 1 / load of its speed. What FSDP loses by that, the pass that hides it loses as
-well: D seconds of gathers still hide behind D seconds of a pass, which has become longer, and nothing else changes. So
-the simulator plays it (cost/links.py). Of our own software only: others' multipliers were fitted without.
+well: D seconds of gathers still hide behind D seconds of a pass, which has become longer, and nothing else changes. The
+simulator shares links by the same rule (links.py). Of our own software only: others' multipliers were fitted without.
 Ignored: sends between stages; the ways between pods; that FSDP's gathers and reductions slow down each other.
 """
 
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
-from meshwright.cost.collective import all_gather_s, all_reduce_s
-from meshwright.cost.data_parallel import DataParallel, block_collectives_s
+from meshwright.cost.collective import all_gather_s
+from meshwright.cost.data_parallel import DataParallel, block_collectives_s, replicas_all_reduce_s
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.link_rate import joins_pairs, neighbour_shares
@@ -31,8 +31,8 @@ _TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class Shares:
-    """What communication of a group takes of the links of each of its ranks, one element a case."""
+class LinkShares:
+    """Shares of each rank's links that communication of a group takes, one element a case."""
 
     group: Group
     inside: Floats
@@ -40,12 +40,12 @@ class Shares:
 
 
 Span = tuple[Floats, Floats]
-"""Seconds from the beginning of a block's pass to where an axis begins to communicate, and to where it ends."""
+"""Seconds from the start of a block's pass to where an axis starts to communicate, and to where it ends."""
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What FSDP communicates beside a block's passes, from their beginning on: for each of its groups the seconds of
+class FsdpTraffic:
+    """What FSDP communicates during a block's passes, from their start on: for each of its groups the seconds of
     latency and those in which bytes travel [2, cases].
     """
 
@@ -72,11 +72,11 @@ def computing_shares(
     return forward, backward
 
 
-def beside(dp: DataParallel, owner: Index, fabric: Fabric, contends: NDArray[np.bool_]) -> Beside:
-    """Return what FSDP communicates beside one block's passes, in the cases that contend."""
+def fsdp_traffic(dp: DataParallel, owner: Index, fabric: Fabric, contends: NDArray[np.bool_]) -> FsdpTraffic:
+    """Return what FSDP communicates during one block's passes, in the cases that contend."""
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     is_each = layouts.reduces_each_microbatch
-    # Where backward has two parts, nothing is reduced beside it.
+    # Where backward has two parts, gradients are reduced after it.
     is_hidden = contends & ~(is_each & layouts.splits_backward)
     parts = tuple(_parts(dp, owner, fabric))
     gathers = [np.where(is_hidden, gather_s, 0.0) for _, gather_s, _ in parts]
@@ -84,7 +84,7 @@ def beside(dp: DataParallel, owner: Index, fabric: Fabric, contends: NDArray[np.
     reductions = [np.where(is_hidden, reduction_s, 0.0) for *_, reduction_s in parts]
     # Over replicas, the last group, gradients are summed once a step.
     each = [*(np.where(is_each, seconds, 0.0) for seconds in reductions[:-1]), 0.0 * reductions[-1]]
-    return Beside(
+    return FsdpTraffic(
         groups=tuple(group for group, *_ in parts),
         forward=tuple(gathers),
         backward=tuple(one + other for one, other in zip(again, each, strict=True)),
@@ -94,16 +94,18 @@ def beside(dp: DataParallel, owner: Index, fabric: Fabric, contends: NDArray[np.
     )
 
 
-def longer(beside: Beside, shares: Shares, forward: Span, backward: Span, fabric: Fabric) -> tuple[Fabric, Fabric]:
-    """Return the links, forward and backward, as communication reaches them that takes `shares` of them between the
-    times `forward` and `backward`.
+def contended_fabrics(
+    fsdp: FsdpTraffic, shares: LinkShares, forward: Span, backward: Span, fabric: Fabric
+) -> tuple[Fabric, Fabric]:
+    """Return the links that FSDP leaves, forward and backward, to an axis that takes `shares` of them in `forward` and
+    `backward`.
     """
     if not (shares.group.num_ranks > 1).any():
         return fabric, fabric
-    more = [_load(shares, Shares(group, *neighbour_shares(group, fabric)), fabric) - 1 for group in beside.groups]
-    forward_by = beside.gathered * _longer_by(beside.forward, more, forward)
-    usual_by, last_by = (_longer_by(fsdp_s, more, backward) for fsdp_s in (beside.backward, beside.last_backward))
-    backward_by = (1 - beside.last) * usual_by + beside.last * last_by
+    more = [_load(shares, LinkShares(group, *neighbour_shares(group, fabric)), fabric) - 1 for group in fsdp.groups]
+    forward_by = fsdp.gathered * _longer_by(fsdp.forward, more, forward)
+    usual_by, last_by = (_longer_by(fsdp_s, more, backward) for fsdp_s in (fsdp.backward, fsdp.last_backward))
+    backward_by = (1 - fsdp.last) * usual_by + fsdp.last * last_by
     in_forward, in_backward = (
         fabric.shared(inter=1 + by, intra=1 + by) if by.any() else fabric for by in (forward_by, backward_by)
     )
@@ -120,17 +122,15 @@ def _longer_by(fsdp_s: tuple[Floats, ...], more: list[Floats], span: Span) -> Fl
 
 def _parts(dp: DataParallel, owner: Index, fabric: Fabric) -> Iterator[tuple[Group, Floats, Floats]]:
     """Yield the groups of dense parameters, of experts and of replicas, and their seconds to gather and to reduce."""
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, routed = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    layouts = dp.layouts
     gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=False)
     yield _part(group_of(layouts.tp, layouts.fsdp, fabric), gather, scatter, fabric)
-    if routed.any():
+    if dp.work.owners.expert_parameters[owner].any():
         whole_gather, whole_scatter = block_collectives_s(dp, owner, fabric)
         experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
         yield _part(experts, whole_gather - gather, whole_scatter - scatter, fabric)
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
-    shard = (dense / layouts.fsdp + routed / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
-    yield _part(replicas, np.zeros(len(shard)), all_reduce_s(shard, replicas, fabric), fabric)
+    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
+    yield _part(replicas, np.zeros(len(summed)), summed, fabric)
 
 
 def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -> tuple[Group, Floats, Floats]:
@@ -143,8 +143,8 @@ def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -
     return group, gather, reduction
 
 
-def _load(one: Shares, other: Shares, fabric: Fabric) -> Floats:
-    """Return the load of the busiest link that both use; 1 where it holds both, or there is none."""
+def _load(one: LinkShares, other: LinkShares, fabric: Fabric) -> Floats:
+    """Return the load of the busiest link that both use; 1 where it carries both in full, or there is none."""
     meet_inside = (one.inside > 0) & (other.inside > 0) & (~joins_pairs(fabric) | _have_pairs_in_common(one, other))
     meet_outside = (one.network > 0) & (other.network > 0)
     inside = np.where(meet_inside, one.inside + other.inside, 0.0)
@@ -152,7 +152,7 @@ def _load(one: Shares, other: Shares, fabric: Fabric) -> Floats:
     return np.maximum(1.0, np.maximum(inside, network))
 
 
-def _have_pairs_in_common(one: Shares, other: Shares) -> NDArray[np.bool_]:
+def _have_pairs_in_common(one: LinkShares, other: LinkShares) -> NDArray[np.bool_]:
     """Return whether a rank has a peer that is in both of its groups: of two axes of a mesh, none."""
     wider_apart = np.maximum(one.group.stride, other.group.stride)
     return np.asarray(wider_apart < np.minimum(one.group.width, other.group.width))

@@ -1,7 +1,8 @@
 """DataParallel: gathering parameters, reducing gradients, and what of it computation hides.
 
-    FSDP     each block: exposed = max(block, communication) - block + slowdown x the shorter of the two;
-             forward gathers, backward gathers again (if resharded) and scatters; the ends of the step are exposed
+    FSDP     each block: exposed = max(block, communication) - block + slowdown x the shorter of the two x the share of
+             the block in which the device computes (1 of other software); forward gathers, backward gathers again (if
+             resharded) and scatters; the ends of the step are exposed
     ZeRO-1   gradients scattered and parameters gathered once a step, hidden behind the last microbatch but for a share
              unless backward adds to them itself, each microbatch's gradients are added to whole ones, or copied into
              the input of a reduce-scatter of their own
@@ -29,7 +30,6 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.own_kernels import is_own
 from meshwright.cost.work import BLOCK, Work
 
 Index = NDArray[np.int64]
@@ -71,13 +71,12 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         total = np.bincount(owners.key[mask], (values * owners.count)[mask], minlength=len(work.setting))
         return np.asarray(total[work.key_of_case])
 
-    pipelines = cases.each(lambda s: float(is_own(s))) * (layouts.pp > 1)
-
     def of_rank(values: Floats) -> Floats:
         ends = per_key(values, ~is_block)
         return per_key(values, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
 
-    dense = of_rank(owners.dense_parameters) + pipelines * of_rank(owners.tied_parameters)
+    is_ours = cases.each(lambda s: float(s.is_own)) > 0
+    dense = of_rank(owners.dense_parameters) + (is_ours & (layouts.pp > 1)) * of_rank(owners.tied_parameters)
     experts = per_key(owners.expert_parameters, is_block) / layouts.pp
     sharding = [setting.stack.sharding for setting in cases.settings]
     shards = np.array([name == "parameters" for name in sharding])[cases.setting]
@@ -99,7 +98,7 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         replicated_parameters=of_rank(owners.replicated_parameters)
         * cases.each(lambda s: float(s.stack.sequence_parallel)),
         updated=updated,
-        is_own=cases.each(lambda s: float(is_own(s))) > 0,
+        is_own=is_ours,
         num_microbatches=cases.num_microbatches,
     )
 
@@ -117,12 +116,9 @@ def fsdp_exposed_s(
     `block` are the seconds of its forward and backward, of our own software with fsdp_copies_s; `computes` the shares
     of them in which the device computes, which is what communication slows down.
     """
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    layouts = dp.layouts
     gather, scatter = block_collectives_s(dp, owner, fabric)
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
-    shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
-    summed = all_reduce_s(shard, replicas, fabric)
+    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
     shards = group_of(layouts.tp, layouts.fsdp, fabric)
     # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
     is_apart = dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1)
@@ -183,6 +179,15 @@ def block_collectives_s(
         return whole + np.where(experts > 0, collective_s(experts * element_bytes, expert_group, fabric), 0.0)
 
     return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
+
+
+def replicas_all_reduce_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Group, Floats]:
+    """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
+    owners, layouts = dp.work.owners, dp.layouts
+    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
+    shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
+    return replicas, all_reduce_s(shard, replicas, fabric)
 
 
 def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats | float = 1.0) -> Floats:

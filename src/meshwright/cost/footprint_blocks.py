@@ -17,7 +17,6 @@ from meshwright.cost.footprint_stages import Ints, StageCuts
 from meshwright.cost.footprint_states import Elements, elements_of
 from meshwright.cost.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
-from meshwright.cost.own_kernels import is_own
 from meshwright.cost.recompute import drops_attention
 from meshwright.spec.layout import ActivationCheckpoint
 from meshwright.spec.model_spec import BlockGroup
@@ -135,7 +134,7 @@ class Memory:
                 kernels,
                 has_eager_mixtures=has_eager,
                 drops_attention=drops_attention(setting),
-                repeats_keys=is_own(setting) and self.is_wide and not setting.cluster.device.is_host,
+                repeats_keys=setting.is_own and self.is_wide and not setting.cluster.device.is_host,
             )
             yield formats, chosen & (stay_eager == has_eager)
 

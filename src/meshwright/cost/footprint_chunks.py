@@ -1,9 +1,9 @@
-"""What an interleaved pipeline's rank has in flight where its stages hold unequal numbers of blocks.
+"""Chunks in flight on a rank of an interleaved pipeline whose stages hold unequal numbers of blocks.
 
 A chunk is a stage's share of one microbatch. Microbatches pass a rank's stages in rounds, backwards in the opposite
-order of stages (arXiv:2104.04473 and spec/schedule_orders.py, which the tests replay), so that which stages the chunks
-in flight are of changes through a step: while the last stage computes a loss it is a round of each stage before, but
-between those losses one more of each of them may be, as the next round's forwards begin before its own backwards.
+order of stages (arXiv:2104.04473 and spec/schedule_orders.py, which the tests replay), so that the chunks in flight
+belong to other stages from moment to moment. While the last stage computes a loss, one round of each stage before it is
+in flight; between two losses it may be one chunk more, as forwards of the next round start before those backwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.cost.footprint_stages import Ints, chunks_in_flight
 from meshwright.cost.layout_table import LayoutTable
 
 
-class Held(NamedTuple):
+class ChunksHeld(NamedTuple):
     """Chunks in flight on one rank, each weighed by its stage's blocks over those of the rank's average stage."""
 
     most: Floats
@@ -27,13 +27,13 @@ class Held(NamedTuple):
     """While the rank computes a loss, if it has the last stage; else at most."""
 
 
-def chunks_held(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints, blocks: Ints) -> Held:
+def chunks_held(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints, blocks: Ints) -> ChunksHeld:
     """Return what rank `pp_rank` has in flight; `blocks` are those of each of its stages (most stages, layouts)."""
     most = chunks_in_flight(layouts, num_microbatches, pp_rank)
     at_loss = most.copy()
     rows = np.flatnonzero(_is_uneven(layouts, blocks))
     if not len(rows):
-        return Held(most, at_loss)
+        return ChunksHeld(most, at_loss)
     # Many layouts of a search differ in nothing that counts here.
     stages, pp = layouts.stages_per_rank[rows], layouts.pp[rows]
     number = np.maximum(np.ceil(num_microbatches[rows]), 1).astype(np.int64)
@@ -41,7 +41,7 @@ def chunks_held(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints, b
     unique, which = np.unique(keys, axis=1, return_inverse=True)
     found = np.array([_weighed(_Rank(*key[:4]), key[4:][: key[0]]) for key in unique.T.tolist()])
     most[rows], at_loss[rows] = found[which.reshape(-1)].T
-    return Held(most, np.where(pp_rank == layouts.pp - 1, at_loss, most))
+    return ChunksHeld(most, np.where(pp_rank == layouts.pp - 1, at_loss, most))
 
 
 def _is_uneven(layouts: LayoutTable, blocks: Ints) -> NDArray[np.bool_]:

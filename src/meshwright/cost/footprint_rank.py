@@ -21,24 +21,18 @@ activations take less.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
-from meshwright.cost.footprint_rank_blocks import blocks_of_rank, held_chunks, num_kept_behind
+from meshwright.cost.footprint_kept import kept_of_rank
+from meshwright.cost.footprint_rank_blocks import blocks_of_rank, rank_blocks
 from meshwright.cost.footprint_stages import (
     Ints,
     backward_rounds,
-    fullest_moments,
-    losses_in_flight,
     runs_forwards_first,
 )
 from meshwright.cost.footprint_states import Elements, state_bytes
-from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.own_kernels import is_own
-from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES
-from meshwright.spec.stack import Stack
 from meshwright.spec.workload import BYTES_PER_ELEMENT
 
 _NUM_GATHERED_BLOCKS = 2.0
@@ -81,49 +75,15 @@ class _Held:
     def __init__(self, memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> None:
         self.memory, layouts, stack = memory, memory.layouts, memory.setting.stack
         self.is_first, self.is_last, counts = blocks_of_rank(memory, pp_rank)
-        ends = memory.ends
-        self.after_blocks = _times(ends.last, self.is_last)
-        self.outside = _times(ends.first, self.is_first) + self.after_blocks
+        self.after_blocks = memory.ends.last * self.is_last
+        self.outside = memory.ends.first * self.is_first + self.after_blocks
         is_one_unit = np.full(len(layouts), float(not stack.shards_ends_apart))
-        self.lasting, self.lasting_head = _times(self.outside, is_one_unit), _times(self.after_blocks, is_one_unit)
+        self.lasting, self.lasting_head = self.outside * is_one_unit, self.after_blocks * is_one_unit
         """What stays gathered from forward to the end of backward, and what of it has gradients before the end."""
-        self.elements = self.outside
-        kept = pending = self.working = self.transient = np.zeros(len(layouts))
-        self.block = Elements(kept, kept)
-        """The largest."""
-        for block, by_policy in zip(memory.blocks, counts, strict=True):
-            count = by_policy.sum(axis=0)
-            kept = kept + (by_policy * block.kept_bytes).sum(axis=0)
-            pending = pending + count * block.pending_bytes
-            self.elements = self.elements + _times(block.elements, count)
-            is_here = count > 0
-            self.block = _larger(self.block, _times(block.elements, is_here))
-            again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
-            self.working = np.maximum(self.working, again)
-            self.transient = np.maximum(self.transient, block.transient_bytes * is_here)
-        freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * num_kept_behind(memory, pp_rank)
-        self.working = (self.working - freed).clip(0)
-        chunks, _ = (moments := fullest_moments(layouts, num_microbatches, pp_rank))[0]
-        weighed = held_chunks(memory, num_microbatches, pp_rank)
-        moments[0] = weighed.most, moments[0][1]
-        passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)
-        frees = _frees_sent(stack, layouts)
-        # Of what is sent the newest of each stage is held, both ways, and the next message each way is received early.
-        on_the_way = passed * (2 * layouts.stages_per_rank + 2) * stack.frees_sent
-        handed_on = passed * ~frees * chunks
-        per_stage = [kept / layouts.stages_per_rank * held + self._pending(pending, count) for held, count in moments]
-        kept_of_blocks = np.max(per_stage, axis=0) + handed_on + on_the_way
-        self.chunk = kept_of_blocks / np.maximum(chunks, 1)
-        """What a microbatch keeps on one stage."""
-        self.loss_kept = self.is_last * (ends.last_kept_bytes + ends.kept_loss_bytes)
-        """What a microbatch keeps behind the blocks until its backward."""
-        self.num_waiting = losses_in_flight(layouts, num_microbatches) - 1
+        self.blocks = rank_blocks(memory, counts, self.outside, pp_rank)
+        self.elements, self.block = self.blocks.elements, self.blocks.largest
+        self.kept = kept_of_rank(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
         self.rounds = backward_rounds(layouts, num_microbatches, pp_rank)
-        kept_of_losses = self.num_waiting * self.loss_kept
-        self.kept_by_others = kept_of_blocks - self.chunk + kept_of_losses
-        """Without one chunk."""
-        self.kept = kept_of_blocks + kept_of_losses + self.is_last * ends.last_kept_bytes
-        self.kept_at_loss = self.kept - kept / layouts.stages_per_rank * (weighed.most - weighed.at_loss)
         self.bytes = state_bytes(memory.setting.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
@@ -135,13 +95,6 @@ class _Held:
         self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
-
-    def _pending(self, block_bytes: Floats, num_pending: Floats) -> Floats:
-        """Return the gradients that `num_pending` chunks hold for their backward to the weights."""
-        logits = self.is_last * self.memory.ends.one_logits_bytes
-        # The chunk at work still has its logits, and on a rank of several stages the last stage's come first.
-        per_chunk = block_bytes / self.memory.layouts.stages_per_rank
-        return np.asarray(per_chunk * num_pending + logits * (num_pending - 1).clip(0))
 
     def states(self) -> Parts:
         """Return what is there throughout a step."""
@@ -162,7 +115,7 @@ class _Held:
             gathered_bytes=self._gathered(np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks()))
             + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
             gradients_bytes=self._added_up(),
-            activations_bytes=self.kept_at_loss,
+            activations_bytes=self.kept.at_loss,
             logits_bytes=self.is_last * self.memory.ends.logits_bytes,
             buffers_bytes=self._retained(),
         )
@@ -173,9 +126,9 @@ class _Held:
         return self._moment(
             gathered_bytes=self._gathered(at_work) + self._own_gradients(is_end=False),
             gradients_bytes=self._added_up(),
-            activations_bytes=self.kept + self.working,
+            activations_bytes=self.kept.most + self.blocks.recomputed,
             buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
-            workspace_bytes=self.transient,
+            workspace_bytes=self.blocks.transient,
         )
 
     def end(self) -> Parts:
@@ -187,7 +140,7 @@ class _Held:
             gradients_bytes=self._shards_before_end(),
             activations_bytes=np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0),
             buffers_bytes=self._reduced(),
-            workspace_bytes=self.transient,
+            workspace_bytes=self.blocks.transient,
         )
 
     def block_reduction(self) -> Parts:
@@ -218,7 +171,7 @@ class _Held:
         gathered = self._gathered(np.where(self.stays_gathered, self._all_blocks(), 0.0))
         return self._moment(
             gathered_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
-            activations_bytes=is_each * self.kept_by_others,
+            activations_bytes=is_each * self.kept.by_others,
             buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
             + self._retained(),
         )
@@ -254,7 +207,7 @@ class _Held:
         one_block = self.block.whole * self.gather_bytes
         # A pipeline gathers what it keeps before its first microbatch, on the stream that computes.
         is_beside = gathers & (layouts.is_resharded | (layouts.pp == 1))
-        ends = _larger(self.lasting, self.after_blocks)
+        ends = self.lasting.maximum(self.after_blocks)
         copied_block, copied_ends = self._copied(self.block), self._copied(ends)
         at_once = ends.whole * self.compute_bytes + np.maximum(copied_block + one_block, copied_ends)
         ahead = np.where(is_beside, np.maximum(at_once, copied_block + 2 * one_block), 0.0)
@@ -263,7 +216,7 @@ class _Held:
         # Those that the host adds up are made on the device, too.
         unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient
         reduced = np.where(self.reduces_each | (self.on_device == 0), self.is_sharded * unit, shards)
-        divided = self._divided(_larger(self.lasting, self.block))
+        divided = self._divided(self.lasting.maximum(self.block))
         at_work = np.where(gathers & layouts.is_resharded, one_block, 0.0)
         # What of each moment, from the loss to the last reduction, is in the pools of other streams.
         elsewhere: list[Floats] = [
@@ -277,7 +230,9 @@ class _Held:
         computing: list[Floats] = [total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
         # Logits that were freed leave a gap that is too narrow for what the loss makes of them. So do activations of
         # stages before the last, of which more are in flight between two losses: those that stay lie above the gaps.
-        computing[0] = computing[0] + self.is_last * self.memory.ends.freed_logits_bytes + self.kept - self.kept_at_loss
+        computing[0] = (
+            computing[0] + self.is_last * self.memory.ends.freed_logits_bytes + self.kept.most - self.kept.at_loss
+        )
         most: Floats = np.max(np.stack(computing), axis=0)
         gaps = FRAGMENTATION["expandable" if self.memory.setting.stack.expandable_segments else "fixed"]
         return np.asarray(most * (1 + gaps) + ahead + reduced + divided)
@@ -320,13 +275,15 @@ class _Held:
         """
         adds_up, layouts = self.accumulates & ~self.reduces_each & self.is_sharded, self.memory.layouts
         # The one published run with few rounds does not say its microbatch: other software keeps the simple rule.
-        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & is_own(self.memory.setting)
+        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & self.memory.setting.is_own
         in_rounds = np.where(has_rounds, self._added_in_rounds(), self._sums())
         return np.where(adds_up, np.where(runs_forwards_first(layouts), self._added_later(), in_rounds), 0)
 
     def _added_in_rounds(self) -> Floats:
         """Return the gradients of the stages that have some, beyond the chunks that were freed by then."""
-        return np.asarray(np.max([self._sums() * begun - freed * self.chunk for begun, freed in self.rounds], axis=0))
+        return np.asarray(
+            np.max([self._sums() * begun - freed * self.kept.chunk for begun, freed in self.rounds], axis=0)
+        )
 
     def _sums(self) -> Floats:
         return np.asarray(self.elements.whole * self.reduce_bytes)
@@ -337,9 +294,11 @@ class _Held:
         """
         stages = self.memory.layouts.stages_per_rank
         of_stage = (self._all_blocks() / stages + self.after_blocks.whole) * self.reduce_bytes
-        of_last = of_stage - self.chunk - self.loss_kept
-        chunks = (stages - 1) * (self.num_waiting + 1) + 1
-        of_first = self._sums() - chunks * self.chunk - np.where(stages > 1, self.num_waiting, 1) * self.loss_kept
+        of_last = of_stage - self.kept.chunk - self.kept.of_loss
+        chunks = (stages - 1) * (self.kept.num_waiting + 1) + 1
+        of_first = (
+            self._sums() - chunks * self.kept.chunk - np.where(stages > 1, self.kept.num_waiting, 1) * self.kept.of_loss
+        )
         return np.asarray(np.maximum(of_last, of_first).clip(0))
 
     def _reduced(self) -> Floats:
@@ -362,22 +321,3 @@ class _Held:
         reduced, retained = self._reduced(), self._retained()
         frees_own = (self.memory.layouts.stages_per_rank > 1) & (self.is_first > 0)
         return np.where(frees_own, reduced + retained, np.maximum(reduced, retained))
-
-
-def _frees_sent(stack: Stack, layouts: LayoutTable) -> NDArray[np.bool_]:
-    """Return whether a stage frees what it hands on once that is sent, or holds it until its gradient comes back.
-
-    Megatron's later releases free it; ours do unless backwards are split, for which torch needs the tensor.
-    """
-    if stack.kernels == "fused" and stack.attention == "flash":
-        return np.ones(len(layouts), np.bool_)
-    splits = layouts.has_schedule(SPLIT_BACKWARD_SCHEDULES)
-    return ~splits & stack.frees_sent
-
-
-def _times(elements: Elements, factor: Floats | Ints) -> Elements:
-    return Elements(elements.whole * factor, elements.shared * factor)
-
-
-def _larger(one: Elements, other: Elements) -> Elements:
-    return Elements(np.maximum(one.whole, other.whole), np.maximum(one.shared, other.shared))

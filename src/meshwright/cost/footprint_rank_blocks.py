@@ -1,13 +1,17 @@
-"""Which blocks a pipeline rank holds, by what they save, and the chunks of them that are in flight."""
+"""Which blocks a pipeline rank holds, by what they save, what these take, and their chunks that are in flight."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
-from meshwright.cost.footprint_chunks import Held, chunks_held
+from meshwright.cost.footprint_chunks import ChunksHeld, chunks_held
 from meshwright.cost.footprint_stages import Ints, stages_of_rank
+from meshwright.cost.footprint_states import Elements
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
 
 
@@ -27,7 +31,43 @@ def blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[
     return is_first.astype(np.float64), is_last.astype(np.float64), counts
 
 
-def held_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Held:
+@dataclass(frozen=True)
+class RankBlocks:
+    """What a rank's blocks take, one element a layout; bytes are those of one microbatch."""
+
+    elements: Elements
+    """Of all of them and of what stands before and after them."""
+    largest: Elements
+    """Of the largest block."""
+    kept: Floats
+    """Bytes that all of them keep from forward to backward."""
+    pending: Floats
+    """Bytes that all of them hold for a backward to the weights that runs later."""
+    recomputed: Floats
+    """Bytes that recomputation of one block adds, less those that blocks behind it have freed by then."""
+    transient: Floats
+    """Bytes that backward of one block makes and frees."""
+
+
+def rank_blocks(memory: Memory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
+    """Return what the blocks of rank `pp_rank` take, whose `counts` blocks_of_rank returned, next to `outside`."""
+    kept = pending = recomputed = transient = np.zeros(len(memory.layouts))
+    elements, largest = outside, Elements(kept, kept)
+    for block, by_policy in zip(memory.blocks, counts, strict=True):
+        count = by_policy.sum(axis=0)
+        is_here = count > 0
+        kept = kept + (by_policy * block.kept_bytes).sum(axis=0)
+        pending = pending + count * block.pending_bytes
+        elements = elements + block.elements * count
+        largest = largest.maximum(block.elements * is_here)
+        again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
+        recomputed = np.maximum(recomputed, again)
+        transient = np.maximum(transient, block.transient_bytes * is_here)
+    freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * _num_kept_behind(memory, pp_rank)
+    return RankBlocks(elements, largest, kept, pending, (recomputed - freed).clip(0), transient)
+
+
+def held_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> ChunksHeld:
     """Return the chunks in flight, of unequal stages where the stack balances them."""
     stages = stages_of_rank(memory.layouts, pp_rank)
     blocks = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
@@ -35,7 +75,7 @@ def held_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Held
     return chunks_held(memory.layouts, num_microbatches, pp_rank, blocks if is_balanced else np.ones_like(blocks))
 
 
-def num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:
+def _num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:
     """Return how many blocks behind the last recomputed one of a stage keep everything: that is freed before it runs
     again. Of a rank's stages the one with fewest counts.
     """

@@ -69,6 +69,13 @@ class Elements:
     def __add__(self, other: Elements) -> Elements:
         return Elements(self.whole + other.whole, self.shared + other.shared)
 
+    def __mul__(self, factor: Floats | NDArray[np.int64] | NDArray[np.bool_]) -> Elements:
+        return Elements(self.whole * factor, self.shared * factor)
+
+    def maximum(self, other: Elements) -> Elements:
+        """Return the larger of both, layout by layout."""
+        return Elements(np.maximum(self.whole, other.whole), np.maximum(self.shared, other.shared))
+
 
 def elements_of(ops: tuple[Op, ...], layouts: LayoutTable, stack: Stack, *, has_copy: bool = False) -> Elements:
     """Return the parameters of `ops` on one rank; with `has_copy` a tied head holds the embedding's weights again."""

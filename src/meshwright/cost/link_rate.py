@@ -34,7 +34,7 @@ def inside_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
 
 
 def joins_pairs(fabric: Fabric) -> NDArray[np.bool_]:
-    """Return whether every pair of a domain's devices has a link of its own; behind a switch all share one a device."""
+    """Return whether every pair of a domain's devices has a link of its own; with a switch a device has one for all."""
     return np.isfinite(fabric.intra_bytes_per_s_per_peer)
 
 

@@ -1,12 +1,12 @@
-"""Links: transfers that are under way at the same time, and share what joins their ranks.
+"""Links: transfers that are under way at the same time, and share the links between their ranks.
 
     speed = 1 / max(1, the greatest load of any link that the transfer runs over)
 
-A link is a rank's way out or its way in, inside its domain (to each of its peers, where every pair of devices has a
-link of its own) or over its network card, or a pod's way out or in, which all of its ranks share; its load is the sum
-of the shares that the transfers on it take when alone (collective_times.py). So two equal transfers take twice as
-long, one inside the domain and one over the network do not notice each other, and a transfer on many ranks goes at the
-pace of the busiest.
+A link is one direction, out of a rank or into it, inside its domain (to each of its peers, where every pair of devices
+has a link of its own) or over its network card; or one direction of a pod, which all of its ranks share. Its load is
+the sum of the shares that the transfers on it take when alone (link_rate.py, simulator/collective_times.py). So two
+equal transfers take twice as long, one inside the domain does not slow one over the network, and a transfer of many
+ranks goes at the pace of the busiest link.
 Latency passes before the bytes and is not shared. Source: processor sharing, as if every link gave its transfers turns.
 Ignored: that a transfer slowed elsewhere leaves room, which max-min fairness would hand on.
 """
@@ -19,7 +19,7 @@ _NEVER = -1
 
 
 class Links:
-    """A clock of transfers: those that began, and those that are to begin or end."""
+    """Transfers that have started, and when the next one ends."""
 
     def __init__(self, latency_s: list[float], wire_s: list[float], uses: list[list[tuple[int, float]]]) -> None:
         """Take for each transfer its seconds alone, and the (link, share) that it uses."""
@@ -30,20 +30,21 @@ class Links:
         self._speed = [0.0] * len(wire_s)
         """0 before its bytes begin to travel."""
         self._version = [0] * len(wire_s)
-        """How often its end was foretold: only the newest counts."""
+        """How often its end was predicted: only the latest prediction holds."""
         self._on: dict[int, dict[int, float]] = {link: {} for used in uses for link, _ in used}
         """Transfers on each link, and the share of each."""
-        self._agenda: list[tuple[float, int, int]] = []
+        self._events: list[tuple[float, int, int]] = []
+        """(time, transfer, version) at which its bytes start to travel (version 0) or it ends, a heap."""
 
-    def begin(self, transfer: int, at_s: float) -> None:
-        """Let a transfer begin at `at_s`, which no time that next_end() gave may be later than."""
-        heappush(self._agenda, (at_s + self._latency_s[transfer], transfer, 0))
+    def start(self, transfer: int, at_s: float) -> None:
+        """Start a transfer at `at_s`, which must not be before the last time that next_end() returned."""
+        heappush(self._events, (at_s + self._latency_s[transfer], transfer, 0))
 
     def next_end(self) -> tuple[int, float] | None:
         """Return the next transfer that ends, and when; None once none is under way."""
-        agenda = self._agenda
-        while agenda:
-            at_s, transfer, version = heappop(agenda)
+        events = self._events
+        while events:
+            at_s, transfer, version = heappop(events)
             if version != self._version[transfer]:
                 continue
             if version == 0 and self._left_s[transfer] > 0.0:
@@ -57,14 +58,14 @@ class Links:
 
     def _enter(self, transfer: int, at_s: float) -> None:
         self._since[transfer] = at_s
-        met: set[int] = set()
+        affected: set[int] = set()
         for link, share in self._uses[transfer]:
             on_link = self._on[link]
             on_link[transfer] = share
             if len(on_link) > 1:
-                met.update(on_link)
-        for one in sorted(met) or (transfer,):
-            self._foretell(one, at_s)
+                affected.update(on_link)
+        for one in sorted(affected) or (transfer,):
+            self._predict_end(one, at_s)
 
     def _leave(self, transfer: int, at_s: float) -> None:
         others: set[int] = set()
@@ -74,10 +75,10 @@ class Links:
             if on_link:
                 others.update(on_link)
         for other in sorted(others):
-            self._foretell(other, at_s)
+            self._predict_end(other, at_s)
 
-    def _foretell(self, transfer: int, at_s: float) -> None:
-        """Put on the agenda when a transfer ends if nothing else changes."""
+    def _predict_end(self, transfer: int, at_s: float) -> None:
+        """Queue the end of a transfer as it is if nothing else starts or ends before."""
         load = 1.0
         for link, _ in self._uses[transfer]:
             on_link = self._on[link]
@@ -89,4 +90,4 @@ class Links:
         left_s = self._left_s[transfer] - (at_s - self._since[transfer]) * self._speed[transfer]
         self._left_s[transfer], self._since[transfer], self._speed[transfer] = max(left_s, 0.0), at_s, speed
         self._version[transfer] += 1
-        heappush(self._agenda, (at_s + max(left_s, 0.0) * load, transfer, self._version[transfer]))
+        heappush(self._events, (at_s + max(left_s, 0.0) * load, transfer, self._version[transfer]))

@@ -23,7 +23,6 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.own_kernels import is_own
 from meshwright.cost.point_to_point import hops_by_border_s, mean_send_s, send_s
 from meshwright.cost.replay import Hops
 from meshwright.cost.slowness import stacks_of
@@ -36,7 +35,7 @@ def messages_of(cases: Cases, work: Work) -> Messages:
     owners, layouts = work.owners, cases.layouts
     tied = np.bincount(owners.key, owners.tied_parameters * owners.count, minlength=len(work.setting))
     gradient_bytes = cases.each(lambda s: 4.0 if s.workload.gradient_dtype == "float32" else 2.0)
-    has_copy = (cases.each(lambda s: float(is_own(s))) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
+    has_copy = (cases.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
     return Messages(
         layouts=layouts,
         work=work,

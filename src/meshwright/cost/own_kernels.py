@@ -31,15 +31,10 @@ _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 _POSITIONS = 13.0
 
 
-def is_own(setting: Setting) -> bool:
-    """Return whether the software is our own trainer, of which traces tell what it launches."""
-    return setting.stack.eager_mixtures
-
-
 def own_kernels(work: Work, settings: Sequence[Setting]) -> tuple[Floats, Floats]:
     """Return the kernels forward and backward of each owner, NaN where the software is another; 0 around blocks."""
     owners, setting = work.owners, work.setting[work.owners.key]
-    is_ours = np.array([is_own(one) for one in settings])[setting]
+    is_ours = np.array([one.is_own for one in settings])[setting]
     is_compiled = np.array([one.stack.kernels != "eager" for one in settings])[setting]
     is_mixture, is_eager = owners.routed_copies > 0, owners.eager_forward_elements > 0
     has_exchange = is_mixture & (work.keys.ep[owners.key] > 1)
@@ -62,7 +57,7 @@ def own_kernels(work: Work, settings: Sequence[Setting]) -> tuple[Floats, Floats
 def end_kernels(work: Work) -> tuple[Floats, Floats]:
     """Return the kernels of our own trainer's embedding, last norm and loss, forward and backward; 0 of blocks.
 
-    They start while the host is ahead, and so are no work of its own.
+    They are launched while the host is ahead, so that they are not CPU-bound.
     """
     owners, has_tp = work.owners, work.keys.tp[work.owners.key] > 1
 

@@ -1,7 +1,7 @@
 """Sent: exposed seconds of what a block's ranks of tp, cp and ep send each other in its two passes.
 
-Priced twice: over links that nobody else uses, which says how long the passes are that FSDP's gathers hide behind, and
-over links as these gathers leave them (contention.py).
+Priced twice: over links that nothing else uses, which gives the passes that FSDP's gathers hide behind, and over what
+these gathers leave of the links (contention.py).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Floats
 from meshwright.cost.communication import Communication
 from meshwright.cost.constants import Constants
-from meshwright.cost.contention import beside, longer
+from meshwright.cost.contention import contended_fabrics, fsdp_traffic
 from meshwright.cost.data_parallel import DataParallel
 from meshwright.cost.fabric import Fabric
 
 Index = NDArray[np.int64]
 Passes = tuple[Floats, Floats]
-"""Forward and backward, what is computed again included."""
-Links = Sequence[tuple[Fabric, Fabric]]
-"""Those of tp, cp and ep, forward and backward."""
+"""Forward and backward, with what is recomputed."""
+FabricPairs = Sequence[tuple[Fabric, Fabric]]
+"""The links of tp, cp and ep, each forward and backward."""
 
 
 @dataclass(frozen=True)
-class Again:
-    """How often backward sends again what forward sent, one element a case."""
+class Resent:
+    """How often backward sends what forward has sent, one element a case."""
 
     tp: Floats
     cp: Floats
@@ -45,12 +45,12 @@ class Sending:
     attention_s: Passes
     twice: Floats
     """Share of the backward passes that run twice."""
-    again: Again
+    resent: Resent
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One element a case."""
+    """Exposed seconds of a block by axis, one element a case."""
 
     tp: Passes
     cp: Passes
@@ -80,7 +80,7 @@ class Senders:
         """Return what one block's ranks send while FSDP communicates nothing."""
         return self._sent(block, [(fabric, fabric)] * 3, c)
 
-    def sent_beside_fsdp(self, block: Sending, fabric: Fabric, c: Constants, whole: Passes, attention: Passes) -> Sent:
+    def sent_next_to_fsdp(self, block: Sending, fabric: Fabric, c: Constants, whole: Passes, attention: Passes) -> Sent:
         """Return the same over the links that FSDP's gathers and reductions leave.
 
         tp communicates in a `whole` pass, cp in its attention, first forward and last backward, ep in the rest.
@@ -91,21 +91,21 @@ class Senders:
             ((none, attention[0]), (others, whole[1])),
             ((attention[0], whole[0]), (none, others)),
         )
-        beside_it = beside(self.parallel, block.owner, fabric, self.contends)
+        fsdp = fsdp_traffic(self.parallel, block.owner, fabric, self.contends)
         links = [
-            longer(beside_it, shares, forward, backward, fabric)
+            contended_fabrics(fsdp, shares, forward, backward, fabric)
             for shares, (forward, backward) in zip(self.communication.shares(fabric), spans, strict=True)
         ]
         return self._sent(block, links, c)
 
-    def _sent(self, block: Sending, links: Links, c: Constants) -> Sent:
-        owner, communication, again = block.owner, self.communication, block.again
+    def _sent(self, block: Sending, links: FabricPairs, c: Constants) -> Sent:
+        owner, communication, resent = block.owner, self.communication, block.resent
         tp = _over(links[0], lambda one: communication.tensor(owner, one, c, block.matmul_s))
         cp = _over(links[1], lambda one: communication.context(owner, one, c, *block.attention_s))
         ep = _over(links[2], lambda one: communication.expert(owner, one, c))
         tp, cp, ep = (
             (forward, (1 + block.twice) * backward + repeats * forward)
-            for (forward, backward), repeats in ((tp, again.tp), (cp, again.cp), (ep, again.ep))
+            for (forward, backward), repeats in ((tp, resent.tp), (cp, resent.cp), (ep, resent.ep))
         )
         return Sent(tp, cp, ep)
 

@@ -1,12 +1,13 @@
-"""SequenceCopies: what our trainer copies around tp's collectives: ranks' parts of a sequence, into its order and back.
+"""sequence_copies: what our trainer copies around tp's collectives, to join and to cut sequences.
 
     all-gather        the parts arrive one after the other, and are joined along the sequence
     reduce-scatter    the sequence is cut into the ranks' parts, which lie one after the other
 
 Each reads and writes the whole sequence once (parallelism/collectives.py), in backward as in forward. What a
-column-parallel matmul reads is gathered, and copied, again in backward (gather_again.py), unless its block recomputes
-that anyway; a compiled block recomputes it in any case. Async tp has none: its matmuls work part by part. Counted in
-traced steps on torch 2.13, 2026-11-23. Ignored: that a compiled block normalises one of its inputs again besides.
+column-parallel matmul reads is gathered, and copied, once more in backward (gather_again.py), unless its block
+recomputes it anyway; in a compiled block that copy is part of what it recomputes. Async tp has none: its matmuls work
+part by part. Counted in traced steps on torch 2.13, 2026-11-23. Ignored: that a compiled block also normalises one of
+its inputs again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class SequenceCopies(NamedTuple):
     forward: Floats
     backward: Floats
     again: Floats
-    """Of what backward computes again."""
+    """Of what backward recomputes."""
 
 
 def sequence_copies(

@@ -17,9 +17,9 @@ class Shares:
         self.tokens_between = self.tokens / keys.tp if setting.stack.sequence_parallel else self.tokens
         self.fuses = setting.stack.kernels == "fused"
         self.gathers_low = setting.gathers_low
-        self.routes_in_float32 = setting.stack.eager_mixtures
+        self.routes_in_float32 = setting.is_own
         has_own_ranks = (keys.ep > 1) | (keys.tp > 1)
-        self.has_eager_experts = setting.stack.eager_mixtures & ((setting.stack.kernels == "eager") | has_own_ranks)
-        self.is_own = setting.stack.eager_mixtures
+        self.has_eager_experts = setting.is_own & ((setting.stack.kernels == "eager") | has_own_ranks)
+        self.is_own = setting.is_own
         self.compiles_blocks = setting.stack.kernels != "eager"
         self.gathers_routed_tokens = setting.stack.gathers_routed_tokens

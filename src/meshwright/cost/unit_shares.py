@@ -1,4 +1,4 @@
-"""unit_shares: how a microbatch's time is spread over what a pipeline's stages hold."""
+"""unit_shares: how a microbatch's time is spread over what a pipeline's stages hold: embedding, blocks, head."""
 
 from __future__ import annotations
 
@@ -18,4 +18,5 @@ def unit_shares(case: Cases) -> list[float]:
         for slot, one in StepPricer(case).slot_passes(fitted_constants())
         for _ in range(int(slot.count[0]))
     ]
-    return [unit_s / sum(seconds) for unit_s in seconds]
+    total_s = sum(seconds)
+    return [unit_s / total_s for unit_s in seconds]

@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.recompute import drops_attention, nth_share
 from meshwright.cost.stage import recompute_passes, split_share
-from meshwright.planner.bubble import num_actions, num_microbatches_of, played_step
+from meshwright.planner.bubble import num_actions, num_microbatches_of, replayed_step
 from meshwright.planner.price import Priced, price
 from meshwright.planner.question import Question
 from meshwright.planner.rate import dense_peak
@@ -48,7 +48,7 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
     layout = layout_at(priced.layouts, row, question)
     step = priced.step_time(row)
     if num_actions(layout, question) <= max_actions:
-        step = played_step(step, layout, question)
+        step = replayed_step(step, layout, question)
     unmeasured = unmeasured_features(layout, question.setting)
     mfu = None if peak_of(question) is None else step.floor_s / step.total_s
     return Candidate(
@@ -66,7 +66,7 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
 
 
 def peak_of(question: Question) -> float | None:
-    """Return the dense peak of the workload's matmuls on the device, FLOP/s; None where nobody states one."""
+    """Return the dense peak of the workload's matmuls on the device, FLOP/s; None where it is unknown."""
     return dense_peak(question.cluster.device, question.workload.matmul_dtype)
 
 

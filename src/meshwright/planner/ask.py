@@ -18,7 +18,7 @@ from meshwright.planner.question import Question
 from meshwright.planner.rate import rate_problem
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.job import Job
-from meshwright.spec.layout import AXES, Layout
+from meshwright.spec.layout import AXES, Layout, LayoutRequest
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
 from meshwright.spec.sections import ModelSection
@@ -159,21 +159,28 @@ def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
 def layout_on(cluster: Cluster, job: Job, options: Options) -> Layout:
     """Return the job's own layout on all devices of `cluster`; raises InfeasibleLayout that says what names them."""
     request, count, fixed = job.layout, cluster.num_devices, job.layout.num_fixed_ranks
-    if (count % fixed if request.rest_axis else count - fixed) == 0:
+    if count == fixed or (request.rest_axis and count % fixed == 0):
         return request.resolve(count)
     section = job.cluster
     named = f'cluster.name = "{section.name}"' if section.num_devices is None else "cluster.num_devices"
-    devices = f"{named if options.cluster is None else f'--cluster {options.cluster}'}: {counted(count, 'device')}"
+    named = named if options.cluster is None else f"--cluster {options.cluster}"
+    raise InfeasibleLayout(f"{named}: {counted(count, 'device')} {_misfit(request, cluster)}")
+
+
+def _misfit(request: LayoutRequest, cluster: Cluster) -> str:
+    """Return why the devices of `cluster` cannot run `request`, and what to change."""
+    fixed = request.num_fixed_ranks
     if request.rest_axis:
         nearest = " or ".join(map(str, cluster.nearest_multiples(fixed)))
-        raise InfeasibleLayout(
-            f"{devices} do not divide by {request.product}, so layout.{request.rest_axis} = -1 has no value: "
-            f"{f'take {nearest} of them, or ' if nearest else ''}change a degree in [layout]"
+        advice = f"take {nearest} of them, or " if nearest else ""
+        return (
+            f"do not divide by {request.product}, so layout.{request.rest_axis} = -1 has no value: {advice}change a "
+            "degree in [layout]"
         )
-    raise InfeasibleLayout(
-        f"{devices} cannot run a layout of {request.product}: "
-        f"{f'take {fixed} of them, or ' if cluster.takes(fixed) else ''}set one degree in [layout] to -1, which takes "
-        "the devices that the others leave"
+    advice = f"take {fixed} of them, or " if cluster.takes(fixed) else ""
+    return (
+        f"cannot run a layout of {request.product}: {advice}set one degree in [layout] to -1, which takes the devices "
+        "that the others leave"
     )
 
 

@@ -1,10 +1,11 @@
-"""What a pipeline waits, with stages cut where the runtime cuts them: in closed form for all, played for a few.
+"""Pipeline bubbles, with stages cut where the runtime cuts them: in closed form for all layouts, replayed for a few.
 
     waiting = steady x (largest rank's share of the model x pp - 1) + one microbatch x the schedule's share
 
 The schedule's share is that of cost/stage.py, and more where microbatches are fewer than ranks. There, stages are of
 equally many blocks, as other software has them; ours differ by a block where that makes the slowest one faster
-(spec/stage_split.py).
+(spec/stage_split.py). Of the finalists every action is replayed (cost/replay.py), with stages that take as long as
+what they hold (cost/unit_shares.py).
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.messages import hops_of
-from meshwright.cost.own_kernels import is_own
-from meshwright.cost.replay import Hops, Parts, Replayed, parts_of, replay
+from meshwright.cost.replay import Hops, PipelineOps, Replayed, pipeline_ops, replay
 from meshwright.cost.stage import bubble_share, repeated_share, split_share
 from meshwright.cost.step import StepTerms
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.cases import cases_of
 from meshwright.planner.question import Question
-from meshwright.planner.stage_times import Shares, StageShare, stage_times
+from meshwright.planner.stage_times import BackwardShares, StageShare, stage_times
 from meshwright.spec.estimate import StepTime
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.model_spec import ModelSpec
@@ -36,10 +36,10 @@ from meshwright.spec.stage_split import best_boundaries, block_costs
 
 _OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
 _RECOMPUTED_STEPS = 20
-"""Shares of recomputation are told apart in steps of a twentieth: they hardly move the bubble."""
+"""Shares of recomputation are rounded to a twentieth: they hardly change the bubble."""
 _LONG_PIPELINE = 16
-_ROUNDS_PLAYED, _ROUNDS_OF_LONG_PIPELINE = (4, 6), (2, 3)
-"""Rounds of as many microbatches as ranks that stand for many: from 4 on, to within two thousandths."""
+_ROUNDS, _ROUNDS_OF_LONG_PIPELINE = (4, 6), (2, 3)
+"""Rounds of as many microbatches as ranks that more are extrapolated from: from 4 on, to within two thousandths."""
 
 Pipeline = tuple[int, int, str, int]
 """Pipeline ranks, stages on each, schedule, microbatches."""
@@ -53,13 +53,13 @@ def with_bubbles(step: StepTerms, cases: Cases, question: Question) -> StepTerms
     return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s * waiting, step.bubble_s))
 
 
-def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
-    """Return the step with the bubble of its schedule as it is when every action is played."""
+def replayed_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
+    """Return the step with the bubble of its schedule as a replay of every action finds it."""
     if layout.pp == 1:
         return step
     steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
     number = num_microbatches_of(layout, question)
-    # Whole: the replay itself finds what hides a message.
+    # Not only what is exposed: the replay itself finds what hides a transfer.
     cases = cases_of(layout_table([layout]), question)
     hops = hops_of(cases, fitted_constants())
     # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
@@ -68,10 +68,10 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
     boundaries = layout.stage_boundaries
     if boundaries is None:
         boundaries = best_boundaries(question.setting.model, question.workload.seq_len, layout.num_stages)
-    played = played_share(
+    replayed = replayed_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, units),
-        Shares(
+        BackwardShares(
             recomputed=round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
             repeated=_rounded(step.repeat_s / steady_s),
             split=_rounded(_split(layout, number)),
@@ -81,17 +81,17 @@ def played_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
             tied_s=_rounded(hops.tied_s / steady_s),
         ),
     )
-    waiting_s = (played.total_s - 1) * steady_s
+    waiting_s = (replayed.total_s - 1) * steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
-    pp_s = played.exposed_s * steady_s if is_own(question.setting) else step.pp_s
+    pp_s = replayed.exposed_s * steady_s if question.setting.is_own else step.pp_s
     return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
 
 
 def num_actions(layout: Layout, question: Question) -> int:
-    """Return the actions that playing the layout's pipeline takes, of all ranks."""
+    """Return the forwards and backwards of all ranks that a replay of the layout's pipeline runs, which is its cost."""
     if layout.pp == 1:
         return 0
-    return 2 * layout.num_stages * sum(_numbers_played(layout.pp, num_microbatches_of(layout, question)))
+    return 2 * layout.num_stages * sum(_numbers_replayed(layout.pp, num_microbatches_of(layout, question)))
 
 
 def num_microbatches_of(layout: Layout, question: Question) -> int:
@@ -106,34 +106,34 @@ def _split(layout: Layout, number: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def played_share(pipeline: Pipeline, stages: tuple[StageShare, ...], shares: Shares, hops: Hops) -> Replayed:
+def replayed_share(pipeline: Pipeline, stages: tuple[StageShare, ...], shares: BackwardShares, hops: Hops) -> Replayed:
     """Return how long the pipeline takes, as multiples of what a rank computes in the mean, as are `hops`.
 
-    `stages` are what the stages compute for a microbatch.
-    Once a long pipeline is filled, each round of microbatches takes as long as the one before: two shorter ones tell.
+    `stages` are what the stages compute for a microbatch. Once a long pipeline is filled, each round of microbatches
+    takes as long as the one before: it is extrapolated from two shorter ones.
     """
     pp, stages_per_rank, schedule, number = pipeline
     times = stage_times(stages, shares, pp / number)
-    numbers = _numbers_played(pp, number)
-    played = [replay(_played((pp, stages_per_rank, schedule, count)), times, hops) for count in numbers]
+    numbers = _numbers_replayed(pp, number)
+    replayed = [replay(_ops((pp, stages_per_rank, schedule, count)), times, hops) for count in numbers]
     if len(numbers) == 1:
-        return played[0]
-    (few, more), (of_few, of_more) = numbers, played
+        return replayed[0]
+    (few, more), (of_few, of_more) = numbers, replayed
     rounds = (number - more) / (more - few)
     return Replayed(*(long + rounds * (long - short) for short, long in zip(of_few, of_more, strict=True)))
 
 
-def _numbers_played(pp: int, number: int) -> tuple[int, ...]:
-    """Return how many microbatches are played: all, or in place of many whole rounds a few and some more."""
-    few, more = _ROUNDS_PLAYED if pp <= _LONG_PIPELINE else _ROUNDS_OF_LONG_PIPELINE
+def _numbers_replayed(pp: int, number: int) -> tuple[int, ...]:
+    """Return how many microbatches are replayed: all, or two smaller numbers that many whole rounds follow from."""
+    few, more = _ROUNDS if pp <= _LONG_PIPELINE else _ROUNDS_OF_LONG_PIPELINE
     return (few * pp, more * pp) if number % pp == 0 and number > (few + more) * pp else (number,)
 
 
 @lru_cache(maxsize=16)
-def _played(pipeline: Pipeline) -> Parts:
+def _ops(pipeline: Pipeline) -> PipelineOps:
     pp, stages_per_rank, schedule, number = pipeline
     layout = Layout(pp=pp, virtual_stages=stages_per_rank, schedule=schedule)
-    return parts_of(lower(build_schedule(layout, number)))
+    return pipeline_ops(lower(build_schedule(layout, number)))
 
 
 def _waiting_share(cases: Cases) -> Floats:

@@ -1,4 +1,4 @@
-"""Whether anybody has stated how fast a device multiplies in a precision, and which precisions to choose from."""
+"""Whether the peak FLOP/s of a precision on a device is known, and which precisions to choose from if not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.spec.workload import MATMUL_DTYPE, Precision
 
 
 def dense_peak(device: Device, dtype: str) -> float | None:
-    """Return the dense peak of matmuls in `dtype` on the device, FLOP/s; None where nobody states one."""
+    """Return the dense peak of matmuls in `dtype` on the device, FLOP/s; None where it is unknown."""
     if dtype == "float16":  # devices multiply both 16-bit formats at one rate
         return device.peak_flops_per_s(dtype) or device.peak_flops_per_s("bfloat16")
     return None if dtype == "float64" else device.peak_flops_per_s(dtype)
@@ -38,7 +38,7 @@ def rate_problem(device: Device, precision: Precision, *, is_option: bool = Fals
 
 
 def _advice(device: Device, is_option: bool) -> str:
-    """Return which precisions could be asked for in the same place: the beginning of a sentence that goes on."""
+    """Return the precisions that the same key or option takes instead, as the start of a sentence."""
     priced = [name for name in get_args(Precision) if _has_rate(device, name)]
     if is_option:
         return f"give --precision {' or '.join(priced)}, or " if priced else ""
@@ -56,6 +56,6 @@ def _has_rate(device: Device, precision: Precision) -> bool:
 
 
 def _known(device: Device) -> list[str]:
-    """Return the dtypes whose matmul rate the catalogue states or somebody has measured."""
+    """Return the dtypes whose matmul rate is in the catalogue or was measured."""
     rates = device.dense_flops_per_s, device.measured_matmul_flops_per_s
     return [name for name in MatmulRates.model_fields if any(getattr(rate, name) for rate in rates)]

@@ -15,14 +15,14 @@ from typing import NamedTuple
 from meshwright.cost.replay import StageTimes
 
 
-class Shares(NamedTuple):
-    """Shares of what a rank computes in a step, in the mean over ranks."""
+class BackwardShares(NamedTuple):
+    """What of the backwards of a step is more than one pass, as shares of what a rank computes, mean over ranks."""
 
     recomputed: float
     repeated: float
     """Backwards of compiled blocks that run twice."""
     split: float
-    """Backwards that run in two parts, of all but the first stage's."""
+    """Share of the backwards of all stages but the first that run in two parts."""
 
 
 class StageShare(NamedTuple):
@@ -32,7 +32,7 @@ class StageShare(NamedTuple):
     ends: float
 
 
-def stage_times(stages: tuple[StageShare, ...], shares: Shares, microbatch: float) -> StageTimes:
+def stage_times(stages: tuple[StageShare, ...], shares: BackwardShares, microbatch: float) -> StageTimes:
     """Return the seconds of each stage's actions, where all ranks compute `microbatch` seconds for one of them."""
     of_blocks = max(sum(stage.blocks for stage in stages), 1e-12)
     once = max(1 - (shares.recomputed + shares.repeated) / of_blocks, 0.0)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 
 from meshwright.cost.case import Setting
-from meshwright.cost.own_kernels import is_own
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 
 LEFT_OUT_ERROR = 0.174
@@ -24,7 +23,7 @@ LEFT_OUT_ERROR = 0.174
 def unmeasured_features(layout: Layout, setting: Setting) -> tuple[str, ...]:
     """Return the features of `layout` that no measured run of this software has, as a job would write them."""
     found = []
-    if setting.is_low_precision and is_own(setting):
+    if setting.is_low_precision and setting.is_own:
         found.append(f"precision={setting.workload.precision} (meshwright does not train in it yet)")
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES:
         found.append(f"schedule={layout.schedule} (split backward)")

@@ -9,7 +9,6 @@ import numpy as np
 from meshwright.cost.case import Floats
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.stacks import OURS
 from meshwright.planner.answer import candidate_at, layout_at
 from meshwright.planner.hardware_change import (
     Change,
@@ -73,8 +72,7 @@ def what_ifs(finalists: LayoutTable, question: Question) -> Iterator[WhatIf]:
         priced = price(finalists, lower)
         if len(priced):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
-            # Other software may have it; ours has not.
-            is_ours = question.setting.stack.name == OURS
-            unbuilt = ", and the trainer does not compute it yet: a figure for other software" * is_ours
-            note = f"changes numerics{unbuilt}"
+            note, is_ours = "changes numerics", question.setting.is_own
+            if is_ours:
+                note += ", and the trainer does not compute it yet: a figure for other software"
             yield WhatIf(change=f"precision {precision}", best=best, note=note, is_runnable=not is_ours)

@@ -52,7 +52,7 @@ def apart(traces: Traces, ranks: Iterable[int]) -> Traces:
 def _partners(trace: Trace, traces: Traces, axes: Sequence[Ints]) -> Iterator[Ints]:
     """Yield for each peer of a representative that of every rank of its class; -1 for other ranks [world_size].
 
-    In a group of all ranks, such as that of a pipeline that made none, who is a rank's peer follows from nothing else.
+    In a group of all ranks, which a pipeline without groups of its own uses, nothing else says who is a rank's peer.
     """
     source, records = trace.traced.rank, trace.records
     has_peer = (records.peer != NONE) & (records.group != NONE)

@@ -47,8 +47,8 @@ def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]
 
 
 def with_earlier(traces: Traces, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    """Return the problems of a step; those of the builder and of the calls before it in their place, if there are any
-    that are not in this call, too: it is not come to.
+    """Return the problems of a step, or in their place those of the builder and of earlier calls that it does not have,
+    too: these end the program before the step starts.
     """
     if traces.earlier is None:
         return problems

@@ -3,9 +3,9 @@
     seconds = latency + bytes / rate            alone on its links
     load    = rate / what the link carries      of the link inside the domain and of the network, each at most 1
 
-so that the link that sets the pace is used in full, and the other one as far as it has to keep up. Where every pair of
-a domain's devices has a link of its own, those to a rank's peers are each a link. Between pods of an
-oversubscribed network, the ways out of and into each pod are links as well, which all of its devices share; of P2P the
+so that the link that sets the pace is used in full, and the other one to the extent that it has to keep up. Where every
+pair of a domain's devices has a link of its own, a rank has a link to each of its peers. Between pods of an
+oversubscribed network, the two directions of each pod are links as well, which all of its devices share; of P2P the
 borders between the positions of its own two ranks count (hops.py). Sources and what is ignored: cost/collective.py,
 all_to_all.py, point_to_point.py. A broadcast or scatter takes as long as an all-gather.
 """

@@ -104,7 +104,7 @@ class Table:
         if not self.is_first[comm_op]:
             at_s = max(at_s, self.signal_at[comm_op - 1])
         self.began_at[comm_op] = at_s
-        self.links.begin(comm_op, at_s)
+        self.links.start(comm_op, at_s)
 
 
 class Stream:

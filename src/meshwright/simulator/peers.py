@@ -1,4 +1,4 @@
-"""Peers: whom a channel's members send to, for domains in which every pair of devices has a link of its own."""
+"""Peers: the ranks that a channel's members send to, for domains where every pair of devices has a link of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Peers = tuple[tuple[int, ...], ...]
 
 
 def peers_of(channel: Channel, traces: Traces, domain_size: int) -> Peers:
-    """Return whom each member meets inside its domain: of its own group, which differs from those of its like."""
+    """Return for each member the other ranks of its own group inside its domain; sibling groups have other ranks."""
     found = []
     for member, rows in zip(channel.members, channel.rows, strict=True):
         trace = traces.traces[member]

@@ -1,4 +1,4 @@
-"""starred(): one name for the blocks of a model that do the same."""
+"""starred(): one name for blocks of a model that differ in their number only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks in flight of unequal stages: the closed form against the orders played action by action."""
+"""Chunks in flight of unequal stages: the closed form against the orders, counted action by action."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_chunks_of_unequal_stages_are_those_of_the_order(pipeline: tuple[Layout,
     if len(set(blocks)) == 1:
         blocks = [1] * len(blocks)
     weight = np.array(blocks) / np.mean(blocks)
-    most, at_loss = _played(layout, number, rank, weight.tolist())
+    most, at_loss = _counted(layout, number, rank, weight.tolist())
     assert held.most[0] == pytest.approx(most)
     assert held.at_loss[0] == pytest.approx(at_loss if rank == layout.pp - 1 else most)
 
 
-def _played(layout: Layout, number: int, rank: int, weight: list[float]) -> tuple[float, float]:
+def _counted(layout: Layout, number: int, rank: int, weight: list[float]) -> tuple[float, float]:
     """Return what is in flight at most, and at most while the last stage's forward runs (0 without that stage)."""
     held, most, at_loss = 0.0, 0.0, 0.0
     for action in build_schedule(layout, number).actions[rank]:

@@ -5,10 +5,10 @@ import pytest
 
 from cost_cases import cases, setting
 from meshwright.cost.case import Cases, Setting
-from meshwright.cost.own_kernels import end_kernels, own_kernels
+from meshwright.cost.own_kernels import end_kernels, own_kernels, position_kernels
 from meshwright.cost.recompute import recomputed_of
 from meshwright.cost.sequence_copies import SequenceCopies, sequence_copies
-from meshwright.cost.work import BLOCK, Work, work_of
+from meshwright.cost.work import BLOCK, FIRST, LAST, Work, work_of
 from meshwright.spec.architecture import LlamaArchitecture
 from meshwright.spec.layout import Layout
 from meshwright.spec.model_spec import model_spec
@@ -87,3 +87,29 @@ def test_a_block_launches_what_was_traced(kernels: str, tp: int, expected: tuple
     work = work_of(case)
     assert tuple(float(one[block_of(work)][0]) for one in own_kernels(work, case.settings)) == expected
     assert not any(one[block_of(work)].any() for one in end_kernels(work))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "ep", "expected"), [("compiled", 1, (27, 13)), ("eager", 1, (70, 49)), ("compiled", 4, (86, 53))]
+)
+def test_a_mixture_launches_what_was_traced(kernels: str, ep: int, expected: tuple[int, int]) -> None:
+    of = setting("mixtral-8x7b", stack="meshwright")
+    of = Setting(of.model, of.workload, of.cluster, of.stack.replace(kernels=kernels))
+    work = work_of(cases(of, Layout(dp_shard=4, ep=ep)))
+    assert tuple(float(one[block_of(work)][0]) for one in own_kernels(work, (of,))) == expected
+
+
+@pytest.mark.parametrize(("tp", "embedding", "head"), [(1, (1, 1), (7, 6)), (4, (8, 3), (29, 12))])
+def test_the_ends_launch_what_was_traced(tp: int, embedding: tuple[int, int], head: tuple[int, int]) -> None:
+    """Under tp with a copy for the one collective of each."""
+    work = work_of(priced("eager", Layout(tp=tp)))
+    for kind, expected in ((FIRST, embedding), (LAST, head)):
+        assert tuple(float(one[work.owners.kind == kind][0]) for one in end_kernels(work)) == expected
+
+
+def test_each_stage_makes_its_tables_of_rotary_embedding_once() -> None:
+    case = priced("eager", Layout(pp=4, schedule="Interleaved1F1B", virtual_stages=2))
+    owners, num_blocks = work_of(case).owners, np.array([float(NARROW.num_layers)])
+    for kind, per_stage in ((BLOCK, 13), (FIRST, 0), (LAST, 0)):
+        one = position_kernels(owners, np.flatnonzero(owners.kind == kind), case.layouts, num_blocks)
+        assert float(one[0] * NARROW.num_layers) == per_stage * 8

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cost_cases import cases, changed, setting
 from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.replay import Hops, StageTimes, parts_of, replay
+from meshwright.cost.replay import Hops, StageTimes, pipeline_ops, replay
 from meshwright.cost.stage import Stages, bubble_share, stages_of
 from meshwright.cost.work import work_of
 from meshwright.spec.layout import (
@@ -44,7 +44,7 @@ def played_s(layout: Layout, number: int, backward: float = 2.0, weight_share: f
     backward_s = [backward * forward_s] * layout.num_stages
     weight_s = [weight_share / layout.stages_per_rank] * layout.num_stages
     times = StageTimes([forward_s] * layout.num_stages, backward_s, weight_s)
-    return replay(parts_of(lower(build_schedule(layout, number))), times, at_once(layout.pp)).total_s
+    return replay(pipeline_ops(lower(build_schedule(layout, number))), times, at_once(layout.pp)).total_s
 
 
 @pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
@@ -55,7 +55,7 @@ def test_split_backwards_wait_as_replayed_with_few_and_many_microbatches(schedul
     table = layout_table([layout])
     for number in (1, pp // 3, pp, 2 * pp, 5 * pp):
         one = [1.0] * layout.num_stages
-        parts = parts_of(lower(build_schedule(layout, number)))
+        parts = pipeline_ops(lower(build_schedule(layout, number)))
         times = StageTimes(one, [2.0] * layout.num_stages, one, repeats=repeats)
         replayed = replay(parts, times, at_once(pp)).total_s
         closed = number + float(bubble_share(table, np.array([number]), float(repeats))[0])

@@ -99,7 +99,7 @@ def test_every_device_says_what_a_prediction_reads(name: str) -> None:
     if device.vendor in ("nvidia", "amd"):
         assert device.num_sms is not None
         assert device.communicator_bytes is not None
-        # A dry run meets matmuls in float32, such as a router's.
+        # A traced step has matmuls in float32, such as a router's.
         assert device.peak_flops_per_s("float32")
 
 

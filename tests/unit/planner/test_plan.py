@@ -11,11 +11,12 @@ import pytest
 
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.replay import Hops, StageTimes, parts_of, replay
+from meshwright.cost.messages import hops_of
+from meshwright.cost.replay import Hops, StageTimes, pipeline_ops, replay
 from meshwright.cost.stacks import load_stack
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.answer import judge, recomputed_share
-from meshwright.planner.bubble import played_share, played_step
+from meshwright.planner.bubble import replayed_share, replayed_step
 from meshwright.planner.cases import cases_of
 from meshwright.planner.hardware_change import scaled_network
 from meshwright.planner.menu import menu_of
@@ -24,7 +25,7 @@ from meshwright.planner.price import price, steps_of_each_s
 from meshwright.planner.refused import invalid_neighbours
 from meshwright.planner.simplicity import RANKING_ERROR
 from meshwright.planner.space import layout_space
-from meshwright.planner.stage_times import Shares, StageShare
+from meshwright.planner.stage_times import BackwardShares, StageShare
 from meshwright.planner.what_if import LATENCIES
 from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.layout_text import layout_text
@@ -190,7 +191,7 @@ def test_a_played_pipeline_is_near_its_closed_form() -> None:
     priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
     for row in range(len(priced)):
         layout = priced.layouts.layout(row)
-        played = played_step(priced.step_time(row), layout, question).total_s
+        played = replayed_step(priced.step_time(row), layout, question).total_s
         assert played == pytest.approx(priced.total_s[row], rel=0.35), layout
 
 
@@ -238,8 +239,8 @@ def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: 
         times = StageTimes(forward_s, backward_s, [backward_s[0], *forward_s[1:]], input_s=[0.0, *forward_s[1:]])
     parts = tuple(StageShare(share, 0.0) for share in shares)
     hops = Hops((0.001,) * 3, (0,) * 4, (0,) * 4)
-    played = played_share((4, stages, schedule, number), parts, Shares(0.0, 0.0, split=float(splits)), hops)
-    whole = replay(parts_of(lower(build_schedule(layout, number))), times, hops)
+    played = replayed_share((4, stages, schedule, number), parts, BackwardShares(0.0, 0.0, split=float(splits)), hops)
+    whole = replay(pipeline_ops(lower(build_schedule(layout, number))), times, hops)
     assert played.total_s == pytest.approx(whole.total_s, rel=2e-3)
     # Where all forwards come first, later rounds wait more for what is under way and less for what is not.
     assert played.exposed_s == pytest.approx(whole.exposed_s, abs=0.02)
@@ -255,3 +256,15 @@ def test_no_pipeline_is_faster_than_its_busiest_rank(schedule: str) -> None:
     steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
     assert head > 1.1 / layout.pp
     assert step.total_s > 0.98 * head * layout.pp * steady_s
+
+
+def test_a_pipeline_of_one_microbatch_takes_all_its_stages_and_both_transfers() -> None:
+    question = ask("llama3-8b", 16, seq_len=2048, batch=8, cluster="rtx-4090-eth100")
+    layout = Layout(pp=2, dp_shard=8)
+    step = judge(layout, question).estimate.step
+    steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
+    # Each rank is a node of its own.
+    transfer_s = hops_of(cases_of(layout_table([layout]), question), fitted_constants()).hop_s[1]
+    assert transfer_s > 0.001 * steady_s
+    # Of steady_s, the mean of both ranks, all is done one after the other.
+    assert step.bubble_s + step.pp_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)
