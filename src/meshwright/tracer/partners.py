@@ -17,15 +17,17 @@ from meshwright.tracer.axes import axis_of, peers_by_group
 
 def by_partners(roles: Ints, traces: Mapping[int, Trace]) -> Ints:
     """Return for each rank the first one of its refined role, from the first one of its role [world_size]."""
-    like = {first: first for first in np.unique(roles).tolist() if first in traces}
+    alike = [
+        (np.flatnonzero(roles == first), _peers(traces[first]))
+        for first in np.unique(roles).tolist()
+        if first in traces
+    ]
     while True:
         refined = roles.copy()
-        for first, shown in list(like.items()):
-            ranks = np.flatnonzero(roles == first)
-            met = np.stack([roles, *(roles[peers] for peers in _peers(traces.get(first, traces[shown])))])
-            _, at, where = np.unique(met[:, ranks], axis=1, return_index=True, return_inverse=True)
+        for ranks, peers in alike:
+            met = np.stack([roles[ranks], *(roles[of_all[ranks]] for of_all in peers)])
+            _, at, where = np.unique(met, axis=1, return_index=True, return_inverse=True)
             refined[ranks] = ranks[at[where.ravel()]]
-            like |= {one: shown for one in ranks[at].tolist() if one not in like}
         if np.array_equal(refined, roles):
             return roles
         roles = refined

@@ -110,8 +110,9 @@ def roles_of_ranks(
     for axis, rows in sorted(_cuts(traces)):
         share = -(-rows // axis.size)
         columns.append((rows - share * axis.place(ranks)).clip(0, share))
+    axes = sorted(_axes(traces)) if odd else []
     for rank in odd:
-        columns += [axis.place(ranks) == axis.place(ranks[rank : rank + 1]) for axis in sorted(_axes(traces))]
+        columns += [axis.place(ranks) == axis.place(ranks[rank : rank + 1]) for axis in axes]
     columns += [ranks == rank for rank in alone]
     _, first, where = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
     return np.asarray(first[where.ravel()], np.int64)
