@@ -87,9 +87,13 @@ def _of_roles(found: Mapping[int, Trace], roles: Ints) -> Traces:
 
 
 def _fingerprint(trace: Trace) -> str:
-    """Return a hash of what a rank does in the traced call and before it, and of the groups that it makes."""
+    """Return a hash of what a rank does in the traced call and before it, and of the groups that it makes.
+
+    Groups of one size can run along different axes: a rank that uses the wrong one does other than the rest.
+    """
     parts = [trace] if trace.earlier is None else [trace, trace.earlier]
-    own = repr(([call.ranks for call in trace.group_calls], [ways_of_messages(part) for part in parts]))
+    axes = [axis_of(ranks) for part in parts for ranks in part.groups]
+    own = repr(([call.ranks for call in trace.group_calls], axes, [ways_of_messages(part) for part in parts]))
     return sha256(own.encode()).hexdigest() + "".join(fingerprint(part) for part in parts)
 
 

@@ -159,6 +159,17 @@ def test_in_a_ring_with_a_wrong_neighbour_every_rank_counts(monkeypatch: pytest.
         traced(monkeypatch, lambda script: ring(script, 1024, wrong=4), 1024)
 
 
+@pytest.mark.parametrize("odd", [1, 255])
+def test_a_rank_that_uses_a_wrong_group_of_the_same_size_is_found(monkeypatch: pytest.MonkeyPatch, odd: int) -> None:
+    def step(script: Script) -> None:
+        rank = script.traced.rank
+        row, column = tuple(range(rank // 16 * 16, rank // 16 * 16 + 16)), tuple(range(rank % 16, 256, 16))
+        script.wait(script.collective(column if rank == odd else row))
+
+    traces, _ = traced(monkeypatch, step, 256)
+    assert {problem.culprit.rank for problem in check(traces)} == {odd}
+
+
 def test_of_a_chain_of_all_ranks_every_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(script: Script) -> None:
         rank = script.traced.rank
