@@ -3,7 +3,7 @@
 group      ranks a constant stride apart: an axis of that stride
 messages   in a group of up to 32 ranks, its axis; in a longer one, such as that of all ranks, the axes of the
            distances that messages go: of a known axis with that stride, else as many places as follow each other
-           from rank 0 on
+           from rank 0 on, and after 32 of them all that the group has
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def axes_of_messages(traces: Mapping[int, Trace]) -> set[Axis]:
             found.add(known[distance])
             continue
         size = _chain(distance, peers)
-        axis = Axis(distance, world_size // distance if size > LONG else size)
+        axis = Axis(distance, whole.stride * whole.size // distance if size > LONG else size)
         # A ring's way back is no axis of its own.
         if size > 1 and world_size % (axis.stride * axis.size) == 0:
             found.add(axis)
@@ -91,9 +91,9 @@ def ways_of_messages(trace: Trace) -> list[tuple[int, int]]:
 
 
 def is_ring(traces: Mapping[int, Trace]) -> bool:
-    """Return whether the messages of all traced ranks, in groups of more than 32, go the same ways."""
+    """Return whether all traced ranks that have messages in groups of more than 32 send and receive the same ways."""
     ways = {tuple(sorted(way for way in ways_of_messages(trace) if way[0] > LONG)) for trace in traces.values()}
-    return len(ways) == 1
+    return len(ways - {()}) == 1
 
 
 def _directions(traces: Mapping[int, Trace]) -> tuple[set[Axis], set[tuple[Axis, int]]]:
