@@ -8,7 +8,7 @@ messages   in a group of up to 32 ranks, its axis; in a longer one, such as that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,11 +82,11 @@ def unknown_places(traces: Mapping[int, Trace]) -> set[int]:
 
 def ways_of_messages(trace: Trace) -> list[tuple[int, int]]:
     """Return for each message, in order, how many ranks its group has and how many places round it the peer is."""
-    records, rank = trace.records, trace.traced.rank
-    found = []
-    for row in np.flatnonzero(_is_message(trace)).tolist():
-        ranks = _ranks_of(trace, int(records.group[row]))
-        found.append((len(ranks), (ranks.index(int(records.peer[row])) - ranks.index(rank)) % len(ranks)))
+    rank, found = trace.traced.rank, []
+    for part in calls_of(trace):
+        for row in np.flatnonzero(_is_message(part)).tolist():
+            ranks = _ranks_of(part, int(part.records.group[row]))
+            found.append((len(ranks), (ranks.index(int(part.records.peer[row])) - ranks.index(rank)) % len(ranks)))
     return found
 
 
@@ -108,11 +108,20 @@ def _directions(traces: Mapping[int, Trace]) -> tuple[set[Axis], set[tuple[Axis,
     return found, distances
 
 
+def calls_of(trace: Trace) -> Sequence[Trace]:
+    """Return what a rank does in the traced call, and what it did before, where that was kept."""
+    return (trace,) if trace.earlier is None else (trace, trace.earlier)
+
+
 def peers_by_group(trace: Trace) -> Iterator[tuple[tuple[int, ...], set[int]]]:
-    """Yield the groups in which a rank sends and receives, with its peers there."""
-    records, is_message = trace.records, _is_message(trace)
-    for group in np.unique(records.group[is_message]).tolist():
-        yield _ranks_of(trace, group), set(records.peer[is_message & (records.group == group)].tolist())
+    """Yield the groups in which a rank sends and receives, in any call, with its peers there."""
+    found: dict[tuple[int, ...], set[int]] = {}
+    for part in calls_of(trace):
+        records, is_message = part.records, _is_message(part)
+        for group in np.unique(records.group[is_message]).tolist():
+            peers = records.peer[is_message & (records.group == group)].tolist()
+            found.setdefault(_ranks_of(part, group), set()).update(peers)
+    yield from found.items()
 
 
 def _is_message(trace: Trace) -> NDArray[np.bool_]:

@@ -196,6 +196,34 @@ def test_of_a_pipeline_within_each_long_group_every_place_is_a_role(monkeypatch:
     assert check(traces) == ()
 
 
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_messages_that_follow_no_axis_are_no_deadlock(monkeypatch: pytest.MonkeyPatch, is_earlier: bool) -> None:
+    side = 9
+
+    def transpose(script: Script) -> None:
+        """Exchange with the rank at the mirrored place of a square."""
+        rank = script.traced.rank
+        peer = rank % side * side + rank // side
+        if peer != rank:
+            works = script.send(peer, tuple(range(side**2))), script.receive(peer, tuple(range(side**2)))
+            for work in works:
+                script.wait(work)
+
+    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+        found = {}
+        for rank in ranks:
+            script, other = Script(rank, side**2), Script(rank, side**2)
+            transpose(script)
+            other.op(1.0)
+            step, before = (other, script) if is_earlier else (script, other)
+            found[rank] = replace(step.trace(), earlier=before.trace())
+        return found
+
+    monkeypatch.setattr(program_ranks, "trace_ranks", trace_ranks)
+    traces = trace_program(Program("mine:step", side**2))
+    assert with_earlier(traces, check(traces)) == ()
+
+
 @pytest.mark.parametrize("odd", [1, 255])
 def test_a_rank_that_uses_a_wrong_group_of_the_same_size_is_found(monkeypatch: pytest.MonkeyPatch, odd: int) -> None:
     def step(script: Script) -> None:
