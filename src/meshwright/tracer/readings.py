@@ -102,16 +102,20 @@ class Readings:
         reading = None if kind == "other" else self._computed(kind, func, args, kwargs, inputs, written[0])
         self._set(written, reading)
 
-    def reduced(self, inputs: list[Tensor], written: Sequence[Tensor], times: int) -> None:
-        """Notice a collective whose results are `times` what each rank brings; `written` are in place if `inputs`."""
-        outputs = [one for one in written if not any(one is other for other in inputs)]
-        if not outputs:
+    def communicated(
+        self, inputs: Iterable[Tensor], written: Sequence[Tensor], times: int, *, is_in_place: bool
+    ) -> None:
+        """Notice a collective or message whose results are `times` what each rank brings.
+
+        In place, a rank brings what is written; else the other inputs. Of what arrives without them nothing is known.
+        """
+        if is_in_place:
             for one in written if times > 1 else ():
                 self._multiply(one, times)
             return
-        own = [one for one in inputs if not any(one is other for other in written)]
-        reading = self._same(own) if self._is_followed(own) else None
-        self._set(outputs, None if reading is None else _times(reading, times))
+        brought = [one for one in inputs if not any(one is other for other in written)]
+        reading = self._same(brought) if self._is_followed(brought) else None
+        self._set(written, None if reading is None else _times(reading, times))
 
     def _computed(
         self, kind: Kind, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Tensor
@@ -234,7 +238,7 @@ def _in_dtype(reading: Reading, dtype: torch.dtype) -> Reading | None:
         return reading._replace(value=bool(reading.value))
     if dtype.is_floating_point:
         return reading._replace(value=float(reading.value))
-    if dtype.is_complex or reading.is_guess or not math.isfinite(reading.value):
+    if dtype.is_complex or reading.is_guess or not torch.iinfo(dtype).min <= reading.value <= torch.iinfo(dtype).max:
         return None
     return reading._replace(value=int(reading.value))
 

@@ -33,7 +33,7 @@ from meshwright.tracer.guessed_number import GuessedNumber
 from meshwright.tracer.host_memory import is_blocking, place_of
 from meshwright.tracer.host_numbers import computed, is_of_the_host, is_whole, is_whole_on_host, numbers_of, tensor_of
 from meshwright.tracer.program_lines import line_of_program
-from meshwright.tracer.readings import Readings
+from meshwright.tracer.readings import Reading, Readings
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.simulated_device import SimulatedStream
 from meshwright.tracer.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
@@ -160,7 +160,8 @@ class RecordingMode(TorchDispatchMode):
             self.readings.follow(func, args, kwargs, inputs, results)
         else:
             times = found.num_ranks if "sum" in found.agreed else 1
-            self.readings.reduced(inputs, results if found.is_functional else list(found.written), times)
+            ends = results if found.is_functional else found.written
+            self.readings.communicated(inputs, ends, times, is_in_place=found.is_in_place)
         place = place_of(func, inputs, outputs, self.device_type)
         is_here = place not in (None, "host")
         if found is None and place is None:
@@ -407,6 +408,13 @@ class RecordingMode(TorchDispatchMode):
     def item(self, tensor: Tensor) -> float | int | bool:
         """Return what a tensor's only number reads as; a fraction that is a guess tells when it decides."""
         reading, value = self.readings.read(tensor), Tensor.item(tensor)
+        return self._watched(value, reading)
+
+    def element(self, tensor: Tensor, place: int) -> float | int | bool:
+        """Return `number`; a fraction that is a guess tells when it decides."""
+        return self._watched(self.number(tensor, place), self.readings.read(tensor, place))
+
+    def _watched(self, value: float | int | bool, reading: Reading | None) -> float | int | bool:
         is_guess = reading is not None and reading.is_guess and type(value) is float
         return GuessedNumber.of(value, self.guessed) if is_guess else value
 

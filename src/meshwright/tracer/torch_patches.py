@@ -167,7 +167,7 @@ def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:
 
     def tolist(tensor: Tensor) -> Any:
         mode.read(tensor)
-        numbers = [mode.number(tensor, place) for place in range(tensor.numel())]
+        numbers = [mode.element(tensor, place) for place in range(tensor.numel())]
         return np.array(numbers, dtype=object).reshape(tensor.shape).tolist()
 
     return tolist
