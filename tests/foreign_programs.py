@@ -414,6 +414,18 @@ def guessing(device: torch.device, rank: int, world_size: int) -> Step:
     return step
 
 
+def strided(device: torch.device, rank: int, world_size: int) -> Step:
+    """Read numbers through views, in whose order they do not lie in memory."""
+    table, one = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device), torch.tensor([5], device=device)
+
+    def step() -> None:
+        read = [table.t().tolist(), table[:, 1].tolist(), one.expand(3).tolist()]
+        if read != [[[1.0, 3.0], [2.0, 4.0]], [2.0, 4.0], [5, 5, 5]]:
+            raise AssertionError(f"not in the order of memory: {read}")
+
+    return step
+
+
 def gathered(device: torch.device, rank: int, world_size: int) -> Step:
     """Decide by what collectives brought into tensors that held zeros."""
 

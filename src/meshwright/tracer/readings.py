@@ -85,8 +85,7 @@ class Readings:
         """Return what a number of a tensor reads as; None of whole numbers that are unknown."""
         kept = self._kept.get(_key(tensor))
         if kept is not None:
-            place = 0 if kept.is_uniform else int(tensor.storage_offset()) + place
-            return Reading(kept.numbers[place], kept.is_guess)
+            return Reading(kept.numbers[0 if kept.is_uniform else _in_storage(tensor, place)], kept.is_guess)
         if not isinstance(tensor, FakeTensor):
             with unset_fake_temporarily():
                 return Reading(tensor.ravel()[place].item(), is_guess=False)
@@ -201,6 +200,15 @@ class Readings:
     def _drop(self, key: int) -> None:
         gone = self._kept.pop(key, None)
         self.num_put -= gone is not None and not gone.is_uniform
+
+
+def _in_storage(tensor: Tensor, place: int) -> int:
+    """Return where in its storage an element of a tensor is; `place` counts elements row by row."""
+    at = int(tensor.storage_offset())
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        place, index = divmod(place, int(size))
+        at += index * int(stride)
+    return at
 
 
 def _key(tensor: Tensor) -> int:
