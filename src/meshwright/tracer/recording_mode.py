@@ -205,23 +205,9 @@ class RecordingMode(TorchDispatchMode):
     ) -> None:
         work = self.recorder.new_work()
         is_on_host = not (is_here or found.is_barrier)
-        if is_on_host and not found.serves_host:
-            raise ValueError(
-                "No backend type associated with device type cpu: the group's backend is nccl alone, and the tensor is "
-                'on the host: move it to the device, or make the group with backend="cpu:gloo,cuda:nccl"'
-            )
-        group = NONE
-        if found.group is not None:
-            ranks, axis = found.group
-            # Of c10d's operators that take tensors, a gather or a scatter has one more than it writes to.
-            if not axis and not is_on_host and 0 < len(found.written) == len(inputs):
-                axis = self._axis_of_all_reduce()
-            group = self.recorder.groups.position(
-                (ranks, self._marked(axis, found.communicator, is_on_host=is_on_host))
-            )
         more = {
             "signature": signature,
-            "group": group,
+            "group": self._group_of(found, len(inputs), is_on_host=is_on_host),
             "peer": found.peer,
             "num_bytes": found.num_bytes,
             "work": work,
@@ -243,6 +229,21 @@ class RecordingMode(TorchDispatchMode):
                 self._works[id(waited)] = (waited, work)
                 # Who asks for them has them: nothing is kept here.
                 self._results[id(waited)] = [weakref.ref(tensor) for tensor in found.written]
+
+    def _group_of(self, found: FoundCollective, num_inputs: int, *, is_on_host: bool) -> int:
+        """Return the number of a collective's group; raises ValueError where it has no backend for the host."""
+        if is_on_host and not found.serves_host:
+            raise ValueError(
+                "No backend type associated with device type cpu: the group's backend is nccl alone, and the tensor is "
+                'on the host: move it to the device, or make the group with backend="cpu:gloo,cuda:nccl"'
+            )
+        if found.group is None:
+            return NONE
+        ranks, axis = found.group
+        # Of c10d's operators that take tensors, a gather or a scatter has one more than it writes to.
+        if not axis and not is_on_host and 0 < len(found.written) == num_inputs:
+            axis = self._axis_of_all_reduce()
+        return self.recorder.groups.position((ranks, self._marked(axis, found.communicator, is_on_host=is_on_host)))
 
     def _axis_of_all_reduce(self) -> str:
         """Return the axis of an all-reduce whose group has no name: all that FSDP2 reduces whole is over replicas."""
