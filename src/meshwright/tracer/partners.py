@@ -2,8 +2,8 @@
 unanswered() finds the ranks that, by their roles, leave a message without its other end.
 
 Two ranks that do the same do not wait for the same if one of them sends to a rank that differs. So roles are refined
-until the messages of all ranks of a role meet ranks of equal roles. A rank that was not traced is taken to send as many
-places along its groups as the first one of its role.
+until the messages of all ranks of a role go to ranks of equal roles. A rank that was not traced is taken to send as
+many places along its groups as the first one of its role.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def by_partners(roles: Ints, traces: Mapping[int, Trace]) -> Ints:
     while True:
         refined = roles.copy()
         for ranks, peers in alike:
-            met = np.stack([roles[ranks], *(roles[of_all[ranks]] for of_all in peers)])
-            _, at, where = np.unique(met, axis=1, return_index=True, return_inverse=True)
+            seen = np.stack([roles[ranks], *(roles[of_all[ranks]] for of_all in peers)])
+            _, at, where = np.unique(seen, axis=1, return_index=True, return_inverse=True)
             refined[ranks] = ranks[at[where.ravel()]]
         if np.array_equal(refined, roles):
             return roles

@@ -68,7 +68,7 @@ def trace_program(program: Program, *, every_rank: bool = False, num_processes: 
     while new := wanted - set(found):
         found |= trace_ranks(program, sorted(new), num_processes)
         prints |= {rank: _fingerprint(found[rank]) for rank in new}
-        # Roles are told by how far messages go, so that has to be known first.
+        # Roles follow from how far messages go, so that has to be known first.
         if wanted := unknown_places(found):
             continue
         roles = by_partners(roles_of_ranks(found, count, *_all_odd(prints, found, count)), found)

@@ -5,7 +5,7 @@
     fractions     are 1 otherwise, a guess; what is computed of numbers that are followed is computed of those
     comparisons   are made of what the numbers read as; booleans whose operands are unknown are False, a guess
     tests         for numbers that are not finite find none, which is no guess: nothing goes wrong in a healthy step
-    whole numbers that nobody put there are unknown: they become sizes, which nobody can guess
+    whole numbers that the program did not put there are unknown: they become sizes, which cannot be guessed
 
 Other ranks are taken to bring to a collective what this one does, so that a sum over ranks is a multiple.
 """
@@ -150,7 +150,7 @@ class Readings:
         if name in _FINITE_TESTS or (name in _COMPARISONS and is_test):
             is_guess = False
         value = _run(func, args, kwargs, dict(zip(map(id, inputs), values, strict=True)))
-        # What a healthy step computes is finite, unless it was told otherwise.
+        # What a healthy step computes is finite, unless its inputs are not.
         if value is None or not (math.isfinite(value) or is_test):
             return None
         return Reading(value, is_guess)
