@@ -414,6 +414,36 @@ def guessing(device: torch.device, rank: int, world_size: int) -> Step:
     return step
 
 
+def strided(device: torch.device, rank: int, world_size: int) -> Step:
+    """Read numbers through views, in whose order they do not lie in memory."""
+    table, one = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device), torch.tensor([5], device=device)
+
+    def step() -> None:
+        read = [table.t().tolist(), table[:, 1].tolist(), one.expand(3).tolist()]
+        if read != [[[1.0, 3.0], [2.0, 4.0]], [2.0, 4.0], [5, 5, 5]]:
+            raise AssertionError(f"not in the order of memory: {read}")
+
+    return step
+
+
+def gathered(device: torch.device, rank: int, world_size: int) -> Step:
+    """Decide by what collectives brought into tensors that held zeros."""
+
+    def step() -> None:
+        counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size)]
+        dist.all_gather(counts, torch.full((1,), 3, dtype=torch.int64, device=device))
+        own = torch.zeros(1, device=device)
+        dist.reduce_scatter_tensor(own, torch.ones(world_size, device=device))
+        if [one.item() for one in counts] != [3] * world_size or own.item() != world_size:
+            raise AssertionError("zeros are no longer there")
+        arrived = torch.zeros(1, device=device)
+        dist.recv(arrived, rank - 1)
+        if arrived.tolist()[0] < 0:
+            raise AssertionError("a message is not known, and reads as 1")
+
+    return step
+
+
 def guessing_wrong(device: torch.device, rank: int, world_size: int) -> Step:
     """Stop where a number that only real tensors hold is not what it should be."""
     x = torch.randn(4, WIDTH, device=device)

@@ -33,7 +33,7 @@ def _traced(out: Path, module: str, world_size: int, build: str) -> None:
         function, *arguments = build.split("/")
         mode = rank_process.prepare("simgpu")
         try:
-            with explained(mode.recorder.scopes, mode.guesses):
+            with explained(mode.recorder.scopes, mode.numbers.guesses):
                 found = rank_process.trace_here(mode, f"{module}:{function}", arguments, RANK, world_size)
                 found.save(out.with_suffix(".npz"))
         except MeshwrightError as error:

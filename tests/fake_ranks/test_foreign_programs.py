@@ -45,6 +45,8 @@ PROGRAMS = (
     "decided_by_a_number",
     "scaled",
     "guessing",
+    "gathered",
+    "strided",
     "guessing_wrong",
     "buffered",
     "hooked/fp16",
@@ -220,6 +222,15 @@ def test_what_decides_by_a_guess_is_named(folder: Path) -> None:
     assert [one.value for one in guesses] == ["0.25", "True"]
     assert all(one.line.startswith("foreign_programs.py:") for one in guesses)
     assert "here it reads as 0.25: make sure" in str(guesses[0])
+
+
+def test_what_a_collective_brings_is_followed_and_a_message_is_a_guess(folder: Path) -> None:
+    (guess,) = trace_of(folder, "gathered").guesses
+    assert guess.value == "1"
+
+
+def test_views_are_read_in_their_own_order(folder: Path) -> None:
+    assert trace_of(folder, "strided").guesses == ()
 
 
 def test_buffers_are_waited_for(folder: Path) -> None:

@@ -54,7 +54,7 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
 
 
 def search_problem(resolved: ResolvedJob, num_ranks: int | None) -> InfeasibleLayout | None:
-    """Return why the planner finds no layout for a job that leaves it open; None where it does, or nobody can tell."""
+    """Return why the planner finds no layout for a job that leaves it open; None where it does, or that is unknown."""
     if not _is_priced(resolved.job) or not resolved.job.layout.search:
         return None
     try:

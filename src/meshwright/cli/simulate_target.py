@@ -57,8 +57,8 @@ def _require_job(files: list[str], given: dict[str, Any]) -> None:
     if given["every_rank"]:
         raise ConfigError("--every-rank is for --build; of a job one rank of each kind stands for all: leave it out")
     if len(files) != 1:
-        told = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
-        raise ConfigError(f"{told}: name one, or give --build and --ranks for a program of your own")
+        named = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
+        raise ConfigError(f"{named}: name one, or give --build and --ranks for a program of your own")
 
 
 def _tell(what: str) -> None:

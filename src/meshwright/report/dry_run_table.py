@@ -176,7 +176,7 @@ def _parts_table(outcome: Outcome) -> Table:
                 table.add_row(*cells, style="dim")
         jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.jitter_s
         if name == "other_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
-            # A traced step has equal ranks, unless it is told otherwise.
+            # Ranks of a traced step are equal, unless one is made slow.
             table.add_row(f"  {TERMS['jitter_s']}", "", "", format_duration(jitter_s), "", style="dim")
         if name == "host_s" and outcome.fixed_host_s:
             fixed_s = outcome.fixed_host_s

@@ -23,4 +23,4 @@ PART_WORDS = {
 assert list(PART_WORDS) == list(StepParts.model_fields)
 
 NO_AXIS = "unnamed group"
-"""What a group is called that nobody named, such as that of all ranks."""
+"""What a group without a name is called, such as that of all ranks."""

@@ -86,7 +86,7 @@ class GroupCall(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """A number of a tensor by which the program decided what to run, and which nobody put there."""
+    """A number of a tensor by which the program decided what to run, and which it did not put there."""
 
     line: str
     """Of the user's own file that decided, such as train.py:40."""

@@ -48,9 +48,7 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     if architecture is not None:
         problems += head_exchange_problems(layout, architecture)
     num_layers = None if architecture is None else architecture.num_layers
-    # Nor is a number of stages that the schedule does not take a reason to change pp.
-    counted = layout.replace(virtual_stages=None) if [*stage_problems(layout)] else layout
-    problems += [*expert_problems(layout, architecture), *_stage_problems(counted, num_layers)]
+    problems += [*expert_problems(layout, architecture), *_stage_problems(layout, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)
     problems += [] if architecture is None else length_problems(architecture, seq_len)
     return [*problems, *_reshard_problems(layout), *_option_problems(layout)]
@@ -95,15 +93,17 @@ def _sequence_problems(layout: Layout, seq_len: int) -> Iterator[str]:
 
 def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
     """Yield what keeps a model of `num_layers` (None: not known yet) from being cut into the layout's stages."""
-    boundaries, wanted = layout.stage_boundaries, layout.num_stages - 1
+    boundaries = layout.stage_boundaries
     if layout.pp == 1:
         if boundaries:
             # As many ranks as the boundaries cut stages for, if that makes them right.
-            deeper = layout.replace(pp=2)
+            deeper = _with_stages_of_schedule(layout.replace(pp=2))
             deeper = layout.replace(pp=max(2, (len(boundaries) + 1) // deeper.stages_per_rank))
             other = "" if [*_stage_problems(deeper, num_layers)] else f", or set layout.pp to {deeper.pp}"
             yield f"layout.stage_boundaries = {_shown(boundaries)} cut up a pipeline: leave it out{other}"
         return
+    layout = _with_stages_of_schedule(layout)
+    wanted = layout.num_stages - 1
     # The first stage can do with the embedding alone, the last one with the head; those between need a block.
     if num_layers is not None and wanted > num_layers + 1:
         yield (
@@ -123,6 +123,11 @@ def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
         f"layout.stage_boundaries = {_shown(boundaries)} must be {wanted} block number{'s' if wanted > 1 else ''}, "
         f"ascending{most}, for layout.pp = {layout.pp} x {layout.stages_per_rank} stages a rank: {example}leave it out"
     )
+
+
+def _with_stages_of_schedule(layout: Layout) -> Layout:
+    """Return `layout` without a virtual_stages that its schedule does not take: that is no reason to change pp."""
+    return layout.replace(virtual_stages=None) if [*stage_problems(layout)] else layout
 
 
 def _fewer_stages(layout: Layout, most: int) -> str:

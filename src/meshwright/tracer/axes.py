@@ -3,12 +3,12 @@
 group      ranks a constant stride apart: an axis of that stride
 messages   in a group of up to 32 ranks, its axis; in a longer one, such as that of all ranks, the axes of the
            distances that messages go: of a known axis with that stride, else as many places as follow each other
-           from rank 0 on
+           from rank 0 on, and after 32 of them all that the group has
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +59,7 @@ def axes_of_messages(traces: Mapping[int, Trace]) -> set[Axis]:
             found.add(known[distance])
             continue
         size = _chain(distance, peers)
-        axis = Axis(distance, world_size // distance if size > LONG else size)
+        axis = Axis(distance, whole.stride * whole.size // distance if size > LONG else size)
         # A ring's way back is no axis of its own.
         if size > 1 and world_size % (axis.stride * axis.size) == 0:
             found.add(axis)
@@ -82,18 +82,18 @@ def unknown_places(traces: Mapping[int, Trace]) -> set[int]:
 
 def ways_of_messages(trace: Trace) -> list[tuple[int, int]]:
     """Return for each message, in order, how many ranks its group has and how many places round it the peer is."""
-    records, rank = trace.records, trace.traced.rank
-    found = []
-    for row in np.flatnonzero(_is_message(trace)).tolist():
-        ranks = _ranks_of(trace, int(records.group[row]))
-        found.append((len(ranks), (ranks.index(int(records.peer[row])) - ranks.index(rank)) % len(ranks)))
+    rank, found = trace.traced.rank, []
+    for part in calls_of(trace):
+        for row in np.flatnonzero(_is_message(part)).tolist():
+            ranks = _ranks_of(part, int(part.records.group[row]))
+            found.append((len(ranks), (ranks.index(int(part.records.peer[row])) - ranks.index(rank)) % len(ranks)))
     return found
 
 
 def is_ring(traces: Mapping[int, Trace]) -> bool:
-    """Return whether the messages of all traced ranks, in groups of more than 32, go the same ways."""
+    """Return whether all traced ranks that have messages in groups of more than 32 send and receive the same ways."""
     ways = {tuple(sorted(way for way in ways_of_messages(trace) if way[0] > LONG)) for trace in traces.values()}
-    return len(ways) == 1
+    return len(ways - {()}) == 1
 
 
 def _directions(traces: Mapping[int, Trace]) -> tuple[set[Axis], set[tuple[Axis, int]]]:
@@ -108,11 +108,20 @@ def _directions(traces: Mapping[int, Trace]) -> tuple[set[Axis], set[tuple[Axis,
     return found, distances
 
 
+def calls_of(trace: Trace) -> Sequence[Trace]:
+    """Return what a rank does in the traced call, and what it did before, where that was kept."""
+    return (trace,) if trace.earlier is None else (trace, trace.earlier)
+
+
 def peers_by_group(trace: Trace) -> Iterator[tuple[tuple[int, ...], set[int]]]:
-    """Yield the groups in which a rank sends and receives, with its peers there."""
-    records, is_message = trace.records, _is_message(trace)
-    for group in np.unique(records.group[is_message]).tolist():
-        yield _ranks_of(trace, group), set(records.peer[is_message & (records.group == group)].tolist())
+    """Yield the groups in which a rank sends and receives, in any call, with its peers there."""
+    found: dict[tuple[int, ...], set[int]] = {}
+    for part in calls_of(trace):
+        records, is_message = part.records, _is_message(part)
+        for group in np.unique(records.group[is_message]).tolist():
+            peers = records.peer[is_message & (records.group == group)].tolist()
+            found.setdefault(_ranks_of(part, group), set()).update(peers)
+    yield from found.items()
 
 
 def _is_message(trace: Trace) -> NDArray[np.bool_]:

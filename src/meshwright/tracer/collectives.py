@@ -56,6 +56,8 @@ class FoundCollective:
     receives: tuple[int, ...] = ()
     written: tuple[Tensor, ...] = ()
     """Tensors among its arguments that it writes to: the operators' schemas do not say so."""
+    is_in_place: bool = False
+    """Whether these are also what this rank brings to it."""
     is_barrier: bool = False
     serves_host: bool = True
     """Whether its group has a backend for tensors of the host."""
@@ -102,6 +104,7 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
         sends=exchange.sends,
         receives=exchange.receives,
         written=_written(given, place) if func.namespace == _NAMESPACES[0] else (),
+        is_in_place=func.namespace == _NAMESPACES[0] and "tensors" in given,
         is_barrier="barrier" in func._opname,
         serves_host=on_host,
     )

@@ -12,19 +12,19 @@ from typing import Any
 
 
 class GuessedNumber(float):
-    """A float that stays a guess in arithmetic with numbers, and tells when it is compared."""
+    """A float that stays a guess in arithmetic with numbers, and reports when it is compared."""
 
-    _told: Callable[[GuessedNumber], None]
+    _on_decision: Callable[[GuessedNumber], None]
 
     @classmethod
-    def of(cls, value: float, told: Callable[[GuessedNumber], None]) -> GuessedNumber:
-        """Return a guess that calls `told` each time it is compared."""
+    def of(cls, value: float, on_decision: Callable[[GuessedNumber], None]) -> GuessedNumber:
+        """Return a guess that calls `on_decision` each time it is compared."""
         number = cls(value)
-        number._told = told
+        number._on_decision = on_decision
         return number
 
     def __bool__(self) -> bool:
-        self._told(self)
+        self._on_decision(self)
         return float(self) != 0
 
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
@@ -38,7 +38,7 @@ def _computed(name: str) -> Callable[..., Any]:
 
     def method(self: GuessedNumber, *others: Any) -> Any:
         found = compute(self, *others)
-        return GuessedNumber.of(found, self._told) if type(found) is float else found
+        return GuessedNumber.of(found, self._on_decision) if type(found) is float else found
 
     return method
 
@@ -49,7 +49,7 @@ def _compared(name: str) -> Callable[[GuessedNumber, Any], Any]:
     def method(self: GuessedNumber, other: Any) -> Any:
         if not isinstance(other, float | int):
             return NotImplemented
-        self._told(self)
+        self._on_decision(self)
         return compare(float(self), float(other))
 
     return method

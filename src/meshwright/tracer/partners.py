@@ -1,8 +1,9 @@
-"""by_partners(): roles told apart by the roles of the ranks that their messages go to and come from.
+"""Roles and messages: by_partners() refines roles by those of the ranks at the other end of their messages, and
+unanswered() finds the ranks that, by their roles, leave a message without its other end.
 
 Two ranks that do the same do not wait for the same if one of them sends to a rank that differs. So roles are refined
-until the messages of all ranks of a role meet ranks of equal roles. A rank that was not traced is taken to send as many
-places along its groups as the first one of its role.
+until the messages of all ranks of a role go to ranks of equal roles. A rank that was not traced is taken to send as
+many places along its groups as the first one of its role.
 """
 
 from __future__ import annotations
@@ -11,24 +12,40 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from meshwright.simulator.disagreements import asked_of, first_disagreement
+from meshwright.simulator.matching import match
 from meshwright.spec.trace import Ints, Trace
+from meshwright.spec.traces import Traces
 from meshwright.tracer.axes import axis_of, peers_by_group
 
 
 def by_partners(roles: Ints, traces: Mapping[int, Trace]) -> Ints:
     """Return for each rank the first one of its refined role, from the first one of its role [world_size]."""
-    like = {first: first for first in np.unique(roles).tolist() if first in traces}
+    alike = [
+        (np.flatnonzero(roles == first), _peers(traces[first]))
+        for first in np.unique(roles).tolist()
+        if first in traces
+    ]
     while True:
         refined = roles.copy()
-        for first, shown in list(like.items()):
-            ranks = np.flatnonzero(roles == first)
-            met = np.stack([roles, *(roles[peers] for peers in _peers(traces.get(first, traces[shown])))])
-            _, at, where = np.unique(met[:, ranks], axis=1, return_index=True, return_inverse=True)
+        for ranks, peers in alike:
+            seen = np.stack([roles[ranks], *(roles[of_all[ranks]] for of_all in peers)])
+            _, at, where = np.unique(seen, axis=1, return_index=True, return_inverse=True)
             refined[ranks] = ranks[at[where.ravel()]]
-            like |= {one: shown for one in ranks[at].tolist() if one not in like}
         if np.array_equal(refined, roles):
             return roles
         roles = refined
+
+
+def unanswered(traces: Traces) -> set[int]:
+    """Return the ranks at both ends of each message that is sent and not received as it is sent, or the reverse."""
+    own = {
+        rank
+        for channel in match(traces).channels
+        if channel.is_message and first_disagreement(traces, channel, asked_of(traces, channel))
+        for rank in channel.ranks
+    }
+    return own if traces.earlier is None else own | unanswered(traces.earlier)
 
 
 def _peers(trace: Trace) -> list[Ints]:

@@ -10,9 +10,11 @@ Up to 64 ranks all are traced: a mistake can be made on any one. Of more, ranks 
 
 The traces of one role have to be equal, and their messages to go equally far. Where a rank's differs from that of most,
 its place along each axis becomes part of the role, so that ranks which share a group with it have roles of their own,
-as have those that it sends to (partners.py). What is extrapolated: a rank that
-was not traced does what the first rank of its role does. A program that asks for one rank's number, such as
-`rank == 37`, can be wrong there unseen; `every_rank` traces all.
+as have those that it sends to (partners.py). A rank that would leave a traced rank's message without its other end is
+traced, too: no deadlock is reported of messages that were extrapolated.
+
+What is extrapolated: a rank that was not traced does what the first rank of its role does. A program that asks for one
+rank's number, such as `rank == 37`, can be wrong there unseen; `every_rank` traces all.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ from meshwright.tracer.axes import (
     axes_of_groups,
     axes_of_messages,
     axis_of,
+    calls_of,
     is_ring,
     unknown_places,
     ways_of_messages,
 )
 from meshwright.tracer.classes import CUT
-from meshwright.tracer.partners import by_partners
+from meshwright.tracer.partners import by_partners, unanswered
 from meshwright.tracer.trace import Program, trace_ranks
 
 ALL_TRACED = 64
@@ -65,15 +68,17 @@ def trace_program(program: Program, *, every_rank: bool = False, num_processes: 
     while new := wanted - set(found):
         found |= trace_ranks(program, sorted(new), num_processes)
         prints |= {rank: _fingerprint(found[rank]) for rank in new}
-        # Roles are told by how far messages go, so that has to be known first.
+        # Roles follow from how far messages go, so that has to be known first.
         if wanted := unknown_places(found):
             continue
         roles = by_partners(roles_of_ranks(found, count, *_all_odd(prints, found, count)), found)
         wanted = set(found) | _places(found, count) | _ends(roles)
+        if wanted == set(found):
+            wanted |= unanswered(_of_roles(found, roles))
         if len(wanted) > _MOST_TRACED:
             raise UnsupportedError(
-                f"{program.build}: its {count} ranks have {len(np.unique(roles))} roles, too many to trace the first "
-                "and the last rank of each: use fewer ranks, or trace them all with --every-rank"
+                f"{program.build}: its {count} ranks have {len(np.unique(roles))} roles, too many: {len(wanted)} ranks "
+                f"would be traced, and {_MOST_TRACED} is the most: use fewer ranks, or trace them all with --every-rank"
             )
     return _of_roles(found, roles)
 
@@ -87,10 +92,13 @@ def _of_roles(found: Mapping[int, Trace], roles: Ints) -> Traces:
 
 
 def _fingerprint(trace: Trace) -> str:
-    """Return a hash of what a rank does in the traced call and before it, and of the groups that it makes."""
-    parts = [trace] if trace.earlier is None else [trace, trace.earlier]
-    own = repr(([call.ranks for call in trace.group_calls], [ways_of_messages(part) for part in parts]))
-    return sha256(own.encode()).hexdigest() + "".join(fingerprint(part) for part in parts)
+    """Return a hash of what a rank does in the traced call and before it, and of the groups that it makes.
+
+    Groups of one size can run along different axes: a rank that uses the wrong one does other than the rest.
+    """
+    axes = [axis_of(ranks) for part in calls_of(trace) for ranks in part.groups]
+    own = repr(([call.ranks for call in trace.group_calls], axes, ways_of_messages(trace)))
+    return sha256(own.encode()).hexdigest() + "".join(fingerprint(part) for part in calls_of(trace))
 
 
 def roles_of_ranks(
@@ -110,8 +118,9 @@ def roles_of_ranks(
     for axis, rows in sorted(_cuts(traces)):
         share = -(-rows // axis.size)
         columns.append((rows - share * axis.place(ranks)).clip(0, share))
+    axes = sorted(_axes(traces)) if odd else []
     for rank in odd:
-        columns += [axis.place(ranks) == axis.place(ranks[rank : rank + 1]) for axis in sorted(_axes(traces))]
+        columns += [axis.place(ranks) == axis.place(ranks[rank : rank + 1]) for axis in axes]
     columns += [ranks == rank for rank in alone]
     _, first, where = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
     return np.asarray(first[where.ravel()], np.int64)

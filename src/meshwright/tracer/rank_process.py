@@ -114,7 +114,7 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
     code: int = ExitCode.DO_NOT_RETRY
     try:
         send_objects_by(ObjectExchange(_exchange_folder(order), rank))
-        with _failure_said(order, rank), explained(mode.recorder.scopes, mode.guesses):
+        with _failure_said(order, rank), explained(mode.recorder.scopes, mode.numbers.guesses):
             found = trace_here(mode, order["build"], order["arguments"], rank, order["world_size"])
         if str(rank) in order["out"]:
             kept = found if order["keeps_earlier"] else replace(found, earlier=None, own_groups=())
@@ -178,7 +178,7 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
     record_compiled(mode)
     # Both are ours, and modules that use them are imported later, with the builder.
     initial.fill_normal = _leave_as_it_is
-    host_values.host_values = read_as(parse_routing(routing), mode.read)  # type: ignore[assignment]
+    host_values.host_values = read_as(parse_routing(routing), mode.numbers.read)  # type: ignore[assignment]
     return mode
 
 
@@ -207,14 +207,14 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
         step = step_of(build, _device(mode.device_type), rank, world_size, *arguments)
         num_of_builder = len(recorder)
         # What decides while weights are drawn, as trunc_normal_() draws some again, changes no step.
-        mode.guesses.clear()
+        mode.numbers.guesses.clear()
         for _ in range(_NUM_STEPS_BEFORE):
             step()
         traced = _traced(build, mode)
         earlier = recorder.earlier(traced, num_of_builder)
         recorder.begin()
         step()
-    guesses = tuple(Guess(line, value) for line, value in mode.guesses.items())
+    guesses = tuple(Guess(line, value) for line, value in mode.numbers.guesses.items())
     return replace(recorder.trace(traced), earlier=earlier, guesses=guesses)
 
 

@@ -5,7 +5,7 @@
     fractions     are 1 otherwise, a guess; what is computed of numbers that are followed is computed of those
     comparisons   are made of what the numbers read as; booleans whose operands are unknown are False, a guess
     tests         for numbers that are not finite find none, which is no guess: nothing goes wrong in a healthy step
-    whole numbers that nobody put there are unknown: they become sizes, which nobody can guess
+    whole numbers that the program did not put there are unknown: they become sizes, which cannot be guessed
 
 Other ranks are taken to bring to a collective what this one does, so that a sum over ranks is a multiple.
 """
@@ -85,8 +85,7 @@ class Readings:
         """Return what a number of a tensor reads as; None of whole numbers that are unknown."""
         kept = self._kept.get(_key(tensor))
         if kept is not None:
-            place = 0 if kept.is_uniform else int(tensor.storage_offset()) + place
-            return Reading(kept.numbers[place], kept.is_guess)
+            return Reading(kept.numbers[0 if kept.is_uniform else _in_storage(tensor, place)], kept.is_guess)
         if not isinstance(tensor, FakeTensor):
             with unset_fake_temporarily():
                 return Reading(tensor.ravel()[place].item(), is_guess=False)
@@ -102,16 +101,20 @@ class Readings:
         reading = None if kind == "other" else self._computed(kind, func, args, kwargs, inputs, written[0])
         self._set(written, reading)
 
-    def reduced(self, inputs: list[Tensor], written: Sequence[Tensor], times: int) -> None:
-        """Notice a collective whose results are `times` what each rank brings; `written` are in place if `inputs`."""
-        outputs = [one for one in written if not any(one is other for other in inputs)]
-        if not outputs:
+    def communicated(
+        self, inputs: Iterable[Tensor], written: Sequence[Tensor], times: int, *, is_in_place: bool
+    ) -> None:
+        """Notice a collective or message whose results are `times` what each rank brings.
+
+        In place, a rank brings what is written; else the other inputs. Of what arrives without them nothing is known.
+        """
+        if is_in_place:
             for one in written if times > 1 else ():
                 self._multiply(one, times)
             return
-        own = [one for one in inputs if not any(one is other for other in written)]
-        reading = self._same(own) if self._is_followed(own) else None
-        self._set(outputs, None if reading is None else _times(reading, times))
+        brought = [one for one in inputs if not any(one is other for other in written)]
+        reading = self._same(brought) if self._is_followed(brought) else None
+        self._set(written, None if reading is None else _times(reading, times))
 
     def _computed(
         self, kind: Kind, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Tensor
@@ -147,7 +150,7 @@ class Readings:
         if name in _FINITE_TESTS or (name in _COMPARISONS and is_test):
             is_guess = False
         value = _run(func, args, kwargs, dict(zip(map(id, inputs), values, strict=True)))
-        # What a healthy step computes is finite, unless it was told otherwise.
+        # What a healthy step computes is finite, unless its inputs are not.
         if value is None or not (math.isfinite(value) or is_test):
             return None
         return Reading(value, is_guess)
@@ -199,6 +202,15 @@ class Readings:
         self.num_put -= gone is not None and not gone.is_uniform
 
 
+def _in_storage(tensor: Tensor, place: int) -> int:
+    """Return where in its storage an element of a tensor is; `place` counts elements row by row."""
+    at = int(tensor.storage_offset())
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        place, index = divmod(place, int(size))
+        at += index * int(stride)
+    return at
+
+
 def _key(tensor: Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key
@@ -234,7 +246,7 @@ def _in_dtype(reading: Reading, dtype: torch.dtype) -> Reading | None:
         return reading._replace(value=bool(reading.value))
     if dtype.is_floating_point:
         return reading._replace(value=float(reading.value))
-    if dtype.is_complex or reading.is_guess or not math.isfinite(reading.value):
+    if dtype.is_complex or reading.is_guess or not torch.iinfo(dtype).min <= reading.value <= torch.iinfo(dtype).max:
         return None
     return reading._replace(value=int(reading.value))
 

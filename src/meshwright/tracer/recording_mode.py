@@ -7,7 +7,7 @@ results come. DTensor's operators are not recorded themselves: they come again, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,11 +29,9 @@ from meshwright.parallelism.torch_operator import (
 )
 from meshwright.spec.trace import NONE, RecordKind, Signature
 from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of
-from meshwright.tracer.guessed_number import GuessedNumber
 from meshwright.tracer.host_memory import is_blocking, place_of
-from meshwright.tracer.host_numbers import computed, is_of_the_host, is_whole, is_whole_on_host, numbers_of, tensor_of
-from meshwright.tracer.program_lines import line_of_program
-from meshwright.tracer.readings import Readings
+from meshwright.tracer.host_numbers import computed, is_of_the_host
+from meshwright.tracer.program_numbers import ProgramNumbers
 from meshwright.tracer.recorder import Recorder
 from meshwright.tracer.simulated_device import SimulatedStream
 from meshwright.tracer.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
@@ -41,7 +39,7 @@ from meshwright.tracer.torch_cuda import simulated
 from meshwright.tracer.torch_flops import flops_of
 from meshwright.tracer.torch_grouped_matmul import GROUPED_MATMUL, is_by_loop, run_by_loop
 from meshwright.tracer.torch_pipelining import StageMessages
-from meshwright.tracer.untraceable import refuse, refuse_number
+from meshwright.tracer.untraceable import refuse
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
@@ -50,8 +48,6 @@ _IS_PINNED = torch.ops.aten.is_pinned.default
 _COPY = torch.ops.aten._to_copy.default
 _FSDP = "FSDP::"
 """How torch marks what FSDP2 does between modules."""
-_MOST_KNOWN = 1 << 16
-"""Integers of one tensor on the device that are known, such as a state of random numbers that ranks broadcast."""
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 _ALIKE = (torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 
@@ -76,9 +72,7 @@ class RecordingMode(TorchDispatchMode):
         """Whether the parts of an operation that joins a matmul with a collective are recorded."""
         self._written: dict[Any, tuple[bool, ...]] = {}
         self._signatures: dict[Any, int] = {}
-        self.readings = Readings()
-        self.guesses: dict[str, str] = {}
-        """By line of the program what it read and decided by, where that was a guess."""
+        self.numbers = ProgramNumbers(recorder, device_type)
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -97,7 +91,7 @@ class RecordingMode(TorchDispatchMode):
         if self.device_type != "cpu" and is_of_the_host(func, args, kwargs):
             return computed(func, args, kwargs)
         if func in _ALIKE and any(isinstance(one, FakeTensor) for one in args[:2]):
-            return self._alike(args)
+            return self.numbers.alike(args)
         if func.namespace == "profiler":
             return self._mark(func, args, kwargs)
         if func.namespace == "prim" or self.recorder.is_paused:
@@ -105,7 +99,7 @@ class RecordingMode(TorchDispatchMode):
         if func is _READ_NUMBER:
             if args[0].device.type == self.device_type:
                 self.recorder.record(RecordKind.HOST_SYNC)
-            return self.number(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+            return self.numbers.number(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func is _WRAP:
             return AsyncCollectiveTensor(args[0])
         if func is _WAIT:
@@ -123,14 +117,7 @@ class RecordingMode(TorchDispatchMode):
             refuse(func, error, self.recorder.scopes)
         if not only_views(func):
             self._record(func, args, kwargs, result)
-        return self._with_numbers(args[0], result) if func is _COPY else result
-
-    def _alike(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True, a guess: that two tensors are alike is what programs that compare them want to be sure of."""
-        if tensors[0].device.type == self.device_type:
-            self.recorder.record(RecordKind.HOST_SYNC)
-        self.guessed(value=True)
-        return True
+        return self.numbers.of_copy(args[0], result) if func is _COPY else result
 
     def _joint(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record a joint operation as its parts, which share no stream with the other collectives of its group."""
@@ -157,10 +144,11 @@ class RecordingMode(TorchDispatchMode):
             written |= {id(tensor) for tensor in found.written}
         results = [*outputs, *(tensor for tensor in inputs if id(tensor) in written)]
         if found is None:
-            self.readings.follow(func, args, kwargs, inputs, results)
+            self.numbers.readings.follow(func, args, kwargs, inputs, results)
         else:
             times = found.num_ranks if "sum" in found.agreed else 1
-            self.readings.reduced(inputs, results if found.is_functional else list(found.written), times)
+            ends = results if found.is_functional else found.written
+            self.numbers.readings.communicated(inputs, ends, times, is_in_place=found.is_in_place)
         place = place_of(func, inputs, outputs, self.device_type)
         is_here = place not in (None, "host")
         if found is None and place is None:
@@ -217,23 +205,9 @@ class RecordingMode(TorchDispatchMode):
     ) -> None:
         work = self.recorder.new_work()
         is_on_host = not (is_here or found.is_barrier)
-        if is_on_host and not found.serves_host:
-            raise ValueError(
-                "No backend type associated with device type cpu: the group's backend is nccl alone, and the tensor is "
-                'on the host: move it to the device, or make the group with backend="cpu:gloo,cuda:nccl"'
-            )
-        group = NONE
-        if found.group is not None:
-            ranks, axis = found.group
-            # Of c10d's operators that take tensors, a gather or a scatter has one more than it writes to.
-            if not axis and not is_on_host and 0 < len(found.written) == len(inputs):
-                axis = self._axis_of_all_reduce()
-            group = self.recorder.groups.position(
-                (ranks, self._marked(axis, found.communicator, is_on_host=is_on_host))
-            )
         more = {
             "signature": signature,
-            "group": group,
+            "group": self._group_of(found, len(inputs), is_on_host=is_on_host),
             "peer": found.peer,
             "num_bytes": found.num_bytes,
             "work": work,
@@ -255,6 +229,21 @@ class RecordingMode(TorchDispatchMode):
                 self._works[id(waited)] = (waited, work)
                 # Who asks for them has them: nothing is kept here.
                 self._results[id(waited)] = [weakref.ref(tensor) for tensor in found.written]
+
+    def _group_of(self, found: FoundCollective, num_inputs: int, *, is_on_host: bool) -> int:
+        """Return the number of a collective's group; raises ValueError where it has no backend for the host."""
+        if is_on_host and not found.serves_host:
+            raise ValueError(
+                "No backend type associated with device type cpu: the group's backend is nccl alone, and the tensor is "
+                'on the host: move it to the device, or make the group with backend="cpu:gloo,cuda:nccl"'
+            )
+        if found.group is None:
+            return NONE
+        ranks, axis = found.group
+        # Of c10d's operators that take tensors, a gather or a scatter has one more than it writes to.
+        if not axis and not is_on_host and 0 < len(found.written) == num_inputs:
+            axis = self._axis_of_all_reduce()
+        return self.recorder.groups.position((ranks, self._marked(axis, found.communicator, is_on_host=is_on_host)))
 
     def _axis_of_all_reduce(self) -> str:
         """Return the axis of an all-reduce whose group has no name: all that FSDP2 reduces whole is over replicas."""
@@ -360,59 +349,7 @@ class RecordingMode(TorchDispatchMode):
 
     def unsettled(self) -> tuple[int, ...]:
         """Return how many collectives are not waited for, and of how many tensors numbers are known."""
-        return len(self._works), len(self._host_waits), len(self._sent), self.readings.num_put
-
-    def is_known(self, tensor: Tensor) -> bool:
-        """Return whether the numbers in a tensor are known, one by one."""
-        return self.readings.numbers(tensor) is not None
-
-    def know(self, tensor: Tensor, numbers: list[Any]) -> None:
-        """Keep the numbers that the program itself put into a tensor, until an operator writes to it."""
-        self.readings.put(tensor, numbers)
-
-    def _with_numbers(self, source: Tensor, copy: Any) -> Any:
-        """Return a copy of a tensor, with the integers that are known of it: on the host it is a real tensor again."""
-        if not copy.is_contiguous() or copy.numel() > _MOST_KNOWN or not is_whole(copy.dtype):
-            return copy
-        if is_whole_on_host(source):
-            self.know(copy, numbers_of(source))
-        known = self.readings.numbers(source)
-        if known is None or copy.device.type != "cpu" or not source.is_contiguous():
-            return copy
-        first = int(source.storage_offset())
-        return tensor_of(list(known[first : first + copy.numel()]), copy)
-
-    def read(self, tensor: Tensor) -> None:
-        """Record that the host reads a whole tensor."""
-        if tensor.device.type == self.device_type != "cpu":
-            tensor.to("cpu")
-
-    def number(self, tensor: Tensor, place: int = 0) -> float | int | bool:
-        """Return what a number of a tensor reads as; raises UnsupportedError for a whole number that is unknown.
-
-        A boolean that is a guess is noted: programs read those to decide by them.
-        """
-        reading = self.readings.read(tensor, place)
-        if reading is None:
-            refuse_number(self.recorder.scopes)
-        if reading.is_guess and isinstance(reading.value, bool):
-            self.guessed(reading.value)
-        return reading.value
-
-    def guessed(self, value: float | bool) -> None:
-        """Note that the program decides by a number that is a guess, and where."""
-        if not self.recorder.is_paused and (line := line_of_program()):
-            self.guesses.setdefault(line, f"{value:g}" if type(value) is not bool else str(value))
-
-    def item(self, tensor: Tensor) -> float | int | bool:
-        """Return what a tensor's only number reads as; a fraction that is a guess tells when it decides."""
-        reading, value = self.readings.read(tensor), Tensor.item(tensor)
-        is_guess = reading is not None and reading.is_guess and type(value) is float
-        return GuessedNumber.of(value, self.guessed) if is_guess else value
-
-    def is_unknown(self, tensor: Tensor) -> bool:
-        """Return whether a tensor holds whole numbers that the program did not put there."""
-        return self.readings.read(tensor) is None
+        return len(self._works), len(self._host_waits), len(self._sent), self.numbers.readings.num_put
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Notice that a storage was given another size, as FSDP does to what it gathered."""

@@ -47,7 +47,7 @@ class _Together:
         return True
 
     def is_completed(self) -> bool:
-        """Return whether all of them are done, as far as a dry run tells."""
+        """Return whether all of them are done: in a trace, which keeps no time, they are."""
         return True
 
 

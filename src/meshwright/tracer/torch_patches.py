@@ -132,13 +132,13 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
         tensor = make(data, **kwargs)
         if device is None:
             if isinstance(tensor, FakeTensor) and isinstance(data, float | int) and get_proxy_mode() is None:
-                mode.know(tensor, [data])
+                mode.numbers.know(tensor, [data])
             return tensor
         if get_proxy_mode() is not None:
             # In a graph that is compiled, a copy of a constant decomposes into one that makes a real tensor.
             return torch.empty_like(tensor, device=device).copy_(tensor)
         moved = tensor.to(device)
-        mode.know(moved, np.asarray(data).ravel().tolist())
+        mode.numbers.know(moved, np.asarray(data).ravel().tolist())
         return moved
 
     # TorchScript, which parts of torch are compiled by as they are imported, knows functions by their identity.
@@ -166,8 +166,8 @@ def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:
     """A fake tensor is read number by number, each a wait for the device; a real one is copied once."""
 
     def tolist(tensor: Tensor) -> Any:
-        mode.read(tensor)
-        numbers = [mode.number(tensor, place) for place in range(tensor.numel())]
+        mode.numbers.read(tensor)
+        numbers = [mode.numbers.element(tensor, place) for place in range(tensor.numel())]
         return np.array(numbers, dtype=object).reshape(tensor.shape).tolist()
 
     return tolist
@@ -177,10 +177,10 @@ def _number_read(mode: RecordingMode) -> Callable[[Tensor], Any]:
     """Torch reads a number as one of its own, which cannot be unknown."""
 
     def item(tensor: Tensor) -> Any:
-        if mode.is_unknown(tensor):
-            mode.read(tensor)
+        if mode.numbers.is_unknown(tensor):
+            mode.numbers.read(tensor)
             return UnknownNumber(functools.partial(refuse_number, mode.recorder.scopes, line_of_program()))
-        return mode.item(tensor)
+        return mode.numbers.item(tensor)
 
     return item
 

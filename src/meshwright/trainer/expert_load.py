@@ -67,8 +67,11 @@ class ExpertLoad:
 
 
 def _metrics(load_LE: NDArray[np.float64], others_LO: NDArray[np.float64]) -> dict[str, float]:
-    """Return the metrics by their names in metrics.jsonl."""
+    """Return the metrics by their names in metrics.jsonl; none where no token was routed."""
     load_LE = load_LE[load_LE.sum(1) > 0]
+    if not len(load_LE):
+        # As a traced stage without experts reads: fake tensors bring no counts of other stages.
+        return {}
     skew_L = load_LE.max(1) / load_LE.mean(1)
     padded_rows, balance_loss, z_loss, num_forwards = others_LO.sum(0).tolist()
     metrics = {

@@ -221,6 +221,19 @@ def architectures(draw: st.DrawFn) -> LlamaArchitecture:
 cases = st.tuples(layouts, architectures(), st.integers(1, 100), st.integers(1, 100))
 
 
+@pytest.mark.parametrize(
+    ("layout", "has_other"),
+    [
+        ("stage_boundaries=2,schedule=ZBVZeroBubble,virtual_stages=1", False),
+        ("stage_boundaries=2,schedule=mine.csv,virtual_stages=2", False),
+        ("stage_boundaries=1;2;3,schedule=mine.csv,virtual_stages=2", True),
+    ],
+)
+def test_pipeline_ranks_are_suggested_for_boundaries_that_they_would_fill(layout: str, has_other: bool) -> None:
+    (text,) = (one for one in split_problems(parse_layout(layout), DENSE, 64) if "stage_boundaries" in one)
+    assert ("or set layout.pp to" in text) == has_other
+
+
 @given(cases)
 def test_a_message_names_a_key_and_a_cure(case: tuple[Layout, LlamaArchitecture, int, int]) -> None:
     for text in problems_of(*case):

@@ -159,6 +159,82 @@ def test_in_a_ring_with_a_wrong_neighbour_every_rank_counts(monkeypatch: pytest.
         traced(monkeypatch, lambda script: ring(script, 1024, wrong=4), 1024)
 
 
+def test_in_rings_within_nodes_and_of_their_first_ranks_every_other_node_does_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ring_step(script: Script, ranks: tuple[int, ...]) -> None:
+        place = ranks.index(script.traced.rank)
+        sent = script.send(ranks[(place + 1) % len(ranks)], ranks)
+        script.wait(script.receive(ranks[place - 1], ranks))
+        script.wait(sent)
+
+    def step(script: Script) -> None:
+        first = script.traced.rank // 8 * 8
+        ring_step(script, tuple(range(first, first + 8)))
+        if script.traced.rank == first:
+            ring_step(script, tuple(range(0, COUNT, 8)))
+
+    traces, asked = traced(monkeypatch, step)
+    assert sorted(traces.traces) == list(range(16))
+    assert len(asked) < 64
+    assert check(traces) == ()
+
+
+def test_of_a_pipeline_within_each_long_group_every_place_is_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, count = 40, 240
+
+    def step(script: Script) -> None:
+        rank, stage = script.traced.rank, script.traced.rank % size
+        stages = tuple(range(rank - stage, rank - stage + size))
+        if stage:
+            script.wait(script.receive(rank - 1, stages))
+        if stage < size - 1:
+            script.wait(script.send(rank + 1, stages))
+
+    traces, _ = traced(monkeypatch, step, count)
+    assert sorted(traces.traces) == list(range(size))
+    assert check(traces) == ()
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_messages_that_follow_no_axis_are_no_deadlock(monkeypatch: pytest.MonkeyPatch, is_earlier: bool) -> None:
+    side = 9
+
+    def transpose(script: Script) -> None:
+        """Exchange with the rank at the mirrored place of a square."""
+        rank = script.traced.rank
+        peer = rank % side * side + rank // side
+        if peer != rank:
+            works = script.send(peer, tuple(range(side**2))), script.receive(peer, tuple(range(side**2)))
+            for work in works:
+                script.wait(work)
+
+    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+        found = {}
+        for rank in ranks:
+            script, other = Script(rank, side**2), Script(rank, side**2)
+            transpose(script)
+            other.op(1.0)
+            step, before = (other, script) if is_earlier else (script, other)
+            found[rank] = replace(step.trace(), earlier=before.trace())
+        return found
+
+    monkeypatch.setattr(program_ranks, "trace_ranks", trace_ranks)
+    traces = trace_program(Program("mine:step", side**2))
+    assert with_earlier(traces, check(traces)) == ()
+
+
+@pytest.mark.parametrize("odd", [1, 255])
+def test_a_rank_that_uses_a_wrong_group_of_the_same_size_is_found(monkeypatch: pytest.MonkeyPatch, odd: int) -> None:
+    def step(script: Script) -> None:
+        rank = script.traced.rank
+        row, column = tuple(range(rank // 16 * 16, rank // 16 * 16 + 16)), tuple(range(rank % 16, 256, 16))
+        script.wait(script.collective(column if rank == odd else row))
+
+    traces, _ = traced(monkeypatch, step, 256)
+    assert {problem.culprit.rank for problem in check(traces)} == {odd}
+
+
 def test_of_a_chain_of_all_ranks_every_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(script: Script) -> None:
         rank = script.traced.rank
