@@ -60,6 +60,8 @@ class DataParallel:
     is_own: NDArray[np.bool_]
     """Whether the software is our own trainer."""
     num_microbatches: Floats
+    num_blocks: Floats
+    """Of the model."""
 
 
 def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
@@ -100,6 +102,7 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         updated=updated,
         is_own=is_ours,
         num_microbatches=cases.num_microbatches,
+        num_blocks=per_key(np.ones(len(owners.key)), is_block),
     )
 
 
@@ -129,12 +132,23 @@ def fsdp_exposed_s(
     forward = gathered * _exposed(gather, block[0], c, computes[0])
     is_each = layouts.reduces_each_microbatch
     behind = np.where(is_each & layouts.splits_backward, 0.0, block[1])
-    before_last = np.where(
-        is_each, _exposed(again + scatter, behind, c, computes[1]), _exposed(again, block[1], c, computes[1])
-    )
+    reduced = _exposed(again + scatter, behind, c, computes[1]) - _hidden_after_stage(dp, scatter, block[1], c)
+    before_last = np.where(is_each, reduced, _exposed(again, block[1], c, computes[1]))
     at_once = np.where(is_apart, np.maximum(again + scatter, summed), again + scatter + summed)
     backward = (1 - last) * before_last + last * _exposed(at_once, behind, c, computes[1])
     return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
+
+
+def _hidden_after_stage(dp: DataParallel, scatter: Floats, backward_s: Floats, c: Constants) -> Floats:
+    """Return the seconds of a block's reduction that hide where a backward has two parts, in the mean over blocks.
+
+    A stage reduces its blocks one by one when its backward is done. The last one hides behind what is computed next,
+    which is at least the backward to the weights of another stage.
+    """
+    layouts = dp.layouts
+    last_of_stage = np.minimum(layouts.num_stages / dp.num_blocks, 1.0)
+    weights_s = backward_s / 2 / last_of_stage
+    return np.where(layouts.splits_backward, last_of_stage * (scatter - _exposed(scatter, weights_s, c)), 0.0)
 
 
 def first_block_exposed_s(

@@ -133,6 +133,18 @@ def test_nothing_hides_reductions_after_a_backward_in_two_parts() -> None:
     assert each - once > 3 * (inside[1] - inside[0])
 
 
+def test_after_a_backward_in_two_parts_the_last_block_of_a_stage_is_reduced_behind_the_next_computation() -> None:
+    # 80 blocks on 8 stages, and on 80: as many reductions of as many bytes, of which a tenth and all are the last.
+    of = setting("llama3-70b", seq_len=8192, global_batch_size=16 * 32)
+    few, many = (
+        Layout(pp=4, dp_shard=16, schedule="InterleavedZeroBubble", virtual_stages=stages) for stages in (2, 20)
+    )
+    extra = [
+        each - once for once, each in (dp_s(of, one, one.replace(gradient_sync="microbatch")) for one in (few, many))
+    ]
+    assert 0 < extra[1] < 0.5 * extra[0]
+
+
 def test_gradients_in_float32_take_longer() -> None:
     of = setting("llama3-70b", seq_len=512, global_batch_size=64)
     narrow = setting("llama3-70b", seq_len=512, global_batch_size=64, gradient_dtype="bfloat16")
