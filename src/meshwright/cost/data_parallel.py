@@ -136,7 +136,10 @@ def fsdp_exposed_s(
     before_last = np.where(is_each, reduced, _exposed(again, block[1], c, computes[1]))
     at_once = np.where(is_apart, np.maximum(again + scatter, summed), again + scatter + summed)
     backward = (1 - last) * before_last + last * _exposed(at_once, behind, c, computes[1])
-    return np.where(dp.shards_parameters & (layouts.dp * layouts.cp > 1), forward + backward, 0.0)
+    # Ranks that share their tokens, by tp alone, still share out experts (ours).
+    shares_experts = dp.is_own & (layouts.efsdp > 1) & (dp.work.owners.expert_parameters[owner] > 0)
+    is_shared = (layouts.dp * layouts.cp > 1) | shares_experts
+    return np.where(dp.shards_parameters & is_shared, forward + backward, 0.0)
 
 
 def _hidden_after_stage(dp: DataParallel, scatter: Floats, backward_s: Floats, c: Constants) -> Floats:

@@ -80,6 +80,9 @@ def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_las
     model.set_requires_all_reduce(reduces and is_last)
     model.set_is_last_backward(waits)
     model.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.fsdp)))
+    for experts in expert_modules(model) if have_own_ranks(layout) else ():
+        assert isinstance(experts, FSDPModule)
+        experts.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.efsdp)))
 
 
 def accumulate_gradients(model: nn.Module) -> None:
