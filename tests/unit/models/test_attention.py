@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.models.attention import CausalAttention
+from meshwright.models.attention import CausalAttention, with_fused_heads
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float | None) -> Tensor:
@@ -38,3 +38,20 @@ def test_queries_are_the_last_positions(num_new: int) -> None:
     attention = CausalAttention()
     whole = attention(query, key, value)
     torch.testing.assert_close(attention(query[:, -num_new:], key, value), whole[:, -num_new:], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "num_heads"),
+    [("meta", torch.float32, 6), ("meta", torch.bfloat16, 2), ("cpu", torch.float32, 2)],
+)
+def test_keys_get_all_heads_where_no_fused_kernel_shares_them(device: str, dtype: torch.dtype, num_heads: int) -> None:
+    query = torch.empty(2, 5, 6, 8, dtype=dtype, device=device)
+    key, value = (torch.empty(2, 5, 2, width, dtype=dtype, device=device) for width in (8, 4))
+    keys, values = with_fused_heads(query, key, value)
+    assert (keys.shape, values.shape) == ((2, 5, num_heads, 8), (2, 5, num_heads, 4))
+
+
+def test_keys_with_all_heads_are_those_that_grouped_queries_see() -> None:
+    query, key, value = torch.randn(2, 5, 6, 8), torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 4)
+    repeated = (x.repeat_interleave(3, dim=2) for x in (key, value))
+    torch.testing.assert_close(CausalAttention()(query, *repeated), CausalAttention()(query, key, value))
