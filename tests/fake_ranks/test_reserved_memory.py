@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,8 +14,11 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.stacks import load_stack
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.simulate import simulate
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.model_spec import model_spec
+from meshwright.spec.traces import Traces
 from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.job_steps import layout_of
 
@@ -51,6 +55,13 @@ LONG = (
     f"dp_shard=8 cpu_offload=true activation_checkpoint=full {LARGER}",
     "dp_shard=8 compile=true model.source=qwen3-30b-a3b train.seq_len=4096",
 )
+SHORT = (
+    "dp_shard=8 compile=true activation_checkpoint=full",
+    "dp_shard=8 activation_checkpoint=selective train.seq_len=1024",
+    "dp_shard=1 pp=4 tp=2 schedule=GPipe compile=true",
+    "dp_shard=2 pp=2 tp=2 schedule=InterleavedZeroBubble virtual_stages=2 activation_checkpoint=selective",
+)
+"""Where the replay reserves 5 to 25 % more than the formula: gaps that it has no need to close."""
 
 
 @pytest.mark.timeout(240)
@@ -66,8 +77,31 @@ def test_other_layouts_reserve_what_the_replay_does(tmp_path: Path, layout: str)
     _compare(tmp_path, layout)
 
 
-def _compare(folder: Path, layout: str) -> None:
-    """Compare the two for every pipeline rank."""
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", SHORT)
+def test_a_device_with_no_more_than_the_formula_says_has_enough(tmp_path: Path, layout: str) -> None:
+    asked = _asked(tmp_path, layout)
+    formulas = [footprint_of_rank(asked.cases, stage).reserved_bytes[0] for stage in range(asked.layout.pp)]
+    device = asked.cluster.device
+    taken = device.memory_bytes.value - device.usable_memory_bytes
+    memory = device.memory_bytes.replace(value=max(formulas) + taken)
+    small = asked.cluster.replace(device=device.replace(memory_bytes=memory))
+    # At the limit the allocator gives back pages that nothing is in.
+    most = max(curve.reserved_bytes.max() for curve in simulate(asked.traces, small).memory)
+    assert most <= max(formulas)
+
+
+class _Asked(NamedTuple):
+    """A layout of the job above: as formulas take it, and its traced step."""
+
+    layout: Layout
+    cluster: Cluster
+    cases: Cases
+    traces: Traces
+
+
+def _asked(folder: Path, layout: str) -> _Asked:
     file = folder / "job.toml"
     file.write_text(JOB, encoding="utf-8")
     overrides = tuple(_override(word) for word in layout.split())
@@ -77,14 +111,19 @@ def _compare(folder: Path, layout: str) -> None:
     assert architecture is not None
     setting = Setting(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
     resolved = layout_of(job, 8)
-    cases = Cases.of_one(setting, layout_table([resolved]))
-    timeline = simulate(trace_job(str(file), overrides, 8, how=How(use_cache=False)), cluster)
+    traces = trace_job(str(file), overrides, 8, how=How(use_cache=False))
+    return _Asked(resolved, cluster, Cases.of_one(setting, layout_table([resolved])), traces)
+
+
+def _compare(folder: Path, layout: str) -> None:
+    """Compare the two for every pipeline rank."""
+    asked = _asked(folder, layout)
     found = {}
-    for curve in timeline.memory:
-        stage = curve.rank * resolved.pp // 8
-        formula = footprint_of_rank(cases, stage).reserved_bytes[0]
+    for curve in simulate(asked.traces, asked.cluster).memory:
+        stage = curve.rank * asked.layout.pp // 8
+        formula = footprint_of_rank(asked.cases, stage).reserved_bytes[0]
         found[stage] = float(formula / curve.reserved_bytes.max() - 1)
-    assert len(found) == resolved.pp
+    assert len(found) == asked.layout.pp
     assert {stage: off for stage, off in found.items() if abs(off) > MOST_OFF} == {}
 
 
