@@ -65,10 +65,10 @@ of them; the second call is what is priced and shown. A mistake that shows only 
 step, is not reached: call the code of that step in the first two.
 
 Up to 64 ranks all are traced. Of more, every place of each mesh axis or group of up to 8 ranks is (and combinations of
-up to 32 places), the first, the second and the last of a longer one, the first and the last rank of each role, and who is
-at the other end of a message that would go unanswered: the page says which. Ranks whose messages go differently far have
-roles of their own; where these are too many, the program is refused. A mistake that one rank's number makes elsewhere is
-found with `--every-rank`.
+up to 32 places), the first, the second and the last of a longer one, the first and the last rank of each role, and who
+is at the other end of a message that would go unanswered: the page says which. Ranks whose messages go differently far
+have roles of their own; where these are too many, the program is refused. A mistake that one rank's number makes
+elsewhere is found with `--every-rank`.
 
 ## What numbers read as
 
