@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import distributed as dist
 
-from meshwright.models.attention import CausalAttention, causal_mask, same_document
+from meshwright.models.attention import CausalAttention, causal_mask, same_document, with_fused_heads
 from meshwright.parallelism.collectives import all_gather_dim, gather
 from meshwright.parallelism.sequence_split import in_true_order
 
@@ -52,12 +52,13 @@ class GatheredAttention(CausalAttention):
         mask = causal_mask(num_queries, end, query_BCNH.device)
         if documents_BT is not None:
             mask = mask & same_document(documents_BT[:, start:end], documents_BT[:, :end])
+        key_BLKH, value_BLKW = with_fused_heads(query_BCNH, key_BTKH[:, :end], value_BTKW[:, :end])
         attended_BNCW = F.scaled_dot_product_attention(
             query_BCNH.transpose(1, 2),
-            key_BTKH[:, :end].transpose(1, 2),
-            value_BTKW[:, :end].transpose(1, 2),
+            key_BLKH.transpose(1, 2),
+            value_BLKW.transpose(1, 2),
             attn_mask=mask,
             scale=self.scale,
-            enable_gqa=query_BCNH.shape[2] != key_BTKH.shape[2],
+            enable_gqa=query_BCNH.shape[2] != key_BLKH.shape[2],
         )
         return attended_BNCW.transpose(1, 2)
