@@ -96,11 +96,12 @@ def _named_cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
 
 
 def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
-    """Return the cluster, and what the planner would be asked, None for a model that its formulas do not know."""
+    """Return the cluster, and the planner's question; None for a model or schedule that its formulas do not know."""
     from meshwright.planner.ask import Options, question_of
     from meshwright.spec.model_source import resolve_architecture
+    from meshwright.spec.schedule_csv import is_csv
 
-    if resolve_architecture(resolved.job.model) is None:
+    if resolve_architecture(resolved.job.model) is None or is_csv(resolved.job.layout):
         return _cluster(resolved, text), None
     question = question_of(resolved, Options(text, takes_example=True))
     return question.cluster, question

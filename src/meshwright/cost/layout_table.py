@@ -140,7 +140,7 @@ def layout_table(layouts: Sequence[Layout]) -> LayoutTable:
     unknown = sorted({layout.schedule for layout in layouts} - set(SCHEDULES))
     if unknown:
         raise UnsupportedError(
-            f"layout.schedule = {unknown[0]!r} is a file, which only a replay can price: "
+            f"layout.schedule = {unknown[0]!r} is a file, which formulas cannot price: ask meshwright simulate, or "
             f"set it to one of {', '.join(SCHEDULES)}"
         )
     if any(layout.activation_checkpoint == "auto" for layout in layouts):

@@ -125,6 +125,9 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
     if run.layout is None:
         yield _advice(max(run.misfits, key=lambda rank: rank.reserved_bytes))
         return
+    if outcome.expected is None:
+        yield "formulas do not know this model or schedule, so that nothing is listed that would make it fit"
+        return
     if not outcome.fixes:
         yield "no change of one key of \\[layout] would free as much: take more devices, or devices with more memory"
         return

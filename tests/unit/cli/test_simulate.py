@@ -57,6 +57,19 @@ def test_the_parts_sum_to_the_step_and_stand_beside_the_formulas(folder: Path) -
     assert found.misfits == ()
 
 
+def test_a_schedule_of_a_file_is_simulated_without_formulas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = tmp_path / "mine.csv"
+    schedule.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
+    keys = [f"layout.schedule={schedule}", "layout.pp=2", "layout.microbatch_size=2", "train.global_batch_size=4"]
+    with pytest.raises(SystemExit) as ending:
+        run(["simulate", TINY, *keys, f"data.cache_dir={tmp_path}", "--cluster", "h100-ib400:2", "--json"])
+    assert ending.value.code == ExitCode.DONE
+    outcome = DryRun.from_json(capsys.readouterr().out).outcome
+    assert outcome is not None
+    assert outcome.expected is None
+    assert outcome.parts.bubble_s > 0
+
+
 def test_what_is_held_at_the_peak_is_no_more_than_what_is_allocated(folder: Path) -> None:
     outcome = DryRun.from_json((folder / "dry_run.json").read_text()).outcome
     assert outcome is not None
