@@ -73,7 +73,7 @@ elsewhere is found with `--every-rank`.
 ## What numbers read as
 
 Fake tensors hold no numbers. What a program reads by `.item()`, `.tolist()`, `float()` or `bool()` is what a healthy
-step would have, as far as that can be told:
+step would have, as far as that is known:
 
 - What the program put into a tensor, such as `torch.tensor(3.0)`, `zeros(())` or `ones(2)`, reads as that, through
   copies, arithmetic, comparisons, `any()`, `all()`, `sum()` and collectives; other ranks bring what this one does. Not

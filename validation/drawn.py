@@ -1,7 +1,7 @@
 """python -m validation.drawn --seed N: plans of layouts drawn at random, compared with their simulations.
 
-Picks of a planner are alike: what formulas have wrong elsewhere shows only in layouts that nobody would choose. A seed
-that was looked at has been tuned for, be it unknowingly: take the next one.
+Picks of a planner are alike: what formulas have wrong elsewhere shows only in layouts that no planner would choose. A
+seed that was looked at has been tuned for, be it unknowingly: take the next one.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def kept_whole(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     with _pop_mode_temporarily():
         results = mode.storage[_WHOLE].pop(call) if isinstance(mode, _CachedTorchDispatchMode) else compute()
         if isinstance(mode, _CachingTorchDispatchMode):
-            # Not those that are returned, which autograd makes outputs of whoever called.
+            # Not those that are returned, which autograd makes outputs of the caller.
             mode.storage[_WHOLE][call] = tuple(result.detach() for result in results)
     return results
 

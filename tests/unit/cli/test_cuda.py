@@ -1,4 +1,4 @@
-"""Verbs that are told to use CUDA say in a line that there is none, before they start anything."""
+"""Commands that are asked for CUDA say in a line that there is none, before they start anything."""
 
 from pathlib import Path
 

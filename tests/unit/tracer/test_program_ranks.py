@@ -115,7 +115,7 @@ def test_messages_among_all_ranks_are_a_pipeline_of_as_many_stages_as_follow_eac
     assert len(traces.traces) == size
     assert len(asked) < 64
     assert check(traces) == ()
-    # A slow rank's peers are told from those of others.
+    # A slow rank's peers are kept apart from those of others.
     assert check(apart(traces, [3])) == ()
 
 
