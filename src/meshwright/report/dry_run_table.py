@@ -125,7 +125,7 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
     if run.layout is None:
         yield _advice(max(run.misfits, key=lambda rank: rank.reserved_bytes))
         return
-    if outcome.expected is None:
+    if outcome.expected is None and not outcome.fixes:
         yield "formulas do not know this model or schedule, so that nothing is listed that would make it fit"
         return
     if not outcome.fixes:
