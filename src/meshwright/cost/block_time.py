@@ -49,6 +49,10 @@ class BlockTimes:
     """Forward matmuls at the rate of large ones."""
     matmul: tuple[Floats, Floats]
     """Forward, backward."""
+    expert_share: Floats
+    """Share of the matmuls' backward that is experts'."""
+    attention_share: Floats
+    """Share of those around attention."""
     attention: tuple[Floats, Floats]
     memory: tuple[Floats, Floats]
     host: tuple[Floats, Floats]
@@ -97,14 +101,21 @@ class BlockPricer:
     def price(self, rates: Rates, constants: Constants) -> BlockTimes:
         """Return the seconds of every owner."""
         reached = self._reached(rates, constants)
-        matmul = self._matmuls(rates, reached, constants)
+        seconds = self._matmuls(rates, reached, constants)
+        forward, backward = self._by_owner(seconds[0]), self._by_owner(seconds[1] + seconds[2])
+        experts, around = (
+            self._by_owner(np.where(mask, seconds[1] + seconds[2], 0.0)) / np.maximum(backward, 1e-30)
+            for mask in (self.work.matmuls.is_expert, self.work.matmuls.is_attention)
+        )
         attention, ideal_attention = self._attention(rates, constants)
         ideal = self._by_owner(self.flops / self.peaks.dense[self.line_setting])
         times = BlockTimes(
             ideal_matmul=ideal,
             ideal_attention=ideal_attention,
             reached_matmul=self._by_owner(self.flops / reached),
-            matmul=matmul,
+            matmul=(forward, backward),
+            expert_share=experts,
+            attention_share=around,
             attention=attention,
             memory=self._memory(rates, constants),
             host=self._host(constants),
@@ -120,15 +131,15 @@ class BlockPricer:
         slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)
         return np.asarray(rate / slower / constants["misaligned"] ** self.misaligned)
 
-    def _matmuls(self, rates: Rates, reached: Floats, constants: Constants) -> tuple[Floats, Floats]:
+    def _matmuls(self, rates: Rates, reached: Floats, constants: Constants) -> list[Floats]:
+        """Return the seconds of each line, forward and in the two passes of backward."""
         memory = rates.memory[self.line_setting]
         fused = np.array([s.stack.grouped_experts for s in self.settings])[self.line_setting]
         num_kernels = np.where(fused, 1.0, self.work.matmuls.groups)
-        seconds = [
+        return [
             np.maximum(tiles / reached, num_bytes / memory) + constants["kernel_s"] * num_kernels
             for tiles, num_bytes in zip(self.tiles(constants["small_tile.blackwell"]), self.bytes, strict=True)
         ]
-        return self._by_owner(seconds[0]), self._by_owner(seconds[1] + seconds[2])
 
     def _attention(self, rates: Rates, constants: Constants) -> tuple[tuple[Floats, Floats], Floats]:
         owners, setting = self.work.owners, self.owner_setting

@@ -40,6 +40,8 @@ class Matmuls:
     groups: Floats
     """Equal matmuls in one kernel, or one after the other."""
     is_expert: Bools
+    is_attention: Bools
+    """Whether it is next to attention, in its module."""
     is_float32: Bools
     """Whether it is computed in float32, as our routers are."""
     is_low: Bools
@@ -63,6 +65,8 @@ def matmul_lines(group: BlockGroup, shares: Shares) -> Iterator[dict[str, NDArra
             line = _line(tokens, num_fused * op.out_features / columns, op.in_features / rows, one)
             if shares.routes_in_float32 and is_router(op, group.ops):
                 yield line | {"is_float32": ~line["is_float32"], "is_low": ~line["is_low"]}
+            elif op.name.startswith("attention."):
+                yield _cast(op, before, shares, line | {"is_attention": ~line["is_attention"]})
             else:
                 yield _cast(op, before, shares, line)
         elif isinstance(op, GroupedMatmul):
@@ -123,7 +127,7 @@ def _line(
 ) -> dict[str, NDArray[Any]]:
     flags = np.zeros(len(groups), np.bool_)
     shape = {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}
-    shape["is_float32"] = flags
+    shape |= {"is_attention": flags, "is_float32": flags}
     return shape | dict.fromkeys(("cast_inputs", "cast_weights", "cast_outputs"), 0.0 * m)
 
 

@@ -18,6 +18,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.contention import contended_fabrics, fsdp_traffic
 from meshwright.cost.data_parallel import DataParallel
 from meshwright.cost.fabric import Fabric
+from meshwright.cost.repeats import Repeats
 
 Index = NDArray[np.int64]
 Passes = tuple[Floats, Floats]
@@ -43,8 +44,7 @@ class Sending:
     matmul_s: Floats
     """Forward."""
     attention_s: Passes
-    twice: Floats
-    """Share of the backward passes that run twice."""
+    twice: Repeats
     resent: Resent
 
 
@@ -104,8 +104,12 @@ class Senders:
         cp = _over(links[1], lambda one: communication.context(owner, one, c, *block.attention_s))
         ep = _over(links[2], lambda one: communication.expert(owner, one, c))
         tp, cp, ep = (
-            (forward, (1 + block.twice) * backward + repeats * forward)
-            for (forward, backward), repeats in ((tp, resent.tp), (cp, resent.cp), (ep, resent.ep))
+            (forward, (1 + twice) * backward + again * forward)
+            for (forward, backward), twice, again in (
+                (tp, block.twice.tp, resent.tp),
+                (cp, block.twice.cp, resent.cp),
+                (ep, block.twice.ep, resent.ep),
+            )
         )
         return Sent(tp, cp, ep)
 

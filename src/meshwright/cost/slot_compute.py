@@ -5,7 +5,7 @@
 
 Among memory-bound ops are merges of attention over parts of a sequence (context_attention.py), copies around tp's
 collectives (sequence_copies.py) and, on the device, the tables of rotary embedding (own_kernels.py). What FSDP computes
-(fsdp_copies.py) is not. Ignored: experts and rings that stay eager are taken for compiled where backwards repeat.
+(fsdp_copies.py) is not. What repeats: repeats.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from meshwright.cost.data_parallel import DataParallel
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.own_kernels import position_kernels
 from meshwright.cost.recompute import Recomputed, recomputed_of
+from meshwright.cost.repeats import RepeatPricer, repeats_of
 from meshwright.cost.sent import Passes, Resent, Sending
 from meshwright.cost.sequence_copies import sequence_copies
 from meshwright.cost.slots import Slot
 from meshwright.cost.slowness import Slowness
-from meshwright.cost.stage import Stages, recompute_passes, repeated_share
+from meshwright.cost.stage import Stages, recompute_passes
 from meshwright.cost.work import BLOCK, Bools
 
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
@@ -77,8 +78,7 @@ class ComputePricer:
     split_attention: ContextAttention
     recomputed: Recomputed
     recompute_passes: Floats
-    repeated: Floats
-    """Share of blocks' backwards that run twice."""
+    repeated: RepeatPricer
     activation_bytes: Floats
     """Of one element."""
     num_blocks: Floats
@@ -100,24 +100,24 @@ class ComputePricer:
         recompute = recompute + again.collectives * passes * merge_f + passes * copied_again
         memory_f = memory_f + merge_f + copied_f + self._tables_s(slot, prices)
         memory_b = memory_b + merge_b + copied_b
-        twice = self._twice(slot)
+        twice = self.repeated.of_slot(slot, times)
         return Computed(
             matmul=(matmul_f, matmul_b),
             attention=(attention_f, attention_b),
             merges=merges,
             memory=(memory_f, memory_b),
             recompute=recompute,
-            repeat=twice * (matmul_b + attention_b + memory_b),
-            host=(host_f, (1 + twice) * host_b + matmul_again * host_f),
+            repeat=twice.matmul * matmul_b + twice.attention * attention_b + twice.memory * memory_b,
+            host=(host_f, (1 + twice.memory) * host_b + matmul_again * host_f),
         )
 
-    def sending(self, slot: Slot, block: Computed) -> Sending:
+    def sending(self, slot: Slot, block: Computed, times: BlockTimes) -> Sending:
         """Return what a slot's ranks send, and what of `block` hides it."""
         owners, again, passes = self.parallel.work.owners, self._recomputed(slot), self.recompute_passes
         last_share = owners.last_matmul_share[slot.owner]
         tp_again = passes * again.of_collectives(owners.num_tp_collectives[slot.owner], last_share)
         resent = Resent(tp_again, again.collectives * passes, again.exchanges * passes)
-        return Sending(slot.owner, block.matmul[0], block.attention, self._twice(slot), resent)
+        return Sending(slot.owner, block.matmul[0], block.attention, self.repeated.of_slot(slot, times), resent)
 
     def _recomputed(self, slot: Slot) -> Recomputed:
         return self.recomputed if slot.kind == BLOCK else _NOTHING
@@ -127,9 +127,6 @@ class ComputePricer:
         owners, owner = self.parallel.work.owners, slot.owner
         shares = owners.last_matmul_share[owner], owners.second_matmuls_share[owner], owners.early_terms_share[owner]
         return self.recompute_passes * self._recomputed(slot).of_matmuls(*shares)
-
-    def _twice(self, slot: Slot) -> Floats:
-        return self.repeated * (slot.kind == BLOCK)
 
     def _merges_s(self, slot: Slot, prices: Prices) -> Passes:
         """Return the seconds that attention of a split sequence takes on top of its kernels, both passes."""
@@ -164,7 +161,7 @@ def compute_pricer_of(cases: Cases, parallel: DataParallel, stage: Stages, is_ho
         split_attention=context_attention_of(cases, parallel.work.owners),
         recomputed=recomputed_of(cases),
         recompute_passes=recompute_passes(cases.layouts, cases.num_microbatches),
-        repeated=repeated_share(cases),
+        repeated=repeats_of(cases, parallel.work.owners),
         activation_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
         num_blocks=stage.num_blocks,
         is_host=is_host,

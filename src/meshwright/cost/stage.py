@@ -87,23 +87,17 @@ def recompute_passes(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
     return np.asarray(1 + split_share(layouts, num_microbatches), np.float64)
 
 
-def repeated_share(cases: Cases) -> Floats:
-    """Return the share of a pipeline's backwards of compiled blocks that run twice, once in each part."""
-    repeats = cases.each(lambda setting: float(setting.stack.repeats_compiled_backward))
-    return np.asarray(repeats * cases.layouts.compiles_blocks * split_share(cases.layouts, cases.num_microbatches))
-
-
 def bubble_share(layouts: LayoutTable, num_microbatches: Floats, repeated: Floats | float = 0.0) -> Floats:
     """Return the bubble of a step as a multiple of one rank's forward and backward of one microbatch.
 
-    `repeated` is the share of backwards that run whole in both of their parts. Of a split backward remains the input
+    `repeated` is the share of all backwards that is computed in both of their parts. Of a split one remains the input
     halves' way back over the ranks. With few microbatches the first one's way there and back is longer, which only the
     forwards of the others fill (ZBV), or the halves that follow on the first stage (interleaved).
     """
     pp, v, n = layouts.pp, layouts.stages_per_rank, num_microbatches
     # In forwards: a backward is two, a part of it one, or two where it is the whole.
     forward = 1 / (3 + 2 * np.asarray(repeated))
-    half = np.where(np.asarray(repeated) > 0, 2 * forward, forward)
+    half = (1 + np.minimum(repeated / np.maximum(split_share(layouts, n), 1e-12), 1.0)) * forward
     few_of_v = (pp - 1) * (forward + half) - (n - 1) * forward
     few_of_loop = pp * (forward + half) + (2 * n - 1) * half / v - n
     few = np.where(layouts.schedule == _ZBV_CODE, few_of_v, np.where(layouts.schedule == _LOOP_CODE, few_of_loop, 0.0))

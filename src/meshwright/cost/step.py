@@ -37,6 +37,7 @@ from meshwright.cost.measured_sharding import measured_exchanges_s
 from meshwright.cost.messages import Messages, messages_of
 from meshwright.cost.rank_pass import RankPass
 from meshwright.cost.rates import peaks_of, rates_of
+from meshwright.cost.repeats import repeated_share
 from meshwright.cost.sent import Passes, Sent, senders_of
 from meshwright.cost.slot_compute import Computed, Prices, compute_pricer_of
 from meshwright.cost.slots import Slot, slots_of
@@ -105,6 +106,7 @@ class StepPricer:
         self.slots = slots_of(self.work)
         self.gradient_bytes = cases.each(lambda s: s.stack.gradient_bytes)
         self.is_host = cases.each(lambda s: float(s.cluster.device.is_host)) > 0
+        self.repeated = repeated_share(cases)
         self.compute = compute_pricer_of(cases, self.parallel, self.stage, self.is_host)
         self.copies = FsdpCopies(self.parallel, self.stacks, self.slots, self.is_host)
         self.senders = senders_of(self.communication, self.parallel, self.is_host)
@@ -154,7 +156,7 @@ class StepPricer:
         """Return one block's passes for one microbatch, forward and backward together."""
         owner, times, c = slot.owner, prices.times, prices.constants
         block, copies = self.compute.of_slot(slot, prices), self.copies.of_slot(slot, prices.memory_rate, c)
-        sending = self.compute.sending(slot, block)
+        sending = self.compute.sending(slot, block, times)
         sent = self.senders.sent_alone(sending, prices.fabric, c)
         waits = self._waits(block, sent, c)
         # Of our own software copies hide communication, too: multipliers of other software were fitted without.
@@ -217,7 +219,7 @@ class StepPricer:
         pp, n = self.layouts.pp, self.microbatches
         mean = (blocks + first + last) * (1.0 / pp)
         slowest = self.stage.slowest_s(blocks.total, first.total, last.total)
-        bubble = bubble_share(self.layouts, n, self.compute.repeated) * mean.total
+        bubble = bubble_share(self.layouts, n, self.repeated) * mean.total
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
         sends = self.messages.exposed_s(fabric, c, n)
         update = exposed_update_s(self.parallel, fabric, c, slowest + bubble)

@@ -9,8 +9,10 @@ import numpy as np
 
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.recompute import drops_attention, nth_share
-from meshwright.cost.stage import recompute_passes, split_share
+from meshwright.cost.repeats import repeated_share
+from meshwright.cost.stage import recompute_passes
 from meshwright.planner.bubble import num_actions, num_microbatches_of, replayed_step
+from meshwright.planner.cases import cases_of
 from meshwright.planner.price import Priced, price
 from meshwright.planner.question import Question
 from meshwright.planner.rate import dense_peak
@@ -99,6 +101,5 @@ def recomputed_share(layout: Layout, question: Question) -> float:
         flops = again[layout.activation_checkpoint] * float(nth_share(table, num_blocks)[0])
     number = np.array([num_microbatches_of(layout, question)], np.float64)
     flops *= float(recompute_passes(table, number)[0])
-    if stack.repeats_compiled_backward and layout.compiles_blocks:
-        flops += 2 * (matmuls + attention) * float(split_share(table, number)[0])
+    flops += 2 * (matmuls + attention) * float(repeated_share(cases_of(table, question))[0])
     return flops / model.flops_per_token(seq_len)

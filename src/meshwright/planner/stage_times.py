@@ -1,8 +1,8 @@
 """stage_times: what each action of a pipeline takes on each stage, from what the whole step takes.
 
     forward          a third of ends (embedding, head), and of what blocks do once, backward two
-    second pass      blocks that recompute do so in each part of a split backward, and compiled ones compute it whole in
-                     each; ends are not recomputed, nor compiled
+    second pass      blocks that recompute do so in each part of a split backward, and what is compiled of them is
+                     computed whole in each; ends are not recomputed, nor compiled
     first stage      nothing asks for the gradient of its inputs: its first part is nothing, its second the whole
 
 In shares of a rank's computation. Ignored: that attention's backward is all in the first part.
@@ -37,7 +37,6 @@ def stage_times(stages: tuple[StageShare, ...], shares: BackwardShares, microbat
     of_blocks = max(sum(stage.blocks for stage in stages), 1e-12)
     once = max(1 - (shares.recomputed + shares.repeated) / of_blocks, 0.0)
     thirds = [(stage.blocks * once + stage.ends) * microbatch / 3 for stage in stages]
-    ends = [stage.ends * microbatch / 3 for stage in stages]
     inner = [0.0, *(stage.blocks for stage in stages[1:])]
     recompute_s = _each(shares.recomputed * microbatch, stages, shares.split)
     splits = max(sum(inner) * shares.split, 1e-12)
@@ -48,9 +47,9 @@ def stage_times(stages: tuple[StageShare, ...], shares: BackwardShares, microbat
     inputs, weights = [0.0], [whole[0]]
     for place in range(1, len(stages)):
         half, again = thirds[place], recompute_s[place]
-        block_s = 2 * (half - ends[place]) if shares.repeated else half - ends[place]
-        inputs.append(block_s + ends[place] + again)
-        weights.append((second_s[place] if shares.repeated else half - ends[place]) + ends[place] + again)
+        # What is computed whole in both parts is half of either without it, and as much again.
+        inputs.append(half + second_s[place] / 2 + again)
+        weights.append(half + second_s[place] / 2 + again)
     return StageTimes(thirds, whole, weights, input_s=inputs)
 
 
