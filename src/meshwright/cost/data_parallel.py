@@ -30,6 +30,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.offload import copy_s, sums_on_host
 from meshwright.cost.work import BLOCK, Work
 
 Index = NDArray[np.int64]
@@ -120,25 +121,35 @@ def fsdp_exposed_s(
     of them in which the device computes, which is what communication slows down.
     """
     layouts = dp.layouts
-    gather, scatter = block_collectives_s(dp, owner, fabric)
+    copy = _copy_s(dp, owner)
+    gather, scatter = (one + copy for one in block_collectives_s(dp, owner, fabric))
     replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
     shards = group_of(layouts.tp, layouts.fsdp, fabric)
     # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
     is_apart = dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1)
     # Shares of microbatches: what is freed is gathered for each, what is kept for one.
     last = 1.0 / dp.num_microbatches
-    gathered = np.where(layouts.is_resharded, 1.0, last)
-    again = np.where(layouts.is_resharded, gather, 0.0)
-    forward = gathered * _exposed(gather, block[0], c, computes[0])
-    is_each = layouts.reduces_each_microbatch
-    behind = np.where(is_each & layouts.splits_backward, 0.0, block[1])
-    reduced = _exposed(again + scatter, behind, c, computes[1]) - _hidden_after_stage(dp, scatter, block[1], c)
-    before_last = np.where(is_each, reduced, _exposed(again, block[1], c, computes[1]))
-    at_once = np.where(is_apart, np.maximum(again + scatter, summed), again + scatter + summed)
-    backward = (1 - last) * before_last + last * _exposed(at_once, behind, c, computes[1])
     # Ranks that share their tokens, by tp alone, still share out experts (ours).
     shares_experts = dp.is_own & (layouts.efsdp > 1) & (dp.work.owners.expert_parameters[owner] > 0)
-    is_shared = (layouts.dp * layouts.cp > 1) | shares_experts
+    is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | shares_experts)
+    gathered = np.where(is_freed, 1.0, last)
+    again = np.where(is_freed, gather, 0.0)
+    forward = gathered * _exposed(gather, block[0], c, computes[0])
+    is_each = layouts.reduces_each_microbatch
+    behind = np.where(layouts.splits_backward, 0.0, block[1])
+    after_stage = _hidden_after_stage(dp, scatter, block[1], c)
+    reduced = _exposed(again + scatter, behind, c, computes[1]) - after_stage
+    gathered_again = _exposed(again, block[1], c, computes[1])
+    before_last = np.where(is_each, reduced, gathered_again)
+    # The host can add gradients to others only when they are there, and the device waits for it.
+    before_last = np.where(sums_on_host(layouts), gathered_again + scatter, before_last)
+    # Copies of the two cross PCIe both ways at once.
+    both = np.maximum(again + scatter - copy, 0.0)
+    at_once = np.where(is_apart, np.maximum(both, summed), both + summed)
+    # Nothing is computed after the stage that a rank is done with last.
+    at_end = _exposed(at_once, behind, c, computes[1]) - (1 - 1 / layouts.stages_per_rank) * after_stage
+    backward = (1 - last) * before_last + last * at_end
+    is_shared = (layouts.dp * layouts.cp > 1) | shares_experts | layouts.cpu_offload
     return np.where(dp.shards_parameters & is_shared, forward + backward, 0.0)
 
 
@@ -207,6 +218,13 @@ def replicas_all_reduce_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tup
     return replicas, all_reduce_s(shard, replicas, fabric)
 
 
+def _copy_s(dp: DataParallel, owner: Index) -> Floats:
+    """Return the seconds in which one block's parameters, or gradients, cross PCIe; 0 where they stay on the device."""
+    owners, layouts = dp.work.owners, dp.layouts
+    own = owners.dense_parameters[owner] / layouts.fsdp + owners.expert_parameters[owner] / np.maximum(layouts.efsdp, 1)
+    return copy_s(layouts, own)
+
+
 def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats | float = 1.0) -> Floats:
     longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
     return np.asarray(longer_by_s + c["overlap_slowdown"] * computes * np.minimum(own_s, hidden_behind_s))
@@ -233,7 +251,8 @@ def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric) -> Floats:
     # Kept from forward to backward, but for one microbatch only if blocks are freed.
     gathers = np.where(layouts.is_resharded, 1.0, last)
     reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
-    return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed, 0.0)
+    copied = (gathers + np.where(sums_on_host(layouts), 1.0, last)) * copy_s(layouts, parameters / layouts.fsdp)
+    return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed + copied, 0.0)
 
 
 def replicated_sums_s(dp: DataParallel, fabric: Fabric) -> Floats:

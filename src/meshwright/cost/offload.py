@@ -1,12 +1,11 @@
 """cpu_offload: what it takes that parameters, gradients and optimizer state wait in the host's memory.
 
-    copies   (gathers + reductions) x 4 bytes of each parameter / PCIe: to the device, and gradients back
+    copies   4 bytes of each of a unit's parameters / PCIe: before each gather, and of gradients after each reduction
     host     bytes of each parameter / the rank's share of the host's memory bandwidth: 28 of AdamW, 12 of the norm and
              of clipping by it, 8 of scaling sums to means, 12 of adding up each further microbatch that is reduced
     memory   16 bytes of each parameter: float32 weights, gradients and two moments
 
-Rates are those of host_memory.py. Ignored: copies that hide behind computation,
-which FSDP2's do in part.
+Rates are those of host_memory.py. What hides copies: data_parallel.py.
 """
 
 from __future__ import annotations
@@ -15,35 +14,31 @@ import numpy as np
 
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.host_memory import HOST_BYTES, HOST_BYTES_PER_S, PCIE_BYTES_PER_S
+from meshwright.cost.layout_table import Bools, LayoutTable
 
 _STATE_BYTES = 16.0
 _UPDATE_BYTES, _CLIP_BYTES, _SCALE_BYTES, _SUM_BYTES = 28.0, 12.0, 8.0, 12.0
 
 
-def copies_s(cases: Cases) -> Floats:
-    """Return the seconds that copies of parameters and gradients add to each step; 0 where a layout has none."""
-    layouts = cases.layouts
-    # Each microbatch gathers forward and backward, or once in all where parameters are kept.
-    is_freed = layouts.is_resharded & (layouts.fsdp > 1)
-    gathers = np.where(is_freed, 2 * cases.num_microbatches, 1.0)
-    copied_s = _own_parameters(cases) * 4 * (gathers + _reductions(cases)) / PCIE_BYTES_PER_S
-    return np.where(layouts.cpu_offload, copied_s, 0.0)
+def copy_s(layouts: LayoutTable, own_parameters: Floats) -> Floats:
+    """Return the seconds in which a rank's part of parameters, or of gradients, crosses PCIe; 0 without offload."""
+    return np.where(layouts.cpu_offload, own_parameters * 4 / PCIE_BYTES_PER_S, 0.0)
+
+
+def sums_on_host(layouts: LayoutTable) -> Bools:
+    """Return where the host adds each microbatch's gradients to those before."""
+    # Sums over replicas, which follow the last microbatch, are of what the device holds.
+    return np.asarray(layouts.cpu_offload & layouts.reduces_each_microbatch & (layouts.dp_replicate == 1))
 
 
 def host_s(cases: Cases) -> Floats:
     """Return the seconds in which the host sums, scales and clips gradients and updates parameters in each step."""
     layouts, per_node = cases.layouts, cases.each(lambda setting: setting.cluster.devices_per_node)
     is_scaled = cases.num_microbatches * layouts.dp * layouts.cp > 1
-    num_bytes = _UPDATE_BYTES + _CLIP_BYTES + _SCALE_BYTES * is_scaled + _SUM_BYTES * (_reductions(cases) - 1)
+    num_sums = np.where(sums_on_host(layouts), cases.num_microbatches - 1, 0)
+    num_bytes = _UPDATE_BYTES + _CLIP_BYTES + _SCALE_BYTES * is_scaled + _SUM_BYTES * num_sums
     seconds = _own_parameters(cases) * num_bytes * per_node / HOST_BYTES_PER_S
     return np.where(layouts.cpu_offload, seconds, 0.0)
-
-
-def _reductions(cases: Cases) -> Floats:
-    """Return how often in a step gradients are copied to the host."""
-    # Sums over replicas, which follow the last microbatch, are of what the device holds.
-    is_each = cases.layouts.reduces_each_microbatch & (cases.layouts.dp_replicate == 1)
-    return np.where(is_each, cases.num_microbatches, 1.0)
 
 
 def host_headroom_bytes(cases: Cases) -> Floats:

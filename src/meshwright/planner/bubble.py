@@ -21,8 +21,9 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.messages import hops_of
+from meshwright.cost.repeats import repeated_share
 from meshwright.cost.replay import Hops, PipelineOps, Replayed, pipeline_ops, replay
-from meshwright.cost.stage import bubble_share, repeated_share, split_share
+from meshwright.cost.stage import bubble_share, split_share
 from meshwright.cost.step import StepTerms
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.cases import cases_of
@@ -58,6 +59,9 @@ def replayed_step(step: StepTime, layout: Layout, question: Question) -> StepTim
     if layout.pp == 1:
         return step
     steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
+    if layout.may_split_backward and not layout.reduces_each_microbatch:
+        # Gradients are reduced when all of a stage's backwards are done: for others there is nothing to wait for.
+        steady_s -= step.dp_s
     number = num_microbatches_of(layout, question)
     # Not only what is exposed: the replay itself finds what hides a transfer.
     cases = cases_of(layout_table([layout]), question)

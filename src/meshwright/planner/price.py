@@ -14,7 +14,7 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.footprint import Footprint, footprint, footprint_of_rank, memory_use
 from meshwright.cost.layout_table import Ints, LayoutTable, concatenate, layout_table
-from meshwright.cost.offload import copies_s, host_headroom_bytes, host_s
+from meshwright.cost.offload import host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.planner.bubble import with_bubbles
 from meshwright.planner.cases import cases_of
@@ -115,7 +115,6 @@ def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
     # The device waits while the host runs the optimizer, which takes the device no time then.
     return replace(
         step,
-        dp_s=step.dp_s + copies_s(cases),
         host_s=step.host_s + host_s(cases),
         optimizer_s=np.where(cases.layouts.cpu_offload, 0.0, step.optimizer_s),
     )
