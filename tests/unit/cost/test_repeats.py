@@ -27,7 +27,7 @@ def steps(model: str, *layouts: Layout) -> StepTerms:
 def test_experts_on_ranks_of_their_own_are_computed_once() -> None:
     terms = steps("qwen3-30b-a3b", SPLIT, SPLIT.replace(ep=8), SPLIT.replace(compile=False))
     in_one_graph, in_parts, eager = terms.repeat_s
-    assert eager == 0.0 < in_parts < 0.5 * in_one_graph
+    assert eager == 0.0 < in_parts < 0.6 * in_one_graph
 
 
 def test_exchanges_of_tokens_are_not_repeated() -> None:
