@@ -33,7 +33,6 @@ def communicated(x: Tensor) -> Tensor:
         funcol.all_reduce((x + 1).view(-1), "sum", group),
         funcol.broadcast(x * 2, 1, group),
         funcol.all_gather_tensor(x * 3, 0, group),
-        funcol.all_gather_tensor(x * 3, 1, group),
         funcol.reduce_scatter_tensor(x * 4, "sum", 0, group),
         funcol.all_to_all_single(x * 5, None, None, group),
         *funcol.all_reduce_coalesced([x * 6, x @ x], "sum", group),

@@ -77,8 +77,8 @@ def test_what_is_around_collectives_is_fused_and_multiplied_once(folder: Path, p
 
 
 def test_only_what_is_read_again_is_copied_before_it_is_reduced(folder: Path) -> None:
-    copied = [name for name in ops(trace_of(folder, "tensor_parallel/compiled")) if "clone" in name]
-    assert copied == []
+    kernels = ops(trace_of(folder, "tensor_parallel/compiled"))
+    assert not any(name.startswith("inductor.fused(") and "clone" in name for name in kernels)
     assert any("clone" in name for name in ops(trace_of(folder, "functional/compiled")))
 
 
