@@ -110,6 +110,12 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
     )
 
 
+def wire_name(func: Any) -> str:
+    """Return an operator's name; a functional one in place, as compilers call it, is the same among ranks as others."""
+    name = func._opname.removesuffix("_") if func.namespace == _NAMESPACES[1] else func._opname
+    return f"{func.namespace}.{name}.{func._overloadname}"
+
+
 def _require_member(ranks: tuple[int, ...], place: int, func: Any) -> tuple[int, ...]:
     if not 0 <= place < len(ranks):
         raise ValueError(

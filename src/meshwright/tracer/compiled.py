@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 
 from meshwright.parallelism.torch_operator import shape_of, tensors_in
 from meshwright.spec.trace import Signature
+from meshwright.tracer.compiled_collectives import communicate_in_place, require_recorded
 from meshwright.tracer.graph_replay import Capture, GraphCall, key_of
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.simulated_device import NAME
@@ -46,6 +47,7 @@ def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
         try:
             join_matmuls(graph)
             draw_by_seeds(graph)
+            communicate_in_place(graph)
             return CompiledGraph(graph, kernels_of(graph, inputs), mode)
         finally:
             mode.recorder.is_paused = before
@@ -111,6 +113,7 @@ class CompiledGraph:
             if kernel.is_fused:
                 self._run_fused(number, kernel, values)
             else:
+                require_recorded(kernel.nodes, values)
                 for node in kernel.nodes:
                     self._value(node, values)
             self._mode.recorder.scopes.is_compiled_forward = False

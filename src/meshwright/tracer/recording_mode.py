@@ -28,7 +28,8 @@ from meshwright.parallelism.torch_operator import (
     tensors_in,
 )
 from meshwright.spec.trace import NONE, RecordKind, Signature
-from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of
+from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of, wire_name
+from meshwright.tracer.functional_collectives import PARTS
 from meshwright.tracer.host_memory import is_blocking, place_of
 from meshwright.tracer.host_numbers import computed, is_of_the_host
 from meshwright.tracer.program_numbers import ProgramNumbers
@@ -106,6 +107,9 @@ class RecordingMode(TorchDispatchMode):
             self._wait(args[0])
             # Fake mode would make a new tensor of it.
             return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if func in PARTS:
+            with self:
+                return PARTS[func](*args, **kwargs)
         if func in JOINT:
             return self._joint(func, args, kwargs)
         if func is GROUPED_MATMUL and self.device_type != "cpu" and is_by_loop(args[0]):
@@ -165,7 +169,9 @@ class RecordingMode(TorchDispatchMode):
             signature = signature_of(func, inputs, outputs, is_causal=is_causal)
             signature = signature.replace(flops=flops, is_tf32=is_tf32)
             if found is not None:
-                signature = signature.replace(agreed=found.agreed, sends=found.sends, receives=found.receives)
+                signature = signature.replace(
+                    op=wire_name(func), agreed=found.agreed, sends=found.sends, receives=found.receives
+                )
             elif place is not None:
                 signature = signature.replace(place=place)
             position = self._signatures[key] = self.recorder.signatures.position(signature)

@@ -33,6 +33,7 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from meshwright.tracer.compiled_collectives import communicated, is_collective, require_kernels
 from meshwright.tracer.simulated_device import H100
 from meshwright.tracer.torch_names import replace as replace_name
 
@@ -110,6 +111,7 @@ def kernels_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Kernel]:
             bases = {node: base for node, base in in_place.items() if node in own and kernel.is_fused}
             kernels.append(replace(kernel, in_place=bases))
             done |= own
+    require_kernels(graph, (node for kernel in kernels if not kernel.is_fused for node in kernel.nodes))
     return kernels
 
 
@@ -122,6 +124,7 @@ def _move_to_last_writer(
     last_writer = {
         buffer: number
         for number, step in enumerate(steps)
+        if not any(is_collective(node) for node in written[number])
         for output in step.get_outputs()
         for buffer in output.get_mutations()
     }
@@ -198,7 +201,24 @@ def _results(step: BaseSchedulerNode, names: dict[str, fx.Node]) -> set[fx.Node]
     if called:
         return called
     origins = (output.node.get_origin_node() for output in step.get_outputs())
-    return {names[one.name] for one in origins if one is not None and one.op == "call_function"}
+    is_called = isinstance(step, ExternKernelSchedulerNode)
+    made = (_maker(names[one.name], through_views=is_called) for one in origins if one is not None)
+    return {node for node in made if node.op == "call_function"}
+
+
+def _maker(node: fx.Node, *, through_views: bool) -> fx.Node:
+    """Return the node that a kernel computes, of which Inductor names the last that returns its memory: a collective
+    that works on it in place, a wait, or a view of the same shape.
+    """
+    found = node
+    while True:
+        if (source := communicated(node)) is not None:
+            found = node = source
+        elif isinstance(node.target, OpOverload) and node.target.is_view:
+            node = node.all_input_nodes[0]
+            found = node if through_views else found
+        else:
+            return found
 
 
 def _in_order(nodes: set[fx.Node], names: dict[str, fx.Node]) -> tuple[fx.Node, ...]:
