@@ -58,6 +58,8 @@ class FoundCollective:
     """Tensors among its arguments that it writes to: the operators' schemas do not say so."""
     is_in_place: bool = False
     """Whether these are also what this rank brings to it."""
+    root: int | None = None
+    """Place in its group of the rank that all others get the result from, or bring theirs to."""
     is_barrier: bool = False
     serves_host: bool = True
     """Whether its group has a backend for tensors of the host."""
@@ -105,6 +107,7 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
         receives=exchange.receives,
         written=_written(given, place) if func.namespace == _NAMESPACES[0] else (),
         is_in_place=func.namespace == _NAMESPACES[0] and "tensors" in given,
+        root=given.get("root_rank", given.get("src")),
         is_barrier="barrier" in func._opname,
         serves_host=on_host,
     )

@@ -146,9 +146,7 @@ class RecordingMode(TorchDispatchMode):
         if found is None:
             self.numbers.readings.follow(func, args, kwargs, inputs, results)
         else:
-            times = found.num_ranks if "sum" in found.agreed else 1
-            ends = results if found.is_functional else found.written
-            self.numbers.readings.communicated(inputs, ends, times, is_in_place=found.is_in_place)
+            self.numbers.communicated(found, func._opname, inputs, results if found.is_functional else found.written)
         place = place_of(func, inputs, outputs, self.device_type)
         is_here = place not in (None, "host")
         if found is None and place is None:
