@@ -14,12 +14,10 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
 from meshwright.parallelism.torch_operator import argument_names, tensors_in
-from meshwright.spec.trace import NONE, RecordKind
+from meshwright.spec.trace import BATCHED, NONE, RecordKind
 from meshwright.tracer.exchange import agreed_of, exchange_of
 from meshwright.tracer.torch_process_group import serves_host
 
-HOST_AXIS = "(CPU tensors)"
-"""What is added to the axis of a group where its collectives are on tensors of the host."""
 COMMUNICATOR = "(communicator {})"
 """What is added to the axis of the second and later groups of the same ranks: each has an order of its own."""
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -70,8 +68,12 @@ class FoundCollective:
         return 1 if self.group is None else len(self.group[0])
 
 
-def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "") -> FoundCollective | None:
+def collective_of(
+    func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "", *, is_batched: bool = False
+) -> FoundCollective | None:
     """Return what collective the operator is, None of any other; `reduce_op` is that of c10d's reductions.
+
+    `is_batched` says of a message that it goes together with others.
 
     Raises ValueError where its tensors cannot be those of one collective, as a real backend does.
     """
@@ -89,8 +91,16 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
         place = given.get("dst", given.get("src"))
         peer = NONE if ranks is None else _require_member(ranks, place, func)[place]
         written = () if kind == RecordKind.SEND else tuple(tensors_in(given["tensors"]))
+        marks = (f"tag {given['tag']}" if given.get("tag") else "", BATCHED if is_batched else "")
         return FoundCollective(
-            kind, group, communicator, peer, num_bytes=num_bytes, written=written, serves_host=on_host
+            kind,
+            group,
+            communicator,
+            peer,
+            num_bytes=num_bytes,
+            agreed=", ".join(filter(None, marks)),
+            written=written,
+            serves_host=on_host,
         )
     if ranks is not None and "root_rank" in given:
         _require_member(ranks, given["root_rank"], func)
