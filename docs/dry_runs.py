@@ -68,7 +68,7 @@ Up to 64 ranks all are traced. Of more, every place of each mesh axis or group o
 up to 32 places), the first, the second and the last of a longer one, the first and the last rank of each role, and who
 is at the other end of a message that would go unanswered: the page says which. Ranks whose messages go differently far
 have roles of their own; where these are too many, the program is refused. A mistake that one rank's number makes
-elsewhere is found with `--every-rank`.
+elsewhere is not seen; `--every-rank` finds it, and takes as long as it takes to trace all ranks.
 
 ## What numbers read as
 
@@ -76,8 +76,10 @@ Fake tensors hold no numbers. What a program reads by `.item()`, `.tolist()`, `f
 step would have, as far as that is known:
 
 - What the program put into a tensor, such as `torch.tensor(3.0)`, `zeros(())` or `ones(2)`, reads as that, through
-  copies, arithmetic, comparisons, `any()`, `all()`, `sum()` and collectives; other ranks bring what this one does. Not
-  followed are tensors of more than 64 elements, and arithmetic with elements that differ: they read as 1, a guess.
+  copies, arithmetic, comparisons, `any()`, `all()`, `sum()`, collectives and messages. Ranks take what the others
+  bring, such as their numbers of rows before an uneven all-gather: where that is not what they bring themselves, they
+  are traced again. A rank that is not traced is taken to bring the same; where traced ones differ, that is a guess. Not
+  followed are tensors of more than 64 elements, or 4,096 in a collective: they read as 1, a guess.
 - Tests for numbers that are not finite find none: `isnan`, `isinf`, `isfinite`, a comparison with infinity or of a
   tensor with itself.
 - The flag of a `GradScaler`, by which it skips a step, reads as 0: the optimizer runs.

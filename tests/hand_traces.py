@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -37,6 +38,7 @@ class Script:
         self.storages: list[tuple[int, int, int, int]] = []
         self.uses: list[tuple[int, int, int]] = []
         self._num_works = self._num_events = 0
+        self._agreed = ""
 
     def op(self, device_s: float = 0.0, stream: int = 0, host_s: float = 0.0) -> int:
         return self._add(RecordKind.OP, stream, device_s, host_s, signature=self._signature("aten.add.Tensor"))
@@ -60,6 +62,14 @@ class Script:
 
     def receive(self, peer: int, ranks: tuple[int, ...], wire_s: float = 0.0, num_bytes: int = 8) -> int:
         return self._message(RecordKind.RECEIVE, peer, ranks, wire_s, num_bytes)
+
+    def agreeing(self, agreed: str, ask: Callable[[], int]) -> int:
+        """Return what `ask` does, with what the signatures of its messages agree on."""
+        self._agreed = agreed
+        try:
+            return ask()
+        finally:
+            self._agreed = ""
 
     def wait(self, work: int, stream: int = 0) -> int:
         return self._add(RecordKind.WAIT, stream, work=work)
@@ -107,7 +117,8 @@ class Script:
 
     def _message(self, kind: RecordKind, peer: int, ranks: tuple[int, ...], wire_s: float, num_bytes: int) -> int:
         group = self.groups.setdefault((ranks, "pp"), len(self.groups))
-        signature = self._signature("c10d.send.default" if kind == RecordKind.SEND else "c10d.recv_.default")
+        op = "c10d.send.default" if kind == RecordKind.SEND else "c10d.recv_.default"
+        signature = self._signature(op, agreed=self._agreed)
         return self._meet(kind, wire_s, signature, group=group, peer=peer, num_bytes=num_bytes)
 
     def _meet(self, kind: RecordKind, wire_s: float, signature: int, **columns: int) -> int:

@@ -39,6 +39,11 @@ def fails_within(device, rank, world_size):
         except KeyError as error:
             raise RuntimeError("a stage failed") from error
     return step
+def leaves_unused(device, rank, world_size):
+    layers = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 4), "spare": torch.nn.Linear(4, 4)}).to(device)
+    layers.forward = lambda x: layers["used"](x)
+    model = torch.nn.parallel.DistributedDataParallel(layers)
+    return lambda: model(torch.ones(2, 4, device=device)).sum().backward()
 def on_nccl(device, rank, world_size):
     dist.init_process_group("nccl")
     return lambda: dist.all_reduce(torch.ones(4))
@@ -61,7 +66,8 @@ REFUSED = {
     "sends": "({file}:20): send names rank 5 of its group, which has ranks 0 to 1",
     "broadcasts": "({file}:22): broadcast_ names rank 5 of its group, which has ranks 0 to 1",
     "fails_within": "RuntimeError ({file}:28): a stage failed; caused by KeyError: 'sample 17'",
-    "on_nccl": "({file}:32): No backend type associated with device type cpu: the group's backend is nccl alone",
+    "leaves_unused": "gave parameters no gradient (spare.weight, spare.bias)",
+    "on_nccl": "({file}:37): No backend type associated with device type cpu: the group's backend is nccl alone",
     "one_number": "{file} has an object of type int, no function, one_number: use one of broadcasts, exits,",
     "absent": "{file} has no function absent: use one of broadcasts, exits,",
     "": "names no function: write FILE.py:FUNCTION",
@@ -116,7 +122,7 @@ def test_a_step_of_the_host_alone_is_shown(capsys: pytest.CaptureFixture[str], t
 def test_what_does_not_fit_names_the_line_that_holds_most(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, page = shown(capsys, tmp_path / "mistakes.py", "holds_too_much")
     assert code == ExitCode.BAD_INPUT
-    assert "most is temporary, 100 GiB in one tensor (empty, mistakes.py:37)" in page
+    assert "most is temporary, 100 GiB in one tensor (empty, mistakes.py:42)" in page
     assert "make these tensors smaller" in page
     assert "layout" not in page
     assert " pp " not in page

@@ -18,6 +18,7 @@ from meshwright.simulator.conditions import Conditions
 from meshwright.simulator.exposure import collective_uses, exposed_places
 from meshwright.simulator.hazards import hazards_in_background
 from meshwright.simulator.liveness import liveness_of
+from meshwright.simulator.message_order import message_hazards
 from meshwright.simulator.outcome import compute_seconds, rank_memory, rank_times
 from meshwright.simulator.overlap import overlap_of
 from meshwright.simulator.rank_classes import grouped
@@ -80,7 +81,7 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         workload=subject.workload,
         usable_memory_bytes=round(device.usable_memory_bytes),
         problems=problems,
-        hazards=of_ranks,
+        hazards=of_ranks if problems else (*of_ranks, *message_hazards(traces)),
         num_traced=len(traces.traced or traces.traces),
         traced_ranks=traces.traced if len(traces.traced) < traces.world_size else (),
         guesses=tuple(map(str, traces.guesses())),

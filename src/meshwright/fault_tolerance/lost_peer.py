@@ -1,5 +1,7 @@
 """Tells a lost peer from a bug: backends report both as RuntimeError."""
 
+import re
+
 from torch import distributed as dist
 
 from meshwright.errors import ExitCode, MeshwrightError
@@ -24,6 +26,11 @@ def is_lost_peer(error: BaseException) -> bool:
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def words_of(error: BaseException) -> str:
+    """Return what a backend says is wrong: its first sentence, without its advice."""
+    return re.split(r"\. (?=[A-Z])", str(error).strip().splitlines()[0], maxsplit=1)[0].rstrip(".")
 
 
 def exit_code_of(error: BaseException) -> ExitCode:

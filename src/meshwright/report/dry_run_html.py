@@ -12,6 +12,7 @@ from meshwright.extras import import_extra
 from meshwright.report.dry_run_figures import exposed_figure, waterfall_figure
 from meshwright.report.dry_run_memory import saving_cells, short_op
 from meshwright.report.dry_run_table import (
+    UNLESS,
     job_words,
     misfit_words,
     most_exposed,
@@ -19,6 +20,7 @@ from meshwright.report.dry_run_table import (
     rank_words,
     signed_change,
     times,
+    warnings_of,
 )
 from meshwright.report.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
 from meshwright.report.timeline_figures import PURPOSE, memory_figure, pipeline_figure, streams_figure
@@ -54,12 +56,11 @@ def _head(run: DryRun) -> Iterator[str]:
 def _problems(run: DryRun) -> Iterator[str]:
     if run.problems:
         listed = "".join(f"<li>{escape(str(problem))}</li>" for problem in run.problems)
-        yield f'<section class="bad"><h2>The step would hang or go wrong</h2><ul class="pre">{listed}</ul></section>'
-    if run.hazards:
-        listed = "".join(f"<li>{escape(str(hazard))}</li>" for hazard in run.hazards)
-        yield _section(
-            "Warnings", "The step ends, and what it computes depends on chance.", f'<ul class="pre">{listed}</ul>'
-        )
+        verdict = f"The step would hang or go wrong{UNLESS if run.guesses else ''}"
+        yield f'<section class="bad"><h2>{verdict}</h2><ul class="pre">{listed}</ul></section>'
+    for what, hazards in warnings_of(run).items():
+        listed = "".join(f"<li>{escape(str(hazard))}</li>" for hazard in hazards)
+        yield _section("Warnings", f"{what[0].upper()}{what[1:]}.", f'<ul class="pre">{listed}</ul>')
     if run.guesses:
         listed = "".join(f"<li>{escape(guess)}</li>" for guess in run.guesses)
         what = "What is run depends on numbers that fake tensors do not hold."

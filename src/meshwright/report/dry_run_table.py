@@ -23,6 +23,7 @@ from meshwright.report.stragglers_table import stragglers_parts
 from meshwright.report.waterfall import MFU_MEANS, TERMS, percent, table_of
 from meshwright.spec.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
 from meshwright.spec.layout_text import layout_text
+from meshwright.spec.problem import Hazard
 from meshwright.spec.step_parts import StepParts
 from meshwright.units import format_bytes, format_count, format_duration
 
@@ -41,21 +42,36 @@ _LEAST_SHARE = 0.0005
 """Of the step: what takes less is not worth a line."""
 
 
+UNLESS = ", if what is guessed below is so"
+"""Added to a verdict that may follow from a guess."""
+
+
+def warnings_of(run: DryRun) -> dict[str, list[Hazard]]:
+    """Return the hazards of a dry run by what they mean for the step."""
+    by_meaning = {
+        "the step ends, and what it computes depends on chance": [one for one in run.hazards if one.is_race],
+        "the simulated step ends; on NCCL it may not, or mix up tensors": [
+            one for one in run.hazards if not one.is_race
+        ],
+    }
+    return {what: hazards for what, hazards in by_meaning.items() if hazards}
+
+
 def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
     """Yield the parts of the page."""
     yield from _question(run)
     if run.problems:
         yield ""
-        yield "[bold red]the step would hang or go wrong[/]"
+        yield f"[bold red]the step would hang or go wrong[/]{UNLESS if run.guesses else ''}"
         yield from (f"[red]-[/] {escape(str(problem))}" for problem in run.problems[:_MOST_ROWS])
         if len(run.problems) > _MOST_ROWS:
             yield f"[red]-[/] and {len(run.problems) - _MOST_ROWS} more, which the first ones may explain"
-    if run.hazards:
+    for what, hazards in warnings_of(run).items():
         yield ""
-        yield "[bold yellow]warnings[/]: the step ends, and what it computes depends on chance"
-        yield from (f"[yellow]-[/] {escape(str(hazard))}" for hazard in run.hazards[:_MOST_ROWS])
-        if len(run.hazards) > _MOST_ROWS:
-            yield f"[yellow]-[/] and {len(run.hazards) - _MOST_ROWS} more"
+        yield f"[bold yellow]warnings[/]: {what}"
+        yield from (f"[yellow]-[/] {escape(str(hazard))}" for hazard in hazards[:_MOST_ROWS])
+        if len(hazards) > _MOST_ROWS:
+            yield f"[yellow]-[/] and {len(hazards) - _MOST_ROWS} more"
     if run.guesses:
         yield ""
         yield "[bold yellow]guessed[/]: what is run depends on numbers that fake tensors do not hold"
@@ -92,7 +108,8 @@ def _question(run: DryRun) -> Iterator[str]:
     yield f"[dim]{escape(job_words(run))}[/]"
     if run.layout is None and run.num_traced < run.num_devices:
         traced = f"{run.num_traced:,} of {run.num_devices:,} ranks"
-        yield f"[dim]{traced} were traced, for all of their roles (--every-rank traces all){_which(run)}[/]"
+        unseen = "what one of the others alone does wrong is not seen (--every-rank traces all)"
+        yield f"[dim]{traced} were traced{_which(run)}; {unseen}[/]"
 
 
 def _which(run: DryRun) -> str:

@@ -126,9 +126,12 @@ def _circle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Standing])
     # Where most ranks wait elsewhere, one took another way.
     places = sorted(_waits(traces, comm_ops, {one: waiting[one] for one in circle}), key=lambda one: common[_key(one)])
     told = [f"rank {one} for rank {other}" for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)]
+    # Where none is alone with what it waits for, nothing tells who is to blame from the rest.
+    is_tie = len(places) > 1 and common[_key(places[0])] == common[_key(places[1])]
     channel = comm_ops.channels[int(comm_ops.channel[waiting[circle[0]].comm_op])]
     return Problem(
         kind="deadlock",
+        is_tie=is_tie,
         culprit=places[0],
         rule=f"ranks wait in a circle: {', '.join(told)}",
         others=tuple(places[1:]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -14,7 +14,10 @@ ProblemKind = Literal["collective", "message", "deadlock", "stopped"]
 RaceKind = Literal["never waited for", "used before its wait", "across streams", "freed across streams"]
 """Communication whose result is used without a wait; two streams that use one tensor in no defined order."""
 
+MessageHazardKind = Literal["both send first", "both receive first", "tags differ"]
+"""Messages of a pair of ranks that are not batched and block each other; tags, which NCCL does not look at."""
 
+_NUM_ENDS = 2
 UNRECORDED = -2
 """Record of a Place that stands in no trace, such as a call of new_group()."""
 
@@ -84,7 +87,8 @@ class Problem(Noun):
         lines = [f"{self.rule}", f"  {names[0]}: {self.culprit}"]
         lines += [f"  {names[1]}: {other}" for other in self.others]
         if self.is_tie:
-            lines.append("  no majority of ranks says which of them is wrong: look at both")
+            which = "both" if len(self.others) < _NUM_ENDS else "all"
+            lines.append(f"  no majority of ranks says which of them is wrong: look at {which}")
         if self.hint:
             lines.append(f"  {self.hint}")
         if self.num_more:
@@ -96,9 +100,11 @@ class Problem(Noun):
 
 
 class Hazard(Noun):
-    """Two uses of one tensor that nothing orders: the step ends, and what it computes depends on chance."""
+    """Two uses of one tensor that nothing orders: the step ends, and what it computes depends on chance; or two ends of
+    messages that NCCL takes otherwise than the program may mean.
+    """
 
-    kind: RaceKind
+    kind: RaceKind | MessageHazardKind
     first: Place
     """The communication op that is not waited for, or the earlier of the two uses."""
     second: Place | None = None
@@ -108,17 +114,32 @@ class Hazard(Noun):
     num_ranks: PositiveInt = 1
     """Ranks that do so, the one of `first` included."""
 
+    @property
+    def is_race(self) -> bool:
+        """Return whether it is about uses of one tensor of one rank."""
+        return self.kind in get_args(RaceKind)
+
     def __str__(self) -> str:
-        others = f" (and {self.num_ranks - 1:,} other ranks)" if self.num_ranks > 1 else ""
+        others = f" (and {self.num_ranks - 1:,} other ranks)" if self.num_ranks > 1 and self.is_race else ""
+        others = others if self.is_race or self.num_ranks <= _NUM_ENDS else f" ({self.num_ranks:,} ranks do so)"
         times = f" {self.count} times" if self.count > 1 else ""
         lines = [f"{_HAZARDS[self.kind]}{times}{others}", f"  first: {self.first}"]
-        return "\n".join(lines + ([] if self.second is None else [f"  then: {self.second}"]))
+        then = "then" if self.is_race else "and"
+        return "\n".join(lines + ([] if self.second is None else [f"  {then}: {self.second}"]))
 
 
-_HAZARDS: dict[RaceKind, str] = {
+_IN_ORDER = "NCCL runs the messages of two ranks one after the other unless they are batched"
+_BATCH = "call batch_isend_irecv()"
+_HAZARDS: dict[RaceKind | MessageHazardKind, str] = {
     "never waited for": "communication is never waited for: call wait() on the work that async_op=True returns",
     "used before its wait": "a tensor is used before the wait for the communication on it: wait first",
     "across streams": "two streams use a tensor and nothing orders them: call wait_stream(), or wait for an event",
     "freed across streams": "memory is freed while another stream uses it: record_stream(), or wait before the last "
     "reference to it ends",
+    "both send first": f"two ranks send to each other and neither receives first: {_IN_ORDER}, so that both stop for "
+    f"ever at messages too large for its buffers: {_BATCH}, or let one of them receive first",
+    "both receive first": f"two ranks receive from each other and neither sends first: {_IN_ORDER}, so that both stop "
+    f"for ever: {_BATCH}, or let one of them send first",
+    "tags differ": "a message is sent with one tag and received with another: NCCL does not look at tags, and messages "
+    "arrive in the order in which they are sent: receive them in that order",
 }

@@ -23,6 +23,10 @@ from meshwright.spec.noun import Noun
 
 Ints = NDArray[np.int64]
 NONE = -1
+HOST_AXIS = "(CPU tensors)"
+"""What is added to the axis of a group where its collectives are on tensors of the host."""
+BATCHED = "batched"
+"""What Signature.agreed says of a message that goes together with others of its rank."""
 
 
 class RecordKind(IntEnum):
@@ -69,7 +73,9 @@ class Signature(Noun):
     written_bytes: NonNegativeInt = 0
     place: OpPlace = "device"
     agreed: str = ""
-    """Of a collective: arguments that all ranks of its group must pass alike: "max", or "root 2 of the group"."""
+    """Of a collective: arguments that all ranks of its group must pass alike: "max", or "root 2 of the group". Of a
+    message "tag 2" if it is not 0, and BATCHED.
+    """
     sends: tuple[NonNegativeInt, ...] = ()
     """Of an all-to-all, gather or scatter: bytes to each rank of its group; empty where all send and receive alike."""
     receives: tuple[NonNegativeInt, ...] = ()

@@ -14,12 +14,10 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
 from meshwright.parallelism.torch_operator import argument_names, tensors_in
-from meshwright.spec.trace import NONE, RecordKind
+from meshwright.spec.trace import BATCHED, NONE, RecordKind
 from meshwright.tracer.exchange import agreed_of, exchange_of
 from meshwright.tracer.torch_process_group import serves_host
 
-HOST_AXIS = "(CPU tensors)"
-"""What is added to the axis of a group where its collectives are on tensors of the host."""
 COMMUNICATOR = "(communicator {})"
 """What is added to the axis of the second and later groups of the same ranks: each has an order of its own."""
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -58,6 +56,8 @@ class FoundCollective:
     """Tensors among its arguments that it writes to: the operators' schemas do not say so."""
     is_in_place: bool = False
     """Whether these are also what this rank brings to it."""
+    root: int | None = None
+    """Place in its group of the rank that all others get the result from, or bring theirs to."""
     is_barrier: bool = False
     serves_host: bool = True
     """Whether its group has a backend for tensors of the host."""
@@ -68,8 +68,12 @@ class FoundCollective:
         return 1 if self.group is None else len(self.group[0])
 
 
-def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "") -> FoundCollective | None:
+def collective_of(
+    func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "", *, is_batched: bool = False
+) -> FoundCollective | None:
     """Return what collective the operator is, None of any other; `reduce_op` is that of c10d's reductions.
+
+    `is_batched` says of a message that it goes together with others.
 
     Raises ValueError where its tensors cannot be those of one collective, as a real backend does.
     """
@@ -87,8 +91,16 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
         place = given.get("dst", given.get("src"))
         peer = NONE if ranks is None else _require_member(ranks, place, func)[place]
         written = () if kind == RecordKind.SEND else tuple(tensors_in(given["tensors"]))
+        marks = (f"tag {given['tag']}" if given.get("tag") else "", BATCHED if is_batched else "")
         return FoundCollective(
-            kind, group, communicator, peer, num_bytes=num_bytes, written=written, serves_host=on_host
+            kind,
+            group,
+            communicator,
+            peer,
+            num_bytes=num_bytes,
+            agreed=", ".join(filter(None, marks)),
+            written=written,
+            serves_host=on_host,
         )
     if ranks is not None and "root_rank" in given:
         _require_member(ranks, given["root_rank"], func)
@@ -105,6 +117,7 @@ def collective_of(func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str
         receives=exchange.receives,
         written=_written(given, place) if func.namespace == _NAMESPACES[0] else (),
         is_in_place=func.namespace == _NAMESPACES[0] and "tensors" in given,
+        root=given.get("root_rank", given.get("src")),
         is_barrier="barrier" in func._opname,
         serves_host=on_host,
     )

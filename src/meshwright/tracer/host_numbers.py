@@ -59,6 +59,12 @@ def tensor_of(numbers: list[Any], like: Tensor) -> Tensor:
         return torch.tensor(numbers, dtype=like.dtype).reshape(like.shape)
 
 
+def write_numbers(tensor: Tensor, numbers: list[Any]) -> None:
+    """Put numbers into a real tensor, row by row."""
+    with unset_fake_temporarily():
+        tensor.copy_(torch.tensor(numbers, dtype=tensor.dtype).reshape(tensor.shape))
+
+
 def is_whole_on_host(tensor: Tensor) -> bool:
     """Return whether a tensor holds integers, or booleans, and really is on the host."""
     is_plain = type(tensor) in (Tensor, nn.Parameter)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from meshwright.spec.trace import RecordKind
+from meshwright.tracer.collectives import FoundCollective
 from meshwright.tracer.guessed_number import GuessedNumber
-from meshwright.tracer.host_numbers import is_whole, is_whole_on_host, numbers_of, tensor_of
+from meshwright.tracer.host_numbers import is_whole, is_whole_on_host, numbers_of, tensor_of, write_numbers
+from meshwright.tracer.number_exchange import NumberExchange, Numbers
 from meshwright.tracer.program_lines import line_of_program
 from meshwright.tracer.readings import Reading, Readings
 from meshwright.tracer.recorder import Recorder
@@ -18,6 +22,9 @@ from meshwright.tracer.untraceable import refuse_number
 _MOST_KNOWN = 1 << 16
 """Integers of one tensor on the device that are known, such as a state of random numbers that ranks broadcast."""
 
+_MOST_EXCHANGED = 1 << 12
+"""Numbers of a collective that ranks take from each other: sizes, counts and flags."""
+
 
 class ProgramNumbers:
     """Numbers of tensors as a program reads them; reads of the device are recorded."""
@@ -25,6 +32,7 @@ class ProgramNumbers:
     def __init__(self, recorder: Recorder, device_type: str) -> None:
         self._recorder, self._device_type = recorder, device_type
         self.readings = Readings()
+        self.exchange = NumberExchange()
         self.guesses: dict[str, str] = {}
         """By line of the program what it read and decided by, where that was a guess."""
 
@@ -48,6 +56,48 @@ class ProgramNumbers:
         first = int(source.storage_offset())
         return tensor_of(list(known[first : first + copy.numel()]), copy)
 
+    def communicated(
+        self, found: FoundCollective, op: str, inputs: Sequence[Tensor], written: Sequence[Tensor]
+    ) -> None:
+        """Notice what a collective or message, the operator `op`, writes."""
+        if self.exchange.is_on and not found.is_barrier:
+            brought = inputs if found.is_in_place else [one for one in inputs if not _is_among(one, written)]
+            taken = self.exchange.taken(found, op, dist.get_rank(), self._brought(brought))
+            if taken is not None and self._is_put(written, taken):
+                return
+        times = found.num_ranks if "sum" in found.agreed else 1
+        self.readings.communicated(inputs, written, times, is_in_place=found.is_in_place)
+
+    def _brought(self, tensors: Sequence[Tensor]) -> Numbers | None:
+        """Return the numbers of tensors, one after the other; None where some are unknown, or there are many."""
+        if not tensors or sum(one.numel() for one in tensors) > _MOST_EXCHANGED:
+            return None
+        found = [self._numbers(one) for one in tensors]
+        known = [one for one in found if one is not None]
+        if len(known) < len(found):
+            return None
+        values = tuple(value for one in known for value in one.values)
+        return Numbers(values, any(one.is_guess for one in known), all(one.is_uniform for one in known))
+
+    def _numbers(self, tensor: Tensor) -> Numbers | None:
+        if is_whole_on_host(tensor):
+            return Numbers(tuple(numbers_of(tensor)), is_guess=False)
+        return self.readings.followed(tensor)
+
+    def _is_put(self, written: Sequence[Tensor], numbers: Numbers) -> bool:
+        """Return whether numbers could be put into tensors, one after the other, as the tensors' dtypes have them."""
+        if sum(one.numel() for one in written) != len(numbers.values):
+            return False
+        first = 0
+        for one in written:
+            values = [_in_dtype(value, one.dtype) for value in numbers.values[first : first + one.numel()]]
+            first += one.numel()
+            if is_whole_on_host(one):
+                write_numbers(one, values)
+            else:
+                self.readings.put_into(one, values, is_uniform=numbers.is_uniform, is_guess=numbers.is_guess)
+        return True
+
     def read(self, tensor: Tensor) -> None:
         """Record that the host reads a whole tensor."""
         if tensor.device.type == self._device_type != "cpu":
@@ -56,19 +106,19 @@ class ProgramNumbers:
     def number(self, tensor: Tensor, place: int = 0) -> float | int | bool:
         """Return what a number of a tensor reads as; raises UnsupportedError for a whole number that is unknown.
 
-        A boolean that is a guess is noted: programs read those to decide by them.
+        A boolean or a whole number that is a guess is noted: programs read those to decide by them.
         """
         reading = self.readings.read(tensor, place)
         if reading is None:
             refuse_number(self._recorder.scopes)
-        if reading.is_guess and isinstance(reading.value, bool):
+        if reading.is_guess and isinstance(reading.value, int):
             self.guessed(reading.value)
         return reading.value
 
     def guessed(self, value: float | bool) -> None:
         """Note that the program decides by a number that is a guess, and where."""
         if not self._recorder.is_paused and (line := line_of_program()):
-            self.guesses.setdefault(line, f"{value:g}" if type(value) is not bool else str(value))
+            self.guesses.setdefault(line, f"{value:g}" if isinstance(value, float) else str(value))
 
     def item(self, tensor: Tensor) -> float | int | bool:
         """Return what a tensor's only number reads as; a fraction that is a guess tells when it decides."""
@@ -93,3 +143,13 @@ class ProgramNumbers:
             self._recorder.record(RecordKind.HOST_SYNC)
         self.guessed(value=True)
         return True
+
+
+def _is_among(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
+    return any(tensor is other for other in tensors)
+
+
+def _in_dtype(value: float | int | bool, dtype: torch.dtype) -> float | int | bool:
+    if dtype == torch.bool:
+        return bool(value)
+    return int(value) if is_whole(dtype) else float(value)

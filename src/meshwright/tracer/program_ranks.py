@@ -19,6 +19,7 @@ rank's number, such as `rank == 37`, can be wrong there unseen; `every_rank` tra
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -58,8 +59,12 @@ def trace_program(program: Program, *, every_rank: bool = False, num_processes: 
 
     Raises UnsupportedError where a rank cannot be traced, or where too many roles differ.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        return _traced(program._replace(keeps_earlier=True, numbers_folder=folder), every_rank, num_processes)
+
+
+def _traced(program: Program, every_rank: bool, num_processes: int) -> Traces:
     count = program.world_size
-    program = program._replace(keeps_earlier=True)
     if every_rank or count <= ALL_TRACED:
         return _of_roles(trace_ranks(program, range(count), num_processes), np.arange(count))
     found: dict[int, Trace] = {}

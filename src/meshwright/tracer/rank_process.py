@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.models import initial
 from meshwright.parallelism import host_values
 from meshwright.spec.trace import Guess, Trace, Traced
+from meshwright.tracer.number_exchange import took_numbers
 from meshwright.tracer.object_exchange import ObjectExchange, waiting_ranks
 from meshwright.tracer.program_builder import find_builder, step_of
 from meshwright.tracer.recorder import Recorder
@@ -49,6 +50,8 @@ from meshwright.tracer.untraceable import explained
 from meshwright.units import format_bytes
 
 _POLL_S = 0.01
+_MOST_PASSES = 8
+"""Times that ranks are traced which need numbers from each other, one after the other."""
 _NUM_STEPS_BEFORE = 1
 """The first step makes the optimizer's state; the next are all alike."""
 
@@ -62,16 +65,43 @@ def main(order: dict[str, Any]) -> None:
         find_builder(order["build"])
         if order["compiles"]:
             recording_compiler(mode)
-    _trace_all(mode, order)
+    if failure := _trace_all(mode, order):
+        sys.exit(failure)
 
 
-def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> None:
-    """Trace the ranks of an order, each in a fork, and those that they wait for objects from."""
+def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> str:
+    """Trace the ranks of an order until they took from each other the numbers that they bring; return what failed."""
+    folder, exchange = _numbers_folder(order), mode.numbers.exchange
+    # Few ranks of a job are traced, and stand for all others.
+    exchange.is_on = order["keeps_earlier"]
+    exchange.learn(folder)
+    again = sorted(int(rank) for rank in order["out"])
+    for left in range(_MOST_PASSES, 0, -1):
+        exchange.is_settled = left > 1
+        for old in (*_exchange_folder(order).glob("*.waits"), Path(order["said"])):
+            old.unlink(missing_ok=True)
+        failure, is_final = _trace_each(mode, order, again)
+        unlike = exchange.learn(folder)
+        again = [rank for rank in map(int, order["out"]) if rank in unlike or not _is_written(order, rank)]
+        if is_final or not unlike.intersection(again):
+            break
+    return failure
+
+
+def _trace_each(mode: RecordingMode, order: dict[str, Any], ranks: Sequence[int]) -> tuple[str, bool]:
+    """Trace ranks, each in a fork, and those that they wait for objects from.
+
+    Return why the first that failed did, "" where none did, and whether it would again whatever others bring. What
+    follows a rank that failed after it took numbers from others is traced, too: it may have needed theirs.
+    """
     folder, count = _exchange_folder(order), order["num_processes"]
-    wanted = [int(rank) for rank in order["out"]]
+    wanted = list(ranks)
     running: dict[int, int] = {}
     done: set[int] = set()
-    while wanted or set(running.values()) & {int(rank) for rank in order["out"]}:
+    failure, is_final = "", False
+    for rank in ranks:
+        Path(order["out"][str(rank)]).unlink(missing_ok=True)
+    while wanted or set(running.values()) & set(ranks):
         waiting = waiting_ranks(folder)
         known = {*running.values(), *done}
         # Who is waited for comes first; who waits takes no processor.
@@ -88,9 +118,12 @@ def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> None:
         rank = running.pop(pid)
         done.add(rank)
         if status or not _is_written(order, rank):
-            _kill(running)
-            sys.exit(_failure(order, rank, os.waitstatus_to_exitcode(status)))
+            failure = failure or _failure(order, rank, os.waitstatus_to_exitcode(status))
+            is_final = not took_numbers(_numbers_folder(order), rank)
+            if is_final or waiting:
+                break
     _kill(running)
+    return failure, is_final
 
 
 def _pids(running: dict[int, int], ranks: Iterable[int]) -> set[int]:
@@ -104,6 +137,10 @@ def _kill(running: Iterable[int]) -> None:
 
 def _exchange_folder(order: dict[str, Any]) -> Path:
     return Path(order["said"]).parent
+
+
+def _numbers_folder(order: dict[str, Any]) -> Path:
+    return Path(order["numbers_folder"] or _exchange_folder(order))
 
 
 def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
@@ -123,6 +160,7 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
+        mode.numbers.exchange.save(_numbers_folder(order), rank)
         sys.stderr.flush()
         os._exit(code)
 

@@ -7,7 +7,8 @@
     tests         for numbers that are not finite find none, which is no guess: nothing goes wrong in a healthy step
     whole numbers that the program did not put there are unknown: they become sizes, which cannot be guessed
 
-Other ranks are taken to bring to a collective what this one does, so that a sum over ranks is a multiple.
+Where numbers are not exchanged between ranks (number_exchange.py), others are taken to bring to a collective what this
+one does, so that a sum over ranks is a multiple.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 
 from meshwright.parallelism.torch_operator import argument_names, tensors_in
+from meshwright.tracer.number_exchange import Numbers
 
 Number = float | int | bool
 Kind = Literal["constant", "same", "pointwise", "reduction", "kept", "other"]
@@ -81,6 +83,28 @@ class Readings:
         kept = self._kept.get(_key(tensor))
         return None if kept is None or kept.is_uniform else kept.numbers
 
+    def followed(self, tensor: Tensor) -> Numbers | None:
+        """Return the numbers of a tensor that is followed, row by row; None of any other."""
+        kept = self._kept.get(_key(tensor))
+        if kept is None:
+            return None
+        places = range(tensor.numel())
+        values = [kept.numbers[0 if kept.is_uniform else _in_storage(tensor, place)] for place in places]
+        return Numbers(tuple(values), kept.is_guess, kept.is_uniform)
+
+    def put_into(self, tensor: Tensor, values: Sequence[Any], *, is_uniform: bool, is_guess: bool) -> None:
+        """Keep what was written to a tensor, row by row; of one that is a part of others' the rest has to be known."""
+        size, kept = tensor.untyped_storage().nbytes() // tensor.itemsize, self._kept.get(_key(tensor))
+        if tensor.numel() == size and tensor.is_contiguous():
+            self._keep(tensor, values[:1] if is_uniform else values, is_uniform=is_uniform, is_guess=is_guess)
+        elif kept is None:
+            return
+        else:
+            numbers = list(kept.numbers) * (size if kept.is_uniform else 1)
+            for place, value in enumerate(values):
+                numbers[_in_storage(tensor, place)] = value
+            self._keep(tensor, numbers, is_uniform=False, is_guess=is_guess or kept.is_guess)
+
     def read(self, tensor: Tensor, place: int = 0) -> Reading | None:
         """Return what a number of a tensor reads as; None of whole numbers that are unknown."""
         kept = self._kept.get(_key(tensor))
@@ -97,6 +121,9 @@ class Readings:
         """Notice what an operator wrote to `written`: new tensors, and those among its `inputs`."""
         kind = _kind(func)
         if kind == "kept" or not written:
+            return
+        if (numbers := self._one_by_one(func, args, kwargs, inputs, written)) is not None:
+            self._keep(written[0], numbers, is_uniform=False, is_guess=False)
             return
         reading = None if kind == "other" else self._computed(kind, func, args, kwargs, inputs, written[0])
         self._set(written, reading)
@@ -136,6 +163,24 @@ class Readings:
                 found = _times(found, inputs[0].numel() // max(result.numel(), 1))
         return found if found is None else _in_dtype(found, result.dtype)
 
+    def _one_by_one(
+        self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], written: Sequence[Tensor]
+    ) -> list[Any] | None:
+        """Return the numbers that an operator makes of numbers that differ; None where some are unknown or guesses."""
+        if len(written) != 1 or written[0].numel() > _FOLLOWED or torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        if written[0].numel() * written[0].itemsize != written[0].untyped_storage().nbytes():
+            return None
+        if any(one is written[0] for one in inputs) or all(self.numbers(one) is None for one in inputs):
+            return None
+        values: dict[int, Any] = {}
+        for one in inputs:
+            found = self.followed(one) if one.numel() <= _FOLLOWED else None
+            if found is None or found.is_guess:
+                return None
+            values[id(one)] = found.values
+        return _run(func, args, kwargs, values)
+
     def _evaluated(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Tensor) -> Reading | None:
         readings = [self._reading_of_all(one) for one in inputs]
         values = [one.value for one in readings if one is not None]
@@ -149,7 +194,8 @@ class Readings:
         )
         if name in _FINITE_TESTS or (name in _COMPARISONS and is_test):
             is_guess = False
-        value = _run(func, args, kwargs, dict(zip(map(id, inputs), values, strict=True)))
+        made = _run(func, args, kwargs, dict(zip(map(id, inputs), values, strict=True)))
+        value = None if made is None else made[0]
         # What a healthy step computes is finite, unless its inputs are not.
         if value is None or not (math.isfinite(value) or is_test):
             return None
@@ -255,16 +301,22 @@ def _times(reading: Reading, times: int) -> Reading:
     return reading if times == 1 else reading._replace(value=reading.value * times)
 
 
-def _run(func: Any, args: Any, kwargs: Any, values: dict[int, Number]) -> Number | None:
-    """Return what an operator makes of single numbers, by the ids of the tensors that they stand for."""
+def _run(func: Any, args: Any, kwargs: Any, values: dict[int, Any]) -> list[Any] | None:
+    """Return what an operator makes of numbers, row by row, by the ids of the tensors that hold them.
+
+    A number stands for a tensor of that alone, several for a whole tensor; None where it cannot be run with these.
+    """
     kwargs = {name: value for name, value in kwargs.items() if name != "device"}
     with unset_fake_temporarily(), torch.no_grad():
-        args, kwargs = tree_map_only(
-            Tensor, lambda one: torch.full((), values[id(one)], dtype=one.dtype, device="cpu"), (args, kwargs)
-        )
+        args, kwargs = tree_map_only(Tensor, lambda one: _real(values[id(one)], one), (args, kwargs))
         try:
             (result,) = tensors_in(func(*args, **kwargs))
         except (RuntimeError, TypeError, ValueError):
             return None
-        number = result.item()
-    return number if isinstance(number, float | int) else None
+        return None if result.is_complex() else result.ravel().tolist()
+
+
+def _real(values: Any, like: Tensor) -> Tensor:
+    if not isinstance(values, tuple):
+        return torch.full((), values, dtype=like.dtype, device="cpu")
+    return torch.tensor(values, dtype=like.dtype).reshape(like.shape)

@@ -27,8 +27,8 @@ from meshwright.parallelism.torch_operator import (
     takes_tf32,
     tensors_in,
 )
-from meshwright.spec.trace import NONE, RecordKind, Signature
-from meshwright.tracer.collectives import HOST_AXIS, FoundCollective, collective_of, wire_name
+from meshwright.spec.trace import HOST_AXIS, NONE, RecordKind, Signature
+from meshwright.tracer.collectives import FoundCollective, collective_of, wire_name
 from meshwright.tracer.functional_collectives import PARTS
 from meshwright.tracer.host_memory import is_blocking, place_of
 from meshwright.tracer.host_numbers import computed, is_of_the_host
@@ -69,6 +69,8 @@ class RecordingMode(TorchDispatchMode):
         self._stream_of_host: int | None = None
         self.reduce_op = ""
         """That of the reduction which c10d is called for."""
+        self.num_batches = 0
+        """Calls under way that have collectives or messages go together."""
         self._is_joint = False
         """Whether the parts of an operation that joins a matmul with a collective are recorded."""
         self._written: dict[Any, tuple[bool, ...]] = {}
@@ -143,16 +145,14 @@ class RecordingMode(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         written = self._written_tensors(func, args, kwargs)
-        found = collective_of(func, args, kwargs, result, self.reduce_op)
+        found = collective_of(func, args, kwargs, result, self.reduce_op, is_batched=self.num_batches > 0)
         if found is not None:
             written |= {id(tensor) for tensor in found.written}
         results = [*outputs, *(tensor for tensor in inputs if id(tensor) in written)]
         if found is None:
             self.numbers.readings.follow(func, args, kwargs, inputs, results)
         else:
-            times = found.num_ranks if "sum" in found.agreed else 1
-            ends = results if found.is_functional else found.written
-            self.numbers.readings.communicated(inputs, ends, times, is_in_place=found.is_in_place)
+            self.numbers.communicated(found, func._opname, inputs, results if found.is_functional else found.written)
         place = place_of(func, inputs, outputs, self.device_type)
         is_here = place not in (None, "host")
         if found is None and place is None:

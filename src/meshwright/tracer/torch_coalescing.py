@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch.distributed import distributed_c10d
 
 from meshwright.tracer.recording_mode import RecordingMode
 from meshwright.tracer.torch_names import replace
@@ -25,13 +29,31 @@ def coalesce_collectives(mode: RecordingMode) -> None:
 
     def start(_: ProcessGroup, __: torch.device) -> None:
         started.append(mode.recorder.num_works)
+        mode.num_batches += 1
 
     def end(_: ProcessGroup, __: torch.device) -> _Together:
+        mode.num_batches -= 1
         return _Together(mode.works_since(started.pop()))
 
     # Up to now the group itself would answer with a work that is none of theirs.
     replace(ProcessGroup, "_start_coalescing", lambda _: start)
     replace(ProcessGroup, "_end_coalescing", lambda _: end)
+    # A fake group takes the messages of a batch one by one.
+    batched = _batched(dist.batch_isend_irecv, mode)
+    replace(dist, "batch_isend_irecv", lambda _: batched)
+    replace(distributed_c10d, "batch_isend_irecv", lambda _: batched)
+
+
+def _batched(send_and_receive: Callable[..., Any], mode: RecordingMode) -> Callable[..., Any]:
+    @functools.wraps(send_and_receive)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        mode.num_batches += 1
+        try:
+            return send_and_receive(*args, **kwargs)
+        finally:
+            mode.num_batches -= 1
+
+    return called
 
 
 class _Together:

@@ -13,6 +13,7 @@ What it communicates is marked, as torch marks what FSDP2 does: the group is oft
 
 # No future annotations: torch reads those of a hook.
 import functools
+import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from meshwright.tracer.torch_names import replace
 
 _MOST_BROADCASTS = 2
 """Buckets of buffers that are under way at a time."""
+_MOST_NAMED = 8
+"""Parameters that a message names."""
 _REDUCES, _SENDS_BUFFERS = f"{DDP_MARK}all_reduce", f"{DDP_MARK}broadcast_buffers"
 
 
@@ -133,6 +136,8 @@ def _with_new_buckets(pre_forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(pre_forward)
     def prepared(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
         found = _arrivals.get(self)
+        if torch.is_grad_enabled():
+            _require_reduced(self)
         if found is not None and torch.is_grad_enabled() and len(found.order) == len(found.params):
             del _arrivals[self]
             found.forget()
@@ -140,6 +145,24 @@ def _with_new_buckets(pre_forward: Callable[..., Any]) -> Callable[..., Any]:
         return pre_forward(self, *args, **kwargs)
 
     return prepared
+
+
+def _require_reduced(model: DistributedDataParallel) -> None:
+    """Raise RuntimeError, as torch does as it rebuilds buckets, where a backward left some of them unreduced."""
+    try:
+        model.reducer._check_reducer_finalized()
+    except RuntimeError as error:
+        params, _ = model._build_params_for_reducer()
+        names = model._build_debug_param_to_name_mapping(params)
+        missing = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        named = [names[int(place)] for place in missing[1].split()] if missing else []
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        which = ", ".join(named[:_MOST_NAMED]) + more or "some"
+        raise RuntimeError(
+            f"DistributedDataParallel: the backward before this forward gave parameters no gradient ({which}), so that "
+            "they were never reduced, and torch stops here: expected to have finished reduction in the prior "
+            "iteration: pass find_unused_parameters=True, or leave these parameters out of the model"
+        ) from None
 
 
 def _rebuild_buckets(model: DistributedDataParallel, found: _Arrivals) -> None:

@@ -48,6 +48,8 @@ class Program(NamedTuple):
     """How a mixture's tokens are shared out among the ranks of its experts, as tracer/routing.py reads it."""
     keeps_earlier: bool = False
     """Whether what the builder and the calls before the traced one communicate is kept, too."""
+    numbers_folder: str = ""
+    """Where numbers that ranks bring to collectives are kept for ranks that are traced later; "" keeps none."""
     compiles: bool = False
     """Whether the program is known to compile: the compiler is then imported once, and not by each rank."""
 

@@ -97,8 +97,12 @@ def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list
         if isinstance(before, dict) and isinstance(after, dict):
             changes += _changes(before, after, f"{prefix}{key}.")
         elif before != after:
-            changes.append(f"{prefix}{key} was {before!r}, is {after!r}")
+            changes.append(f"{prefix}{key} was {_said(before)}, is {_said(after)}")
     return changes
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 class ManifestKeeper:

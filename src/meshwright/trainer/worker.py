@@ -9,7 +9,7 @@ import torch
 
 from meshwright.errors import ExitCode, LostPeer, MeshwrightError
 from meshwright.fault_tolerance.hang_watch import show_stacks_on_signal
-from meshwright.fault_tolerance.lost_peer import is_lost_peer
+from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
 from meshwright.fault_tolerance.stop_request import die_with_parent, ignore_stops
 from meshwright.parallelism.torch_compat import silence_known_warnings
 from meshwright.parallelism.torch_flight_recorder import keep_more_collectives
@@ -60,7 +60,7 @@ def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightEr
     """Return what a user is told about `error`, None where it is a bug of ours."""
     if is_lost_peer(error):
         return LostPeer(
-            f"rank {ranks.rank} of {ranks.num_ranks} lost another rank: {_first_line(error)}: "
+            f"rank {ranks.rank} of {ranks.num_ranks} lost another rank: {words_of(error)}: "
             f"start again with --resume; what each rank said last is in its log in {run.logs}"
         )
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
@@ -82,7 +82,3 @@ def _claim_together(ranks: Ranks, job: Job, run: Run, *, resume: bool, overwrite
     problem = ranks.gather(problem)[0]
     if problem is not None:
         raise problem
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]

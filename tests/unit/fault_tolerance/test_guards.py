@@ -8,7 +8,7 @@ from torch import nn
 
 from meshwright.errors import ConfigError, ExitCode, MeshwrightError, NonFiniteError
 from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
-from meshwright.fault_tolerance.lost_peer import exit_code_of, is_lost_peer
+from meshwright.fault_tolerance.lost_peer import exit_code_of, is_lost_peer, words_of
 from meshwright.fault_tolerance.stop_request import StopRequest
 
 
@@ -36,6 +36,11 @@ def test_a_lost_peer_is_told_from_a_bug() -> None:
     assert is_lost_peer(dist.DistNetworkError("the client socket has failed to connect"))
     assert not is_lost_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_lost_peer(ValueError("Connection closed by peer"))
+
+
+def test_of_what_a_backend_says_its_first_sentence_is_kept() -> None:
+    said = "[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:3333. Check the logs of the remote worker. GLHF! x"
+    assert words_of(RuntimeError(said)) == "[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:3333"
 
 
 def test_exit_codes_say_whether_to_retry() -> None:

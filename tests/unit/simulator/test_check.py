@@ -90,7 +90,17 @@ def test_ranks_that_wait_in_a_circle_are_named() -> None:
     (problem,) = check(all_of(first, second, third))
     assert problem.kind == "deadlock"
     assert "rank 0 for rank 1, rank 1 for rank 2, rank 2 for rank 0" in problem.rule
-    assert (problem.culprit.rank, problem.culprit.record) == (0, 1)
+    assert (problem.culprit.rank, problem.culprit.record, problem.is_tie) == (0, 1, True)
+    assert "look at all" in str(problem)
+
+
+def test_a_circle_in_which_one_waits_elsewhere_names_it() -> None:
+    scripts = [Script(rank, 3) for rank in THREE]
+    for script, axes in zip(scripts, ("ab", "ab", "ba"), strict=True):
+        for axis in axes:
+            script.wait(script.collective(THREE, axis=axis))
+    (problem,) = check(all_of(*scripts))
+    assert (problem.kind, problem.culprit.rank, problem.is_tie) == ("deadlock", 2, False)
 
 
 def test_a_circle_through_the_host_is_found() -> None:
