@@ -38,6 +38,13 @@ class Setting:
         return self.workload.matmul_dtype in ("float8", "float4")
 
     @property
+    def masks_scores(self) -> bool:
+        """Return whether attention computes the scores between documents to hide them: ours. Others' kernels are told
+        where documents end (variable lengths), and have at most the causal work.
+        """
+        return self.is_own and self.workload.masks_documents
+
+    @property
     def gathers_low(self) -> bool:
         """Return whether what ranks gather has been cast before: inputs and parameters of low-precision matmuls."""
         return self.stack.low_precision_gather and self.is_low_precision

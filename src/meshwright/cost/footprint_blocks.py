@@ -216,6 +216,15 @@ class Memory:
             "product": np.where(recomputes & self.layouts.async_tp & (self.layouts.microbatch_size == 1), 0.0, part),
             "rows": np.where(self.layouts.etp == 1, part, whole),
             "other_keys": np.where(gathers_keys, (cp - 1) * part, 0.0),
-            # One for all sequences.
-            "mask": np.where(gathers_keys, 1 / self.layouts.microbatch_size, 0.0),
+            "mask": self._mask_share(gathers_keys),
         }
+
+    def _mask_share(self, gathers_keys: NDArray[np.bool_]) -> Floats:
+        """Return what a rank keeps of a mask for each of its queries, over that of half of a sequence's keys."""
+        layouts = self.layouts
+        if not self.setting.masks_scores:
+            # One for all sequences.
+            return np.where(gathers_keys, 1 / layouts.microbatch_size, 0.0)
+        # A ring keeps none. Else, where keys are not gathered, each rank has the mask of the whole sequence.
+        is_ring = (layouts.cp_method == _RING) & (layouts.cp > 1)
+        return np.where(gathers_keys, 1.0, np.where(is_ring, 0.0, 2.0 * layouts.cp))

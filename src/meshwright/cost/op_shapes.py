@@ -19,6 +19,8 @@ _LOOP, _LOOP_GRADIENT = "grouped_matmul_by_loop", "grouped_matmul_by_loop_weight
 _DTYPES = {"float8_e4m3fn": "float8", "float8_e5m2": "float8", "float4_e2m1fn_x2": "float4"}
 """Formats by what devices call them, where torch has another name."""
 TF32 = "tf32"
+_BY_ROWS = ("attention_by_rows", "attention_by_rows_backward")
+"""Attention without a kernel: parallelism/row_attention.py."""
 ATTENTION_BACKWARD_FLOPS = 2.5
 """Over those of the forward pass: five products for two, one of them computed again."""
 _ATTENTION = ("flash", "efficient", "cudnn", "fused", "for_cpu")
@@ -53,6 +55,8 @@ class AttentionShape:
     head_width: float
     dtype: str
     is_backward: bool
+    by_rows: tuple[int, int, int, int, int] | None = None
+    """Where no kernel hides the scores: sequences, queries and keys of each, heads of both."""
 
 
 def op_flops(signature: Signature) -> float:
@@ -111,6 +115,8 @@ def attention_shape(signature: Signature, name: str) -> AttentionShape | None:
     """Return what operator `name` attends to; None if it is no attention, UnsupportedError if it is one unknown."""
     if "attention" not in name:
         return None
+    if name in _BY_ROWS:
+        return _shape_by_rows(signature, name)
     if not name.startswith("_scaled_dot_product") or not any(kind in name for kind in _ATTENTION):
         raise UnsupportedError(
             f"{signature.op} is attention with a kernel that no cost is known of: "
@@ -124,3 +130,17 @@ def attention_shape(signature: Signature, name: str) -> AttentionShape | None:
     head_width = (width + value[-1]) / 2
     flops = 4.0 * batch * heads * queries * head_width * context
     return AttentionShape(flops, context, head_width, signature.inputs[is_backward].dtype, is_backward)
+
+
+def _shape_by_rows(signature: Signature, name: str) -> AttentionShape:
+    """Return what attention by rows multiplies: positions stand before heads, and no score is left out."""
+    (batch, queries, heads, width), key, value = (shape.dims for shape in signature.inputs[:3])
+    head_width = (width + value[-1]) / 2
+    return AttentionShape(
+        flops=4.0 * batch * heads * queries * key[1] * head_width,
+        context=float(key[1]),
+        head_width=head_width,
+        dtype=signature.outputs[0].dtype,
+        is_backward=name.endswith("backward"),
+        by_rows=(batch, queries, key[1], heads, key[2]),
+    )

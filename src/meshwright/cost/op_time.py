@@ -3,6 +3,7 @@
     matmul      max(tile_flops / reached rate, bytes / memory rate) + start
     attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
     the rest    bytes / memory rate + start
+    by rows     attention without a kernel: products in float32 and passes over scores, row_attention.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
     on a host   as measured on the machine, with all that the host does besides: host_op_time.py
@@ -41,6 +42,7 @@ from meshwright.cost.rates import (
     peak_flops_per_s,
     power_share,
 )
+from meshwright.cost.row_attention import RowAttention
 from meshwright.spec.device import Device
 from meshwright.spec.trace import Signature
 from meshwright.spec.workload import BYTES_PER_ELEMENT
@@ -81,7 +83,7 @@ class _Pricer:
         if (matmul := matmul_shape(signature, name)) is not None:
             return self._slow * self._matmul_s(matmul, moved_bytes(signature))
         if (attention := attention_shape(signature, name)) is not None:
-            return self._slow * self._attention_s(attention)
+            return self._slow * (self._attention_s if attention.by_rows is None else self._by_rows_s)(attention)
         moved_s = moved_bytes(signature) / self._memory + self.constants["kernel_s"]
         return self._slow * self.constants["plain_overhead"] * moved_s
 
@@ -110,3 +112,15 @@ class _Pricer:
         if shape.is_backward:
             return ATTENTION_BACKWARD_FLOPS * forward_s / constants["attention_backward"]
         return forward_s
+
+    def _by_rows_s(self, shape: AttentionShape) -> float:
+        assert shape.by_rows is not None
+        constants, device = self.constants, self.device
+        rows = RowAttention(*(np.array(size, np.float64) for size in (*shape.by_rows, shape.head_width)))
+        rate = peak_flops_per_s(device, shape.dtype) * matmul_share(device, shape.dtype, "", constants)
+        rate *= power_share(device) ** constants["power_exponent"]
+        small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
+        memory = np.array(self._memory)
+        products = rows.products_s(np.array(rate), memory, np.array(num_sms(device)), small_tile)
+        passes = rows.passes_s(memory, constants["kernel_s"])
+        return float(products[shape.is_backward] + constants["plain_overhead"] * passes[shape.is_backward])

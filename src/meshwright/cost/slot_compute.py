@@ -3,9 +3,9 @@
     forward    matmuls + attention + memory-bound ops
     backward   the same + what is recomputed + what compiled blocks repeat where a backward has two parts
 
-Among memory-bound ops are merges of attention over parts of a sequence (context_attention.py), copies around tp's
-collectives (sequence_copies.py) and, on the device, the tables of rotary embedding (own_kernels.py). What FSDP computes
-(fsdp_copies.py) is not. What repeats: repeats.py.
+Among memory-bound ops are merges of attention over parts of a sequence (context_attention.py), masks of attention
+(attention_mask.py), copies around tp's collectives (sequence_copies.py) and, on the device, the tables of rotary
+embedding (own_kernels.py). What FSDP computes (fsdp_copies.py) is not. What repeats: repeats.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost.attention_mask import AttentionMask, attention_mask_of
 from meshwright.cost.block_time import BlockTimes
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
@@ -43,6 +44,8 @@ class Prices(NamedTuple):
     fabric: Fabric
     memory_rate: Floats
     """Bytes/s."""
+    matmul32_rate: Floats
+    """FLOP/s of float32."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class ComputePricer:
 
     parallel: DataParallel
     split_attention: ContextAttention
+    mask: AttentionMask
     recomputed: Recomputed
     recompute_passes: Floats
     repeated: RepeatPricer
@@ -88,17 +92,19 @@ class ComputePricer:
         """Return the seconds of a slot."""
         owner, times, slow = slot.owner, prices.times, prices.slow
         matmul_f, matmul_b = (side[owner] * slow.compute for side in times.matmul)
-        in_pieces = self.split_attention.slowdown(owner, prices.constants)
-        attention_f, attention_b = (side[owner] * slow.compute * in_pieces for side in times.attention)
+        attention_f, attention_b = self._attention_s(slot, prices)
         slower = slow.compute * slow.overhead
         memory_f, memory_b = (side[owner] * slower for side in times.memory)
         host_f, host_b = (side[owner] * slow.overhead for side in times.host)
         merge_f, merge_b = merges = self._merges_s(slot, prices)
         copied_f, copied_b, copied_again = self._copies_s(slot, prices)
+        masks_s = self._masks_s(slot, prices)
         again, passes, matmul_again = self._recomputed(slot), self.recompute_passes, self._matmul_again(slot)
         recompute = matmul_again * matmul_f + passes * (again.attention * attention_f + again.memory * memory_f)
         recompute = recompute + again.collectives * passes * merge_f + passes * copied_again
-        memory_f = memory_f + merge_f + copied_f + self._tables_s(slot, prices)
+        # No policy keeps the mask that an operator it keeps has read.
+        recompute = recompute + again.memory * passes * masks_s
+        memory_f = memory_f + merge_f + masks_s + copied_f + self._tables_s(slot, prices)
         memory_b = memory_b + merge_b + copied_b
         twice = self.repeated.of_slot(slot, times)
         return Computed(
@@ -127,6 +133,25 @@ class ComputePricer:
         owners, owner = self.parallel.work.owners, slot.owner
         shares = owners.last_matmul_share[owner], owners.second_matmuls_share[owner], owners.early_terms_share[owner]
         return self.recompute_passes * self._recomputed(slot).of_matmuls(*shares)
+
+    def _attention_s(self, slot: Slot, prices: Prices) -> Passes:
+        """Return the seconds of attention, by kernels or, in a ring that has none, by rows."""
+        split, slow, c = self.split_attention, prices.slow, prices.constants
+        slowdown = split.slowdown(slot.owner, c) * self.mask.slowdown(slot.owner, c)
+        kernels_f, kernels_b = (side[slot.owner] * slow.compute * slowdown for side in prices.times.attention)
+        if not split.by_rows.any():
+            return kernels_f, kernels_b
+        products, others = split.rows_s(slot.owner, prices.matmul32_rate, prices.memory_rate, c)
+        rows_f, rows_b = (
+            slow.compute * (one + slow.overhead * other) for one, other in zip(products, others, strict=True)
+        )
+        return np.where(split.by_rows, rows_f, kernels_f), np.where(split.by_rows, rows_b, kernels_b)
+
+    def _masks_s(self, slot: Slot, prices: Prices) -> Floats:
+        """Return the seconds of making the mask of attention, forward."""
+        has_attention = self.parallel.work.owners.attention_flops[slot.owner] > 0
+        slower = prices.slow.compute * prices.slow.overhead
+        return has_attention * self.mask.moved_bytes() / prices.memory_rate * slower
 
     def _merges_s(self, slot: Slot, prices: Prices) -> Passes:
         """Return the seconds that attention of a split sequence takes on top of its kernels, both passes."""
@@ -159,6 +184,7 @@ def compute_pricer_of(cases: Cases, parallel: DataParallel, stage: Stages, is_ho
     return ComputePricer(
         parallel=parallel,
         split_attention=context_attention_of(cases, parallel.work.owners),
+        mask=attention_mask_of(cases, parallel.work.owners),
         recomputed=recomputed_of(cases),
         recompute_passes=recompute_passes(cases.layouts, cases.num_microbatches),
         repeated=repeats_of(cases, parallel.work.owners),

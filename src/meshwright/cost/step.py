@@ -143,6 +143,7 @@ class StepPricer:
             times=self.pricer.price(rates, constants),
             fabric=self.stacks.slowed(self.fabric, constants),
             memory_rate=rates.memory[self.cases.setting],
+            matmul32_rate=rates.matmul32[self.cases.setting],
         )
         return [(slot, self._slot_pass(slot, prices)) for slot in self.slots]
 

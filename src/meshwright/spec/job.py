@@ -62,6 +62,7 @@ class Job(Noun):
             global_batch_size=self.global_batch_size,
             precision=self.precision.compute,
             gradient_dtype="float64" if self.precision.compute == "float64" else self.precision.reduce,
+            masks_documents=self.data.mask_documents,
             optimizer=self.optimizer.name,
         )
 

@@ -40,6 +40,8 @@ class Workload(Noun):
     """Format of the blocks' matmuls."""
     gradient_dtype: Literal["float64", "float32", "bfloat16"] = "float32"
     """Format in which gradients are summed over ranks."""
+    masks_documents: bool = False
+    """Whether tokens attend within their own document only."""
     optimizer: Literal["adamw"] = "adamw"
     """The optimizer: AdamW with float32 moments and masters."""
 
