@@ -7,7 +7,8 @@
 While both are under way each goes at 1 / load of its speed. What FSDP loses by that, the pass that hides it loses as
 well: D seconds of gathers still hide behind D seconds of a pass, which has become longer, and nothing else changes. The
 simulator shares links by the same rule (links.py). Of our own software only: others' multipliers were fitted without.
-Ignored: sends between stages; the ways between pods; that FSDP's gathers and reductions slow down each other.
+Ignored: sends between stages; the ways between pods; groups of n ranks (reshard_after_forward = n); that FSDP's gathers
+and reductions slow down each other.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def contended_fabrics(
     """
     if not (shares.group.num_ranks > 1).any():
         return fabric, fabric
-    more = [_load(shares, LinkShares(group, *neighbour_shares(group, fabric)), fabric) - 1 for group in fsdp.groups]
+    more = [joint_load(shares, ring_shares(group, fabric), fabric) - 1 for group in fsdp.groups]
     forward_by = fsdp.gathered * _longer_by(fsdp.forward, more, forward)
     usual_by, last_by = (_longer_by(fsdp_s, more, backward) for fsdp_s in (fsdp.backward, fsdp.last_backward))
     backward_by = (1 - fsdp.last) * usual_by + fsdp.last * last_by
@@ -143,7 +144,12 @@ def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -
     return group, gather, reduction
 
 
-def _load(one: LinkShares, other: LinkShares, fabric: Fabric) -> Floats:
+def ring_shares(group: Group, fabric: Fabric) -> LinkShares:
+    """Return the shares of links that a ring of each group takes."""
+    return LinkShares(group, *neighbour_shares(group, fabric))
+
+
+def joint_load(one: LinkShares, other: LinkShares, fabric: Fabric) -> Floats:
     """Return the load of the busiest link that both use; 1 where it carries both in full, or there is none."""
     meet_inside = (one.inside > 0) & (other.inside > 0) & (~joins_pairs(fabric) | _have_pairs_in_common(one, other))
     meet_outside = (one.network > 0) & (other.network > 0)

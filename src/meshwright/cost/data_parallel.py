@@ -1,8 +1,6 @@
-"""DataParallel: gathering parameters, reducing gradients, and what of it computation hides.
+"""DataParallel: what data-parallel ranks hold and exchange, none of it hidden.
 
-    FSDP     each block: exposed = max(block, communication) - block + slowdown x the shorter of the two x the share of
-             the block in which the device computes (1 of other software); forward gathers, backward gathers again (if
-             resharded) and scatters; the ends of the step are exposed
+    FSDP     blocks gathered in forward, again in backward if they are freed, and scattered; fsdp_exposed.py hides them
     ZeRO-1   gradients scattered and parameters gathered once a step, hidden behind the last microbatch but for a share
              unless backward adds to them itself, each microbatch's gradients are added to whole ones, or copied into
              the input of a reduce-scatter of their own
@@ -10,10 +8,7 @@
     tp       gradients of what its ranks all hold whole (norms, routers) are summed over them once a step, since each
              has seen its part of the sequence
 
-Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054), Galvatron (arXiv:2211.13878) for the slowdown. Kept
-parameters travel once a step, gradients once a step or after each microbatch (Layout.gradient_sync). After a backward
-in two parts they are reduced unit by unit, and nothing hides it. Ignored: dim-0 padding of shards; prefetch of more
-than one block; copies on groups of n ranks (reshard_after_forward = n), gathered as from all of them; casts of shards.
+Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054). Ignored: dim-0 padding of shards.
 """
 
 from __future__ import annotations
@@ -30,7 +25,6 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.fabric import Fabric
 from meshwright.cost.group import Group, group_of
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.offload import copy_s, sums_on_host
 from meshwright.cost.work import BLOCK, Work
 
 Index = NDArray[np.int64]
@@ -107,92 +101,6 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
     )
 
 
-def fsdp_exposed_s(
-    dp: DataParallel,
-    owner: Index,
-    fabric: Fabric,
-    c: Constants,
-    block: tuple[Floats, Floats],
-    computes: tuple[Floats, Floats],
-) -> Floats:
-    """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch.
-
-    `block` are the seconds of its forward and backward, of our own software with fsdp_copies_s; `computes` the shares
-    of them in which the device computes, which is what communication slows down.
-    """
-    layouts = dp.layouts
-    copy = _copy_s(dp, owner)
-    gather, scatter = (one + copy for one in block_collectives_s(dp, owner, fabric))
-    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
-    shards = group_of(layouts.tp, layouts.fsdp, fabric)
-    # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
-    is_apart = dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1)
-    # Shares of microbatches: what is freed is gathered for each, what is kept for one.
-    last = 1.0 / dp.num_microbatches
-    # Ranks that share their tokens, by tp alone, still share out experts (ours).
-    shares_experts = dp.is_own & (layouts.efsdp > 1) & (dp.work.owners.expert_parameters[owner] > 0)
-    is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | shares_experts)
-    gathered = np.where(is_freed, 1.0, last)
-    again = np.where(is_freed, gather, 0.0)
-    forward = gathered * _exposed(gather, block[0], c, computes[0])
-    is_each = layouts.reduces_each_microbatch
-    behind = np.where(layouts.splits_backward, 0.0, block[1])
-    after_stage = _hidden_after_stage(dp, scatter, block[1], c)
-    reduced = _exposed(again + scatter, behind, c, computes[1]) - after_stage
-    gathered_again = _exposed(again, block[1], c, computes[1])
-    before_last = np.where(is_each, reduced, gathered_again)
-    # The host can add gradients to others only when they are there, and the device waits for it.
-    before_last = np.where(sums_on_host(layouts), gathered_again + scatter, before_last)
-    # Copies of the two cross PCIe both ways at once.
-    both = np.maximum(again + scatter - copy, 0.0)
-    at_once = np.where(is_apart, np.maximum(both, summed), both + summed)
-    # Nothing is computed after the stage that a rank is done with last.
-    at_end = _exposed(at_once, behind, c, computes[1]) - (1 - 1 / layouts.stages_per_rank) * after_stage
-    backward = (1 - last) * before_last + last * at_end
-    is_shared = (layouts.dp * layouts.cp > 1) | shares_experts | layouts.cpu_offload
-    return np.where(dp.shards_parameters & is_shared, forward + backward, 0.0)
-
-
-def _hidden_after_stage(dp: DataParallel, scatter: Floats, backward_s: Floats, c: Constants) -> Floats:
-    """Return the seconds of a block's reduction that hide where a backward has two parts, in the mean over blocks.
-
-    A stage reduces its blocks one by one when its backward is done. The last one hides behind what is computed next,
-    which is at least the backward to the weights of another stage.
-    """
-    layouts = dp.layouts
-    last_of_stage = np.minimum(layouts.num_stages / dp.num_blocks, 1.0)
-    weights_s = backward_s / 2 / last_of_stage
-    return np.where(layouts.splits_backward, last_of_stage * (scatter - _exposed(scatter, weights_s, c)), 0.0)
-
-
-def first_block_exposed_s(
-    dp: DataParallel,
-    owner: Index,
-    fabric: Fabric,
-    c: Constants,
-    block: tuple[Floats, Floats],
-    ends: tuple[Floats, Floats],
-) -> Floats:
-    """Return the seconds, for one microbatch, that the first block's gather and the reduction of its gradients, the
-    last one, are exposed for longer than those of others: they hide behind what stands before it, not behind a block.
-
-    `block` and `ends` are the seconds of either, forward and backward. 0 in a pipeline, whose stages gather ahead, and
-    reduce when all of it is done; and 0 of other software, whose multipliers were fitted to whole steps without it.
-    """
-    layouts, last = dp.layouts, 1.0 / dp.num_microbatches
-    # Experts on ranks of their own are a unit within their block, which hides behind the rest of it.
-    is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
-    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=is_one_unit)
-    gathers = np.where(layouts.is_resharded, 1.0, last)
-    reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
-    longer = [
-        np.maximum(_exposed(own_s, end_s, c) - _exposed(own_s, block_s, c), 0)
-        for own_s, end_s, block_s in zip((gather, scatter), ends, block, strict=True)
-    ]
-    is_alone = dp.shards_parameters & dp.is_own & (layouts.dp * layouts.cp > 1) & (layouts.pp == 1)
-    return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
-
-
 def block_collectives_s(
     dp: DataParallel, owner: Index, fabric: Fabric, *, with_experts: NDArray[np.bool_] | bool = True
 ) -> tuple[Floats, Floats]:
@@ -209,6 +117,20 @@ def block_collectives_s(
     return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
 
 
+def gather_again_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Group, Floats]:
+    """Return the groups that kept a copy of one block after forward, and the seconds in which they gather it again.
+
+    Experts on ranks of their own have none, and are gathered as in forward.
+    """
+    owners, layouts = dp.work.owners, dp.layouts
+    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    kept = group_of(layouts.tp, np.maximum(layouts.kept_on, 1), fabric)
+    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
+    are_apart = (layouts.ep > 1) & (experts > 0)
+    apart_s = np.where(are_apart, all_gather_s(experts * dp.gather_bytes, expert_group, fabric), 0.0)
+    return kept, apart_s + all_gather_s((dense + np.where(are_apart, 0.0, experts)) * dp.gather_bytes, kept, fabric)
+
+
 def replicas_all_reduce_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Group, Floats]:
     """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
     owners, layouts = dp.work.owners, dp.layouts
@@ -218,41 +140,11 @@ def replicas_all_reduce_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tup
     return replicas, all_reduce_s(shard, replicas, fabric)
 
 
-def _copy_s(dp: DataParallel, owner: Index) -> Floats:
-    """Return the seconds in which one block's parameters, or gradients, cross PCIe; 0 where they stay on the device."""
-    owners, layouts = dp.work.owners, dp.layouts
-    own = owners.dense_parameters[owner] / layouts.fsdp + owners.expert_parameters[owner] / np.maximum(layouts.efsdp, 1)
-    return copy_s(layouts, own)
-
-
-def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats | float = 1.0) -> Floats:
-    longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
-    return np.asarray(longer_by_s + c["overlap_slowdown"] * computes * np.minimum(own_s, hidden_behind_s))
-
-
 def dense_parameters(dp: DataParallel, owner: Index) -> Floats:
     """Return the dense parameters of one owner, with those of which a pipeline's last stage has a copy (ours)."""
     owners = dp.work.owners
     copied = np.where(dp.is_own & (dp.layouts.pp > 1), owners.tied_parameters[owner], 0.0)
     return np.asarray(owners.dense_parameters[owner] + copied)
-
-
-def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric) -> Floats:
-    """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
-    gradients: at the ends of a pass there is nothing to hide them behind.
-    """
-    layouts, parameters = dp.layouts, dense_parameters(dp, owner)
-    group = group_of(layouts.tp, layouts.fsdp, fabric)
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
-    whole = all_gather_s(parameters * dp.element_bytes, group, fabric)
-    scatter = reduce_scatter_s(parameters * dp.reduce_bytes, group, fabric)
-    summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
-    last = 1.0 / dp.num_microbatches
-    # Kept from forward to backward, but for one microbatch only if blocks are freed.
-    gathers = np.where(layouts.is_resharded, 1.0, last)
-    reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
-    copied = (gathers + np.where(sums_on_host(layouts), 1.0, last)) * copy_s(layouts, parameters / layouts.fsdp)
-    return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed + copied, 0.0)
 
 
 def replicated_sums_s(dp: DataParallel, fabric: Fabric) -> Floats:

@@ -13,9 +13,8 @@
 FSDP2 keeps what stands outside of blocks gathered from forward to the end of backward, and the blocks too unless they
 are freed after forward. Where gradients are reduced once a step, those of earlier microbatches add up whole, in the
 format in which they are reduced; where each microbatch is reduced, their shards do. A pipeline's stage that sends
-gradients to the one before holds the input of its last reduction until the next. Ignored: parameters gathered ahead by
-more than one block; that the input of the last reduction, one tensor, finds no gap in the allocator where all
-activations take less.
+gradients to the one before holds the input of its last reduction until the next. Ignored: that the input of the
+last reduction, one tensor, finds no gap in the allocator where all activations take less.
 """
 
 from __future__ import annotations
@@ -34,9 +33,6 @@ from meshwright.cost.footprint_stages import (
 )
 from meshwright.cost.footprint_states import Elements, state_bytes
 from meshwright.spec.workload import BYTES_PER_ELEMENT
-
-_NUM_GATHERED_BLOCKS = 2.0
-"""The block at work and the one that is gathered ahead (Layout.prefetch = 1)."""
 
 Parts = dict[str, Floats]
 """Bytes by field of MemoryUse."""
@@ -94,6 +90,8 @@ class _Held:
         self.compute_bytes = memory.element_bytes
         self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
+        self.num_gathered = 1.0 + np.maximum(layouts.prefetch, 1)
+        """Blocks at work and gathered ahead; forward gathers one ahead anyway, since the host does not wait."""
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
 
     def states(self) -> Parts:
@@ -113,6 +111,7 @@ class _Held:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
         return self._moment(
             gathered_bytes=self._gathered(np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks()))
+            + self._kept_copies(self._all_blocks())
             + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.at_loss,
@@ -124,7 +123,9 @@ class _Held:
         """Return what the first block's backward adds."""
         at_work = np.where(self.memory.layouts.is_resharded, self._few_blocks(), self._all_blocks())
         return self._moment(
-            gathered_bytes=self._gathered(at_work) + self._own_gradients(is_end=False),
+            gathered_bytes=self._gathered(at_work)
+            + self._kept_copies(self._all_blocks() - self._few_blocks())
+            + self._own_gradients(is_end=False),
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.most + self.blocks.recomputed,
             buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
@@ -209,8 +210,9 @@ class _Held:
         is_beside = gathers & (layouts.is_resharded | (layouts.pp == 1))
         ends = self.lasting.maximum(self.after_blocks)
         copied_block, copied_ends = self._copied(self.block), self._copied(ends)
-        at_once = ends.whole * self.compute_bytes + np.maximum(copied_block + one_block, copied_ends)
-        ahead = np.where(is_beside, np.maximum(at_once, copied_block + 2 * one_block), 0.0)
+        of_blocks = copied_block + (self.num_gathered - 1) * one_block
+        at_once = ends.whole * self.compute_bytes + np.maximum(of_blocks, copied_ends)
+        ahead = np.where(is_beside, np.maximum(at_once, of_blocks + one_block), 0.0)
         shards = self._new_shards(self.elements.shared)
         # Where shards are there already, those of the next microbatch are made next to them and added, unit by unit.
         # Those that the host adds up are made on the device, too.
@@ -254,7 +256,12 @@ class _Held:
 
     def _few_blocks(self) -> Floats:
         """Return the elements of the blocks that are gathered while one computes, where the others are freed."""
-        return np.minimum(_NUM_GATHERED_BLOCKS * self.block.whole, self._all_blocks())
+        return np.minimum(self.num_gathered * self.block.whole, self._all_blocks())
+
+    def _kept_copies(self, blocks: Floats) -> Floats:
+        """Return the bytes of `blocks` that a rank keeps for its group from forward on (reshard_after_forward = n)."""
+        kept_on = self.memory.layouts.kept_on
+        return self.is_sharded * np.where(kept_on > 0, blocks * self.gather_bytes / np.maximum(kept_on, 1), 0.0)
 
     def _gathered(self, blocks: Floats) -> Floats:
         return self.is_sharded * (self.lasting.whole * self.compute_bytes + blocks * self.gather_bytes)

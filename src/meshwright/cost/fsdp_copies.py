@@ -1,6 +1,7 @@
 """What FSDP itself computes: casts of shards, copies out of and into the buffers of its collectives, sums of gradients.
 
     gathers     2 bytes moved for each byte gathered, again in backward where blocks are freed
+    kept        2 bytes for each byte of the copy that a group of ranks keeps of what it frees
     reductions  a microbatch's gradients cast, added up and copied into the reduction's input
 
 Counted from traces of FSDP2. Ignored: casts of shards before they are gathered.
@@ -67,10 +68,11 @@ def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_blo
     last = 1.0 / dp.num_microbatches
     # Out of the buffer that was gathered; blocks that are freed are gathered again.
     out = 2 * np.where(layouts.is_resharded, 1.0, last) * dp.gather_bytes * (parameters + reordered)
+    kept = np.where(layouts.kept_on > 0, 2 * dp.gather_bytes * parameters / np.maximum(layouts.kept_on, 1), 0.0)
     num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
     reduced = parameters * _bytes_to_reduce(dp) + 2 * reordered * num_reductions * dp.element_bytes
     is_shared = layouts.fsdp > 1
-    forward = np.where(is_shared, out, 0.0)
+    forward = np.where(is_shared, out + (kept if is_block else 0.0), 0.0)
     backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
     forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
     return forward / memory_rate, backward / memory_rate

@@ -41,6 +41,9 @@ class LayoutTable:
     cp_method: Ints
     is_resharded: Bools
     """Whether gathered parameters are freed after forward."""
+    kept_on: Ints
+    """Ranks of a group that keeps a copy of what is freed (reshard_after_forward = n); 0 where none does."""
+    prefetch: Ints
     reduces_each_microbatch: Bools
     """Whether gradients are reduce-scattered after each microbatch, not once a step."""
     async_tp: Bools
@@ -122,7 +125,8 @@ class LayoutTable:
         for name, words in _CODES.items():
             values[name] = words[values[name]]
         values["virtual_stages"] = values.pop("stages_per_rank")
-        values["reshard_after_forward"] = "always" if values.pop("is_resharded") else "never"
+        group = values.pop("kept_on") or "always"
+        values["reshard_after_forward"] = group if values.pop("is_resharded") else "never"
         values["gradient_sync"] = "microbatch" if values.pop("reduces_each_microbatch") else "step"
         return Layout(**values)
 
@@ -187,4 +191,6 @@ def _value(layout: Layout, name: str) -> Any:
         # "auto" frees unless there is a pipeline, which would gather for every microbatch again.
         choice = layout.reshard_after_forward
         return layout.pp == 1 if choice == "auto" else choice != "never"
+    if name == "kept_on":
+        return layout.reshard_after_forward if isinstance(layout.reshard_after_forward, int) else 0
     return getattr(layout, name)

@@ -24,14 +24,12 @@ from meshwright.cost.contention import computing_shares
 from meshwright.cost.data_parallel import (
     DataParallel,
     data_parallel_of,
-    ends_exposed_s,
     exposed_update_s,
-    first_block_exposed_s,
-    fsdp_exposed_s,
     replicated_sums_s,
 )
 from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.fsdp_copies import FsdpCopies
+from meshwright.cost.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
 from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.measured_sharding import measured_exchanges_s
 from meshwright.cost.messages import Messages, messages_of

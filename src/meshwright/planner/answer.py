@@ -23,7 +23,6 @@ from meshwright.spec.plan import Candidate
 
 _CARRIED = (
     "stage_boundaries",
-    "prefetch",
     "compile_backend",
     "reshard_after_forward",
     "gradient_sync",

@@ -46,7 +46,9 @@ def layout_space(question: Question, menu: Menu) -> LayoutTable:
 
 def model_splits(question: Question, menu: Menu) -> LayoutTable:
     """Return every way to share the model among the ranks, whatever the batch, each with one method of cp."""
-    table, num_devices = layout_table([Layout()]), question.num_devices
+    # What the menu has no choice of is as it is set.
+    as_set = {key: question.fixed[key] for key in ("prefetch", "reshard_after_forward") if key in question.fixed}
+    table, num_devices = layout_table([Layout().replace(**as_set)]), question.num_devices
     for axis in ("tp", "cp", "pp", "dp_shard"):
         table = vary(table, {axis: getattr(menu, axis)})
         table = table.take(num_devices % (table.pp * table.cp * table.tp * table.dp_shard) == 0)

@@ -9,6 +9,7 @@ from meshwright.report.colours import COMPUTE, EXPECTED, EXPOSED, HIDDEN, HOST, 
 from meshwright.report.dry_run_memory import short_op
 from meshwright.report.dry_run_table import most_exposed
 from meshwright.report.part_words import PART_WORDS
+from meshwright.report.stragglers_table import formula_words
 from meshwright.report.timeline_figures import PURPOSE, style, time_scale
 from meshwright.spec.dry_run import ExposedAt, Outcome
 from meshwright.spec.step_parts import PARTS
@@ -30,7 +31,9 @@ def waterfall_figure(outcome: Outcome) -> Any:
     """Return the parts of the step one after another, next to what the formulas say of each."""
     go, (scale, unit) = import_extra("plotly.graph_objects", PURPOSE), time_scale(outcome.step_s)
     # Of bars in one place the last is on top.
-    named = ({"formula": outcome.expected_parts} if outcome.expected_parts else {}) | {"traced": outcome.parts}
+    named = ({formula_words(outcome): outcome.expected_parts} if outcome.expected_parts else {}) | {
+        "traced": outcome.parts
+    }
     least_s = _LEAST_SHARE * outcome.step_s
     shown = [name for name in PARTS if any(getattr(each, name) >= least_s for each in named.values())]
     rows = [PART_WORDS[name] for name in shown]

@@ -19,7 +19,7 @@ from meshwright.report.dry_run_memory import (
     shown_ranks,
 )
 from meshwright.report.part_words import PART_WORDS
-from meshwright.report.stragglers_table import stragglers_parts
+from meshwright.report.stragglers_table import formula_words, stragglers_parts
 from meshwright.report.waterfall import MFU_MEANS, TERMS, percent, table_of
 from meshwright.spec.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
 from meshwright.spec.layout_text import layout_text
@@ -182,7 +182,7 @@ def rank_words(rank: RankMemory) -> str:
 
 def _parts_table(outcome: Outcome) -> Table:
     """Return the step by component, next to the formulas' where they know the model."""
-    formula = ("formula#", "vs formula#") if outcome.expected_parts else ()
+    formula = (f"{formula_words(outcome)}#", "vs formula#") if outcome.expected_parts else ()
     table = table_of("where the step goes", "traced#", "share#", *formula)
     for name, label in PART_WORDS.items():
         seconds = getattr(outcome.parts, name)

@@ -17,6 +17,8 @@ _MOST_ROWS = 12
 _SLOW = 0.05
 """Part of a rank's computing that is added from which on it is slow itself."""
 
+_NANOSECOND = 1e-9
+
 
 def stragglers_parts(outcome: Outcome) -> Iterator[RenderableType]:
     """Yield a line with what stragglers cost the step, and the table; nothing where none are simulated."""
@@ -64,5 +66,13 @@ def _captioned(table: Table, stragglers: Stragglers) -> Table:
     return table
 
 
+def formula_words(outcome: Outcome) -> str:
+    """Return what heads the formulas' figures: they know what stragglers usually add, not those that are simulated."""
+    return "formula" if outcome.stragglers is None else "formula, none slowed"
+
+
 def _signed(added_s: float) -> str:
+    # Below it are the ends of sums that differ in their order.
+    if abs(added_s) < _NANOSECOND:
+        return format_duration(0)
     return f"{'-' if added_s < 0 else '+'}{format_duration(abs(added_s))}"

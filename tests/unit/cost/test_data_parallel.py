@@ -52,6 +52,35 @@ def test_replicas_of_shards_within_nodes_spare_the_network() -> None:
         assert 0 < hsdp_s < 0.5 * fsdp_s
 
 
+def test_groups_that_keep_a_copy_gather_again_within_their_node() -> None:
+    slow = setting("llama3-8b", "a100-80gb-ib100", seq_len=1024, global_batch_size=64)
+    sharded = Layout(dp_shard=16)
+    kept = [sharded.replace(reshard_after_forward=size) for size in (2, 8)]
+    never, pair, node, always = dp_s(slow, sharded.replace(reshard_after_forward="never"), *kept, sharded)
+    assert never < pair <= node < 0.8 * always
+
+
+def test_a_group_that_spans_nodes_spares_little() -> None:
+    slow = setting("llama3-8b", "a100-80gb-ib100", seq_len=1024, global_batch_size=64)
+    kept = [Layout(dp_shard=32, reshard_after_forward=size) for size in (8, 16)]
+    inside, across, all_ranks = dp_s(slow, *kept, Layout(dp_shard=32))
+    assert inside < 0.8 * across
+    assert across == pytest.approx(all_ranks, rel=0.1)
+
+
+def test_without_prefetch_nothing_hides_what_backward_exchanges() -> None:
+    long = setting(seq_len=8192, global_batch_size=64)
+    ahead, further = Layout(dp_shard=64), Layout(dp_shard=64, prefetch=2)
+    alone = ahead.replace(prefetch=0)
+    usual, same, longest = dp_s(long, ahead, further, alone)
+    assert longest > 2 * usual
+    assert same == usual
+    # What is kept after forward, or by a group, does not wait for the reduction before it.
+    for kept in ("never", 8):
+        layouts = [layout.replace(reshard_after_forward=kept) for layout in (ahead, alone)]
+        assert dp_s(long, *layouts[:1]) == dp_s(long, *layouts[1:])
+
+
 def test_gathering_hides_behind_long_blocks_only() -> None:
     short, long = (setting(seq_len=seq_len, global_batch_size=64) for seq_len in (512, 8192))
     shares = [

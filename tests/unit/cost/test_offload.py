@@ -49,6 +49,15 @@ def test_gradients_of_each_microbatch_but_one_wait_for_the_host_that_adds_them()
     assert each_of_two - once_of_two < each - once
 
 
+def test_replicas_copy_gradients_to_the_host_once_a_step() -> None:
+    # What each microbatch reduces stays on the device, so that reducing it adds no copies.
+    offloaded = Layout(dp_shard=4, dp_replicate=2, cpu_offload=True)
+    layouts = [offloaded, offloaded.replace(gradient_sync="step")]
+    each, once = exposed_s(*layouts)
+    each_kept, once_kept = exposed_s(*(layout.replace(cpu_offload=False) for layout in layouts))
+    assert 0 < each - once <= each_kept - once_kept
+
+
 def test_the_state_of_all_ranks_of_a_node_must_fit_its_memory() -> None:
     (left,) = host_headroom_bytes(cases(Layout(dp_shard=8, cpu_offload=True)))
     assert left == pytest.approx(HOST_BYTES / 8 - 16 * 8.03e9 / 8, rel=1e-3)

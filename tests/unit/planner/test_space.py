@@ -152,3 +152,10 @@ def test_splits_share_every_batch_evenly() -> None:
     assert len(table)
     assert not (24 % (table.dp * table.microbatch_size)).any()
     assert len(splits(question, replace(menu_of(question), microbatch_size=(5,)))) == 0
+
+
+def test_what_the_menu_has_no_choice_of_is_as_it_is_set() -> None:
+    question = ask("llama3-8b", 8, batch=8, pp=1, tp=1, prefetch=0, reshard_after_forward=4)
+    table = layout_space(question, menu_of(question))
+    layouts = [table.layout(row) for row in range(len(table))]
+    assert {(layout.prefetch, layout.reshard_after_forward) for layout in layouts} == {(0, 4)}

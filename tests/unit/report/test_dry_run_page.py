@@ -15,7 +15,7 @@ from meshwright.errors import UnsupportedError
 from meshwright.report import dry_run_html
 from meshwright.report.dry_run_html import write_html
 from meshwright.report.dry_run_table import dry_run_page
-from meshwright.spec.dry_run import DryRun
+from meshwright.spec.dry_run import DryRun, Stragglers, Straggling
 from meshwright.spec.estimate import Estimate, MemoryUse, StepTime
 from meshwright.spec.step_parts import StepParts
 from meshwright.spec.timeline import Timeline
@@ -75,6 +75,23 @@ def test_what_the_formulas_expect_of_stragglers_is_named_under_other_communicati
     row = next(line for line in text.splitlines() if "waiting for the slowest rank" in line)
     assert row.split()[-2:] == format_duration(jitter_s).split()
     assert "waiting for the slowest rank" not in terminal(run)
+
+
+def test_formulas_next_to_a_slowed_step_say_that_they_slow_none(timeline: Timeline) -> None:
+    run = dry_run_of(timeline)
+    assert run.outcome is not None
+    # What is left of a sum in another order is nothing.
+    one = Straggling(rank=0, num_ranks=2, computes_s=1.0, added_compute_s=2.44e-15, added_wait_s=-1e-12)
+    slowed = run.outcome.replace(
+        stragglers=Stragglers(usual_step_s=timeline.step_s, ranks=(one,)),
+        expected_parts=StepParts(compute_s=timeline.step_s),
+    )
+    text = terminal(run.replace(outcome=slowed))
+    assert "formula, none slowed" in text
+    assert re.search(r"^0 +2 +1 s +0 s +0 s ", text, re.MULTILINE)
+    usual = terminal(run.replace(outcome=slowed.replace(stragglers=None)))
+    assert "formula" in usual
+    assert "none slowed" not in usual
 
 
 @pytest.mark.parametrize("width", [80, 100])
