@@ -110,22 +110,33 @@ def share_tied(model: Stages, meshes: Meshes) -> None:
             for source, target in zip(first, last, strict=True):
                 _local(target).copy_(_local(source))
             return
-        for parameter in first or last:
-            received = _exchange(_local(parameter), meshes, model)
-            if last:
-                _local(parameter).copy_(received)
+        for parameter in first:
+            _send(_local(parameter), model.rank_of_stage[-1], meshes)
+        for parameter in last:
+            _local(parameter).copy_(_received(_local(parameter), model.rank_of_stage[0], meshes))
 
 
 def _exchange(tensor: Tensor, meshes: Meshes, model: Stages) -> Tensor:
-    """Return the same tensor of the rank that holds the other end of the pipeline."""
-    group = meshes.group("pp")
+    """Return the same tensor of the rank that holds the other end of the pipeline.
+
+    One after the other: NCCL runs the messages of two ranks in order, so that two sends at once may never end.
+    """
     first_rank, last_rank = model.rank_of_stage[0], model.rank_of_stage[-1]
-    peer = last_rank if meshes.rank("pp") == first_rank else first_rank
-    received = torch.empty_like(tensor)
-    sending = dist.isend(tensor.contiguous(), group=group, group_dst=peer)
-    dist.recv(received, group=group, group_src=peer)
-    assert sending is not None
-    sending.wait()
+    if meshes.rank("pp") == first_rank:
+        _send(tensor, last_rank, meshes)
+        return _received(tensor, last_rank, meshes)
+    received = _received(tensor, first_rank, meshes)
+    _send(tensor, first_rank, meshes)
+    return received
+
+
+def _send(tensor: Tensor, peer: int, meshes: Meshes) -> None:
+    dist.send(tensor.contiguous(), group=meshes.group("pp"), group_dst=peer)
+
+
+def _received(like: Tensor, peer: int, meshes: Meshes) -> Tensor:
+    received = torch.empty_like(like)
+    dist.recv(received, group=meshes.group("pp"), group_src=peer)
     return received
 
 
