@@ -113,7 +113,8 @@ def _ranks_to_weigh(
     of_turn = of_stage.reshape(stages_per_rank, pp, -1)
     if is_v:
         of_turn[1:] = of_turn[1:, ::-1].copy()
-    held = of_turn.sum(axis=0)
+    # Unequal stages of a rank count apart, since most chunks in flight are of one of them.
+    held = np.moveaxis(of_turn, 0, 1).reshape(pp, -1)
     fullest = (_fullest_in_order(held, np.arange(pp)[::step]) for step in orders)
     return tuple(dict.fromkeys(itertools.chain.from_iterable(fullest)))
 
