@@ -17,7 +17,7 @@ from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
 from meshwright.cost.footprint_chunks import ChunkBytes
 from meshwright.cost.footprint_rank_blocks import RankBlocks, held_by_chunks
-from meshwright.cost.footprint_stages import Ints, chunks_in_flight, losses_in_flight
+from meshwright.cost.footprint_stages import Ints, chunks_in_flight, losses_in_flight, losses_pending
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES
 from meshwright.spec.stack import Stack
@@ -39,6 +39,8 @@ class Kept:
     """What a microbatch keeps behind the blocks until its backward."""
     num_waiting: Floats
     """Losses that wait for their backward while the last one is computed."""
+    gaps: Floats
+    """Gaps that gradients of logits leave which waited for the backward to the weights."""
 
 
 def kept_of_rank(memory: Memory, blocks: RankBlocks, is_last: Floats, num_microbatches: Floats, pp_rank: Ints) -> Kept:
@@ -60,6 +62,11 @@ def kept_of_rank(memory: Memory, blocks: RankBlocks, is_last: Floats, num_microb
         chunk=chunk,
         of_loss=of_loss,
         num_waiting=num_waiting,
+        # Freed one after the other, between forwards whose activations go there before the next loss.
+        gaps=is_last
+        * ends.one_logits_bytes
+        * (not memory.is_wide)
+        * losses_pending(layouts, num_microbatches, pp_rank),
     )
 
 

@@ -230,9 +230,8 @@ class _Held:
         computing: list[Floats] = [total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
         # Logits that were freed leave a gap that is too narrow for what the loss makes of them. So do activations of
         # stages before the last, of which more are in flight between two losses: those that stay lie above the gaps.
-        computing[0] = (
-            computing[0] + self.is_last * self.memory.ends.freed_logits_bytes + self.kept.most - self.kept.at_loss
-        )
+        freed = self.is_last * self.memory.ends.freed_logits_bytes + self.kept.gaps
+        computing[0] = computing[0] + freed + self.kept.most - self.kept.at_loss
         most: Floats = np.max(np.stack(computing), axis=0)
         gaps = FRAGMENTATION["expandable" if self.memory.setting.stack.expandable_segments else "fixed"]
         return np.asarray(most * (1 + gaps) + ahead + reduced + divided)

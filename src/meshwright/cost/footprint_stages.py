@@ -196,6 +196,15 @@ def losses_in_flight(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
     return np.where(runs_forwards_first(layouts), np.maximum(np.ceil(num_microbatches), 1), 1.0)
 
 
+def losses_pending(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> Floats:
+    """Return the most microbatches of the last stage, if `pp_rank` has it, whose backward to the weights waits until
+    another round's forwards have begun: in a V those of a last stage follow at once.
+    """
+    has_rounds = (layouts.pp > 1) & (num_microbatches >= 2 * layouts.pp)
+    waits = has_rounds & layouts.has_schedule(("InterleavedZeroBubble",))
+    return np.where(waits, pp_rank, 0).astype(np.float64)
+
+
 def runs_forwards_first(layouts: LayoutTable) -> NDArray[np.bool_]:
     """Return which layouts run all forwards of a step before its first backward."""
     return np.asarray((layouts.pp > 1) & layouts.has_schedule(("GPipe", "LoopedBFS")))
