@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
-from meshwright.cost.footprint_rank_blocks import RankBlocks, held_chunks
-from meshwright.cost.footprint_stages import Ints, fullest_moments, losses_in_flight
+from meshwright.cost.footprint_chunks import ChunkBytes
+from meshwright.cost.footprint_rank_blocks import RankBlocks, held_by_chunks
+from meshwright.cost.footprint_stages import Ints, chunks_in_flight, losses_in_flight, losses_pending
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES
 from meshwright.spec.stack import Stack
@@ -38,19 +39,17 @@ class Kept:
     """What a microbatch keeps behind the blocks until its backward."""
     num_waiting: Floats
     """Losses that wait for their backward while the last one is computed."""
+    gaps: Floats
+    """Gaps that gradients of logits leave which waited for the backward to the weights."""
 
 
 def kept_of_rank(memory: Memory, blocks: RankBlocks, is_last: Floats, num_microbatches: Floats, pp_rank: Ints) -> Kept:
     """Return what rank `pp_rank` keeps of its `blocks`, and of the loss if it is a last one."""
-    layouts, ends = memory.layouts, memory.ends
-    moments = fullest_moments(layouts, num_microbatches, pp_rank)
-    chunks, first_pending = moments[0]
-    weighed = held_chunks(memory, num_microbatches, pp_rank)
-    moments[0] = weighed.most, first_pending
-    of_stage = blocks.kept / layouts.stages_per_rank
-    logits = is_last * ends.one_logits_bytes
-    at_moments = [of_stage * held + _pending(blocks, layouts, logits, waiting) for held, waiting in moments]
-    of_blocks = np.max(at_moments, axis=0) + _passed_on(memory, chunks)
+    layouts, ends, stages = memory.layouts, memory.ends, memory.layouts.stages_per_rank
+    chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
+    of_chunk = ChunkBytes(blocks.kept / stages, blocks.pending / stages, is_last * ends.one_logits_bytes)
+    held = held_by_chunks(memory, num_microbatches, pp_rank, of_chunk)
+    of_blocks = held.most + _passed_on(memory, chunks)
     chunk = of_blocks / np.maximum(chunks, 1)
     of_loss = is_last * (ends.last_kept_bytes + ends.kept_loss_bytes)
     num_waiting = losses_in_flight(layouts, num_microbatches) - 1
@@ -58,19 +57,17 @@ def kept_of_rank(memory: Memory, blocks: RankBlocks, is_last: Floats, num_microb
     most = of_blocks + of_losses + is_last * ends.last_kept_bytes
     return Kept(
         most=most,
-        at_loss=most - of_stage * (weighed.most - weighed.at_loss),
+        at_loss=most - (held.most - held.at_loss),
         by_others=of_blocks - chunk + of_losses,
         chunk=chunk,
         of_loss=of_loss,
         num_waiting=num_waiting,
+        # Freed one after the other, between forwards whose activations go there before the next loss.
+        gaps=is_last
+        * ends.one_logits_bytes
+        * (not memory.is_wide)
+        * losses_pending(layouts, num_microbatches, pp_rank),
     )
-
-
-def _pending(blocks: RankBlocks, layouts: LayoutTable, logits: Floats, num_pending: Floats) -> Floats:
-    """Return the gradients that `num_pending` chunks hold for their backward to the weights."""
-    # The chunk at work still has its logits, and on a rank of several stages the last stage's come first.
-    per_chunk = blocks.pending / layouts.stages_per_rank
-    return np.asarray(per_chunk * num_pending + logits * (num_pending - 1).clip(0))
 
 
 def _passed_on(memory: Memory, chunks: Floats) -> Floats:

@@ -84,7 +84,9 @@ class _Held:
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
         self.reduces_each = self.accumulates & layouts.reduces_each_microbatch
-        self.stays_gathered = self.reduces_each & ~layouts.is_resharded
+        # Our runtime frees nothing that one rank holds whole.
+        self.is_resharded = layouts.is_resharded & ((layouts.fsdp > 1) | (not memory.setting.is_own))
+        self.stays_gathered = self.reduces_each & ~self.is_resharded
         """Whether parameters stay gathered from one microbatch to the next."""
         self.reduces_last = (layouts.pp > 1) & stack.reduces_after_pipeline & self.is_sharded & ~self.reduces_each
         self.compute_bytes = memory.element_bytes
@@ -93,14 +95,14 @@ class _Held:
         self.num_gathered = 1.0 + np.maximum(layouts.prefetch, 1)
         """Blocks at work and gathered ahead; forward gathers one ahead anyway, since the host does not wait."""
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
+        # Replicas sum shards once a step, and FSDP2 keeps them on the device until then.
+        self.keeps_gradients = ~layouts.cpu_offload | (layouts.dp_replicate > 1)
 
     def states(self) -> Parts:
         """Return what is there throughout a step."""
         whole, shared, size = self.elements.whole, self.elements.shared * self.on_device, self.bytes
-        # Replicas sum shards once a step, and FSDP2 keeps them on the device until then.
-        is_offloaded = (self.memory.layouts.dp_replicate == 1) & (self.on_device == 0)
         # Shards of gradients are there before the end of a step only where every microbatch is reduced.
-        shards = self.elements.shared * size.shared_gradient * (self.reduces_each & ~is_offloaded)
+        shards = self.elements.shared * size.shared_gradient * (self.reduces_each & self.keeps_gradients)
         return {
             "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
             "gradients_bytes": whole * size.whole_gradient + shards,
@@ -110,7 +112,7 @@ class _Held:
     def loss(self) -> Parts:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
         return self._moment(
-            gathered_bytes=self._gathered(np.where(self.memory.layouts.is_resharded, 0.0, self._all_blocks()))
+            gathered_bytes=self._gathered(np.where(self.is_resharded, 0.0, self._all_blocks()))
             + self._kept_copies(self._all_blocks())
             + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
             gradients_bytes=self._added_up(),
@@ -121,7 +123,7 @@ class _Held:
 
     def backward(self) -> Parts:
         """Return what the first block's backward adds."""
-        at_work = np.where(self.memory.layouts.is_resharded, self._few_blocks(), self._all_blocks())
+        at_work = np.where(self.is_resharded, self._few_blocks(), self._all_blocks())
         return self._moment(
             gathered_bytes=self._gathered(at_work)
             + self._kept_copies(self._all_blocks() - self._few_blocks())
@@ -146,7 +148,7 @@ class _Held:
 
     def block_reduction(self) -> Parts:
         """Return what reducing the last block's gradients adds, when all other blocks' are reduced."""
-        stay = (self.reduces_last & ~self.memory.layouts.is_resharded) | self.stays_gathered
+        stay = (self.reduces_last & ~self.is_resharded) | self.stays_gathered
         blocks = np.where(stay, self._all_blocks(), 0.0)
         return self._moment(
             gathered_bytes=self._gathered(blocks),
@@ -194,7 +196,7 @@ class _Held:
 
     def _new_shards(self, elements: Floats) -> Floats:
         """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
-        return np.where(self.reduces_each, 0.0, elements * self.bytes.shared_gradient * self.on_device)
+        return np.where(self.reduces_each, 0.0, elements * self.bytes.shared_gradient * self.keeps_gradients)
 
     def reserved(self, moments: list[Parts]) -> Floats:
         """Return what the allocator reserves for all that comes and goes: a freed block serves its own stream only.
@@ -207,7 +209,7 @@ class _Held:
         gathers = self.is_sharded & (layouts.fsdp > 1)
         one_block = self.block.whole * self.gather_bytes
         # A pipeline gathers what it keeps before its first microbatch, on the stream that computes.
-        is_beside = gathers & (layouts.is_resharded | (layouts.pp == 1))
+        is_beside = gathers & (self.is_resharded | (layouts.pp == 1))
         ends = self.lasting.maximum(self.after_blocks)
         copied_block, copied_ends = self._copied(self.block), self._copied(ends)
         of_blocks = copied_block + (self.num_gathered - 1) * one_block
@@ -217,9 +219,9 @@ class _Held:
         # Where shards are there already, those of the next microbatch are made next to them and added, unit by unit.
         # Those that the host adds up are made on the device, too.
         unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient
-        reduced = np.where(self.reduces_each | (self.on_device == 0), self.is_sharded * unit, shards)
+        reduced = np.where(self.reduces_each | ~self.keeps_gradients, self.is_sharded * unit, shards)
         divided = self._divided(self.lasting.maximum(self.block))
-        at_work = np.where(gathers & layouts.is_resharded, one_block, 0.0)
+        at_work = np.where(gathers & self.is_resharded, one_block, 0.0)
         # What of each moment, from the loss to the last reduction, is in the pools of other streams.
         elsewhere: list[Floats] = [
             np.zeros(len(layouts)),
@@ -232,9 +234,8 @@ class _Held:
         computing: list[Floats] = [total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
         # Logits that were freed leave a gap that is too narrow for what the loss makes of them. So do activations of
         # stages before the last, of which more are in flight between two losses: those that stay lie above the gaps.
-        computing[0] = (
-            computing[0] + self.is_last * self.memory.ends.freed_logits_bytes + self.kept.most - self.kept.at_loss
-        )
+        freed = self.is_last * self.memory.ends.freed_logits_bytes + self.kept.gaps
+        computing[0] = computing[0] + freed + self.kept.most - self.kept.at_loss
         most: Floats = np.max(np.stack(computing), axis=0)
         gaps = FRAGMENTATION["expandable" if self.memory.setting.stack.expandable_segments else "fixed"]
         return np.asarray(most * (1 + gaps) + ahead + reduced + divided)

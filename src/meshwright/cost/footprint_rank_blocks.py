@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cost.case import Floats
 from meshwright.cost.footprint_blocks import Memory
-from meshwright.cost.footprint_chunks import ChunksHeld, chunks_held
+from meshwright.cost.footprint_chunks import ChunkBytes, HeldBytes, held_bytes
 from meshwright.cost.footprint_stages import Ints, stages_of_rank
 from meshwright.cost.footprint_states import Elements
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
@@ -67,12 +67,13 @@ def rank_blocks(memory: Memory, counts: Sequence[Floats], outside: Elements, pp_
     return RankBlocks(elements, largest, kept, pending, (recomputed - freed).clip(0), transient)
 
 
-def held_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> ChunksHeld:
-    """Return the chunks in flight, of unequal stages where the stack balances them."""
+def held_by_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints, chunk: ChunkBytes) -> HeldBytes:
+    """Return what the chunks in flight take, of unequal stages where the stack balances them."""
     stages = stages_of_rank(memory.layouts, pp_rank)
     blocks = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
     is_balanced = memory.setting.stack.stages == "balanced"
-    return chunks_held(memory.layouts, num_microbatches, pp_rank, blocks if is_balanced else np.ones_like(blocks))
+    counted = blocks if is_balanced else np.ones_like(blocks)
+    return held_bytes(memory.layouts, num_microbatches, pp_rank, counted, chunk)
 
 
 def _num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:

@@ -113,7 +113,8 @@ def _ranks_to_weigh(
     of_turn = of_stage.reshape(stages_per_rank, pp, -1)
     if is_v:
         of_turn[1:] = of_turn[1:, ::-1].copy()
-    held = of_turn.sum(axis=0)
+    # Unequal stages of a rank count apart, since most chunks in flight are of one of them.
+    held = np.moveaxis(of_turn, 0, 1).reshape(pp, -1)
     fullest = (_fullest_in_order(held, np.arange(pp)[::step]) for step in orders)
     return tuple(dict.fromkeys(itertools.chain.from_iterable(fullest)))
 
@@ -193,6 +194,15 @@ def chunks_in_flight(layouts: LayoutTable, num_microbatches: Floats, pp_rank: In
 def losses_in_flight(layouts: LayoutTable, num_microbatches: Floats) -> Floats:
     """Return the most microbatches of which the last stage has computed the loss and no gradients yet."""
     return np.where(runs_forwards_first(layouts), np.maximum(np.ceil(num_microbatches), 1), 1.0)
+
+
+def losses_pending(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints) -> Floats:
+    """Return the most microbatches of the last stage, if `pp_rank` has it, whose backward to the weights waits until
+    another round's forwards have begun: in a V those of a last stage follow at once.
+    """
+    has_rounds = (layouts.pp > 1) & (num_microbatches >= 2 * layouts.pp)
+    waits = has_rounds & layouts.has_schedule(("InterleavedZeroBubble",))
+    return np.where(waits, pp_rank, 0).astype(np.float64)
 
 
 def runs_forwards_first(layouts: LayoutTable) -> NDArray[np.bool_]:

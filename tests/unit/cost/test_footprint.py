@@ -216,6 +216,19 @@ def test_compiled_blocks_recompute_what_tp_gathers_again_and_async_tp_joins() ->
     assert eager - compiled == pytest.approx(32 * shard * (2 * 4096 + 14_336), rel=0.05)
 
 
+def test_what_one_rank_holds_whole_is_not_freed_after_forward() -> None:
+    layout = Layout(dp_replicate=8, microbatch_size=8)
+    freed, kept = (layout.replace(reshard_after_forward=choice) for choice in ("always", "never"))
+    memory = _footprint(_setting("llama3-8b", load_stack("meshwright"), global_batch_size=64), freed, kept)
+    assert memory.device_bytes[0] == memory.device_bytes[1]
+
+
+def test_offloaded_replicas_reduce_all_gradients_on_the_device() -> None:
+    number = _setting("llama3-8b").model.num_parameters
+    memory = _footprint(_setting("llama3-8b"), Layout(dp_replicate=8), Layout(dp_replicate=8, cpu_offload=True))
+    assert (memory.fragmentation_bytes > 4 * number).all()
+
+
 def test_kept_blocks_are_gathered_whole() -> None:
     freed, kept = Layout(dp_shard=8, reshard_after_forward="always"), Layout(dp_shard=8, reshard_after_forward="never")
     setting = _setting("llama3-8b", global_batch_size=8)

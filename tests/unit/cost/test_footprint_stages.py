@@ -12,6 +12,7 @@ from meshwright.cost.footprint_stages import (
     chunks_in_flight,
     fullest_moments,
     losses_in_flight,
+    losses_pending,
     stages_of_rank,
 )
 from meshwright.cost.layout_table import layout_table
@@ -176,3 +177,10 @@ def test_balanced_stages_are_those_that_the_runtime_cuts(num_stages: int) -> Non
 
 def test_too_few_blocks_for_balance_are_split_evenly() -> None:
     assert _counts(_setting(2, "balanced"), 8) == _counts(_setting(2, "even"), 8)
+
+
+def test_losses_wait_for_their_weights_on_the_last_rank_of_zero_bubble_in_rounds() -> None:
+    schedules = ("InterleavedZeroBubble", "InterleavedZeroBubble", "Interleaved1F1B", "ZBVZeroBubble")
+    layouts = layout_table([Layout(pp=4, schedule=schedule, virtual_stages=2) for schedule in schedules])
+    number = np.array([8.0, 4.0, 8.0, 8.0])
+    assert losses_pending(layouts, number, np.array([3, 3, 3, 0])).tolist() == [3, 0, 0, 0]
