@@ -40,6 +40,10 @@ class Bounds:
     least_s: Floats
     """What no layout of the split and the way stays below."""
 
+    def take(self, rows: Any) -> Bounds:
+        """Return the bounds at `rows` (positions or a mask)."""
+        return Bounds(self.layouts.take(rows), self.least_s[rows])
+
 
 def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
     """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""

@@ -112,7 +112,7 @@ def replayed_step(step: StepTime, layout: Layout, question: Question) -> StepTim
     )
     waiting_s = (replayed.total_s - 1) * steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
-    pp_s = replayed.exposed_s * steady_s if question.setting.is_own else step.pp_s
+    pp_s = max(0.0, replayed.exposed_s * steady_s) if question.setting.is_own else step.pp_s
     return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
 
 
@@ -178,7 +178,9 @@ def _waiting_share(layouts: LayoutTable, number: Floats | Ints, repeated: Floats
     there_and_back = np.where(splits_backward, 0.0, layouts.pp - number)
     in_rounds = (layouts.pp - 1 + (layouts.stages_per_rank - 1) * missing) / layouts.stages_per_rank
     is_looped = layouts.has_schedule(("Interleaved1F1B", "LoopedBFS"))
-    known = np.maximum(bubble_share(layouts, np.asarray(number, np.float64), repeated), np.where(is_looped, in_rounds, 0.0))
+    known = np.maximum(
+        bubble_share(layouts, np.asarray(number, np.float64), repeated), np.where(is_looped, in_rounds, 0.0)
+    )
     return np.asarray(np.maximum(known, there_and_back))
 
 
