@@ -14,13 +14,16 @@ from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.planner.plan import make_plan
 from meshwright.planner.question import Question
-from meshwright.planner.simplicity import RANKING_ERROR, complexity_of
+from meshwright.planner.simplicity import complexity_of
 from meshwright.report.simulated_table import why_dropped
 from meshwright.spec.layout_text import layout_text
 from meshwright.spec.plan import Candidate, Plan
 from meshwright.spec.simulated_step import SimulatedStep
 from meshwright.tracer.fork_server import server_socket
 from meshwright.units import counted, format_bytes, format_duration
+
+_ALIKE = 0.03
+"""Simulated steps that differ by less count as equal: what formulas leave out decides less where each op is played."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class Finalists:
 def simulated_plan(question: Question, finalists: Finalists) -> Plan:
     """Return the plan around the simplest of the layouts that are the fastest when simulated and then fit.
 
-    The formulas choose what is simulated: their pick and the best layouts of other splits. As in a plan without
-    simulation, steps within the error of ranking count as equal. Raises InfeasibleLayout where none of them fits.
+    The formulas choose what is simulated: their pick and the best layouts of other splits. Which is picked, the
+    simulated steps say alone. Raises InfeasibleLayout where none of them fits.
     """
     _require_runnable(question, finalists.resolved)
     # It imports torch while the search runs.
@@ -98,8 +101,8 @@ def _words(step: SimulatedStep) -> str:
 
 
 def _simplest(kept: list[Candidate]) -> Candidate:
-    """Return the simplest of those whose simulated step is the shortest, to within the error of ranking."""
-    limit_s = _simulated_s(kept[0]) * (1 + RANKING_ERROR)
+    """Return the simplest of those whose simulated step is the shortest, to within what simulations rank."""
+    limit_s = _simulated_s(kept[0]) * (1 + _ALIKE)
     fast = [one for one in kept if _simulated_s(one) <= limit_s]
     return min(fast, key=lambda one: (complexity_of(one), _simulated_s(one)))
 

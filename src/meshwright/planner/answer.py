@@ -46,13 +46,15 @@ def layout_at(layouts: LayoutTable, row: int, question: Question) -> Layout:
 
 def candidate_at(priced: Priced, row: int, question: Question, max_actions: float = math.inf) -> Candidate:
     """Return the layout at `row` with its estimate, its pipeline played if that takes no more than `max_actions`."""
+    if row in priced.known:
+        return priced.known[row]
     layout = layout_at(priced.layouts, row, question)
-    step = priced.step_time(row)
-    if num_actions(layout, question) <= max_actions:
+    step, is_played = priced.step_time(row), num_actions(layout, question) <= max_actions
+    if is_played:
         step = replayed_step(step, layout, question)
     unmeasured = unmeasured_features(layout, question.setting)
     mfu = None if peak_of(question) is None else step.floor_s / step.total_s
-    return Candidate(
+    candidate = Candidate(
         layout=layout,
         estimate=Estimate(
             step=step,
@@ -64,6 +66,9 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
         unmeasured=unmeasured,
         headroom_bytes=round(float(priced.headroom_bytes[row])),
     )
+    if is_played:
+        priced.known[row] = candidate
+    return candidate
 
 
 def peak_of(question: Question) -> float | None:

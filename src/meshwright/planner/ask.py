@@ -14,6 +14,7 @@ from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError
 from meshwright.hardware.catalogue import load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
 from meshwright.hardware.local import LOCAL
+from meshwright.planner.menu import divisors
 from meshwright.planner.question import Question
 from meshwright.planner.rate import rate_problem
 from meshwright.spec.cluster import Cluster
@@ -83,7 +84,7 @@ def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
 
 def num_sequences(named: Named, seq_len: int) -> int:
     """Return the sequences of a step. A number of tokens means about so many: of the numbers of sequences within 5 %
-    of it, that which most ranks can share, which is what people mean by 4M tokens.
+    of it, one that as many devices as possible can share, and that has most factors of two: what 4M tokens mean.
     """
     if named.global_batch_size is not None:
         return named.global_batch_size
@@ -97,10 +98,17 @@ def num_sequences(named: Named, seq_len: int) -> int:
         )
     if exact == int(exact):
         return int(exact)
-    power = 1
-    while abs(round(exact / (2 * power)) * 2 * power / exact - 1) <= _BATCH_TOLERANCE:
-        power *= 2
-    return round(exact / power) * power
+    # A multiple of the number of devices all of them can share, of its half all in pipelines of two, and so on.
+    counts = reversed(divisors(choose_cluster(named.cluster).num_devices))
+    return next((found for count in counts if (found := _rounded(exact, count))), round(exact))
+
+
+def _rounded(exact: float, count: int) -> int | None:
+    """Return the multiple of `count` within 5 % of `exact` that has most factors of two; None if there is none."""
+    found = None
+    while abs((near := round(exact / count) * count) / exact - 1) <= _BATCH_TOLERANCE:
+        found, count = near, 2 * count
+    return found
 
 
 def question_of(resolved: ResolvedJob, options: Options) -> Question:

@@ -1,6 +1,6 @@
 """Bounds: seconds that no layout stays below which shares the model so and spends memory so.
 
-    bound = a step without bubble and sends, of the least recomputation and the fastest method of cp
+    bound = a step without sends, of the least bubble and recomputation and the fastest method of cp
 
 Ways to spend memory are what is recomputed, whether gathered parameters are freed, and whether whole gradients add
 up. One that fits with none of
@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, Bools, LayoutTable, concatenate
+from meshwright.planner.bubble import least_waiting, steady_s
 from meshwright.planner.menu import Menu
 from meshwright.planner.price import time_steps, weigh
 from meshwright.planner.question import Question
@@ -39,6 +40,10 @@ class Bounds:
     least_s: Floats
     """What no layout of the split and the way stays below."""
 
+    def take(self, rows: Any) -> Bounds:
+        """Return the bounds at `rows` (positions or a mask)."""
+        return Bounds(self.layouts.take(rows), self.least_s[rows])
+
 
 def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
     """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""
@@ -57,7 +62,7 @@ def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds
     layouts, gains_s = layouts.take(useful), gains_s[useful]
     every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
     fastest = _with_columns(_fastest(layouts, menu), {"activation_checkpoint_every": every})
-    return Bounds(layouts, _without_waiting_s(fastest, question) - gains_s)
+    return Bounds(layouts, _least_s(fastest, gains_s, question, menu))
 
 
 def may_fit(layouts: LayoutTable, question: Question, menu: Menu) -> Bools:
@@ -128,10 +133,11 @@ def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> 
     return own_s - least_s
 
 
-def _without_waiting_s(table: LayoutTable, question: Question) -> Floats:
-    """Return steps without what a schedule decides: bubble and sends."""
+def _least_s(table: LayoutTable, gains_s: Floats, question: Question, menu: Menu) -> Floats:
+    """Return steps without sends, and with the bubble of the schedule that waits least."""
     step = time_steps(table, question)
-    return np.asarray(step.total_s - step.bubble_s - step.pp_s)
+    waiting_s = (steady_s(step) - gains_s) * least_waiting(table, menu.pipelines, question)
+    return np.asarray(step.total_s - step.bubble_s - step.pp_s - gains_s + waiting_s)
 
 
 def _may_fit(candidates: LayoutTable, question: Question, menu: Menu) -> Bools:

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.layout_table import LayoutTable, layout_table
+from meshwright.cost.layout_table import Ints, LayoutTable, layout_table
 from meshwright.cost.messages import hops_of
 from meshwright.cost.repeats import repeated_share
 from meshwright.cost.replay import Hops, PipelineOps, Replayed, pipeline_ops, replay
@@ -28,9 +28,10 @@ from meshwright.cost.step import StepTerms
 from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.cases import cases_of
 from meshwright.planner.question import Question
+from meshwright.planner.rules import cuts_model, runs_schedule
 from meshwright.planner.stage_times import BackwardShares, StageShare, stage_times
 from meshwright.spec.estimate import StepTime
-from meshwright.spec.layout import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
+from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.model_spec import ModelSpec
 from meshwright.spec.schedule import build_schedule, lower
 from meshwright.spec.stage_split import best_boundaries, block_costs
@@ -49,9 +50,33 @@ Pipeline = tuple[int, int, str, int]
 def with_bubbles(step: StepTerms, cases: Cases, question: Question) -> StepTerms:
     """Return the steps with the bubbles of stages that are cut by FLOPs."""
     layouts = cases.layouts
-    steady_s = np.asarray(step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE))
-    waiting = _imbalance(layouts, question) + _waiting_share(cases) / cases.num_microbatches
-    return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s * waiting, step.bubble_s))
+    number = cases.num_microbatches
+    waiting = _imbalance(layouts, question) + _waiting_share(layouts, number, repeated_share(cases)) / number
+    return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.bubble_s))
+
+
+def steady_s(step: StepTerms) -> Floats:
+    """Return the seconds of what ranks of a pipeline do one microbatch after the other."""
+    return np.asarray(step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE))
+
+
+def least_waiting(layouts: LayoutTable, pipelines: Sequence[tuple[str, int]], question: Question) -> Floats:
+    """Return the least that any of `pipelines` that can run makes a rank wait, as a multiple of `steady_s`.
+
+    A pipeline is a schedule and the stages that it gives each rank. Infinite where none runs, zero without a pipeline.
+    """
+    number = question.workload.global_batch_size // (layouts.dp * layouts.microbatch_size)
+    _, first, which = np.unique((layouts.pp << 32) + number, return_index=True, return_inverse=True)
+    distinct, number = layouts.take(first), number[first]
+    least = np.full(len(first), np.inf)
+    for schedule, stages in pipelines:
+        codes = np.full(len(first), SCHEDULES.index(schedule)), np.full(len(first), stages)
+        table = replace(distinct, schedule=codes[0], stages_per_rank=codes[1])
+        runs = np.flatnonzero((table.pp > 1) & runs_schedule(table, question) & cuts_model(table, question))
+        table, microbatches = table.take(runs), number[runs]
+        waiting = _imbalance(table, question) + _waiting_share(table, microbatches, 0.0) / microbatches
+        least[runs] = np.minimum(least[runs], waiting)
+    return np.asarray(np.where(distinct.pp > 1, least, 0.0)[which])
 
 
 def replayed_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
@@ -87,7 +112,7 @@ def replayed_step(step: StepTime, layout: Layout, question: Question) -> StepTim
     )
     waiting_s = (replayed.total_s - 1) * steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
-    pp_s = replayed.exposed_s * steady_s if question.setting.is_own else step.pp_s
+    pp_s = max(0.0, replayed.exposed_s * steady_s) if question.setting.is_own else step.pp_s
     return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
 
 
@@ -140,19 +165,22 @@ def _ops(pipeline: Pipeline) -> PipelineOps:
     return pipeline_ops(lower(build_schedule(layout, number)))
 
 
-def _waiting_share(cases: Cases) -> Floats:
+def _waiting_share(layouts: LayoutTable, number: Floats | Ints, repeated: Floats | float) -> Floats:
     """Return what a rank waits because of the schedule, as a multiple of its computation for one microbatch.
+
+    `number` microbatches are run in a step; `repeated` is the share of backwards that is computed in both parts.
 
     Fewer microbatches than ranks leave gaps in each round of a looped schedule; and no schedule of whole backwards is
     done before one microbatch has been through all stages and back.
     """
-    layouts, number = cases.layouts, cases.num_microbatches
     missing = np.maximum(layouts.pp - number, 0)
     splits_backward = layouts.has_schedule(SPLIT_BACKWARD_SCHEDULES)
     there_and_back = np.where(splits_backward, 0.0, layouts.pp - number)
     in_rounds = (layouts.pp - 1 + (layouts.stages_per_rank - 1) * missing) / layouts.stages_per_rank
     is_looped = layouts.has_schedule(("Interleaved1F1B", "LoopedBFS"))
-    known = np.maximum(bubble_share(layouts, number, repeated_share(cases)), np.where(is_looped, in_rounds, 0.0))
+    known = np.maximum(
+        bubble_share(layouts, np.asarray(number, np.float64), repeated), np.where(is_looped, in_rounds, 0.0)
+    )
     return np.asarray(np.maximum(known, there_and_back))
 
 

@@ -1,4 +1,4 @@
-"""Why the pick wins: the best layout with another value of each key, and what lies next to the pick but cannot be."""
+"""What lies next to the pick but does not fit, and how a layout's changes are written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from meshwright.planner.price import Priced, price
 from meshwright.planner.question import Question
 from meshwright.planner.rules import is_valid
 from meshwright.planner.space import is_needless, vary
-from meshwright.spec.estimate import MEMORY_CLASSES, MemoryUse, StepTime
+from meshwright.spec.estimate import MEMORY_CLASSES, MemoryUse
 from meshwright.spec.layout import Layout
-from meshwright.spec.plan import Candidate, Contrast, Fix, Rejection
+from meshwright.spec.plan import Candidate, Fix, Rejection
 from meshwright.units import format_bytes
 
 _DEGREES = ("tp", "cp", "pp", "ep", "etp", "dp_replicate")
-_KEYS = (
+KEYS = (
     *_DEGREES,
     "microbatch_size",
     "schedule",
@@ -31,60 +31,11 @@ _KEYS = (
     "cp_method",
     "async_tp",
 )
-_AXIS_OF = {"schedule": "pp", "cp_method": "cp", "async_tp": "tp"}
-"""Keys that do something only where an axis has several ranks."""
-_LEAST_DIFFERENCE_S = 1e-9
+"""Columns of a table whose other values a plan compares with."""
 _NUM_FIXES = 3
 _NUM_REJECTIONS = 5
 _SHORT_PIPELINE = 1_500
 """Actions of a pipeline that is played for a comparison; a longer one keeps the closed form of its bubble."""
-
-
-def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, question: Question) -> list[Contrast]:
-    """Return, for each key, the best layout that fits and has another value of it than the pick; closest first.
-
-    It is the first of all by the closed form, or one of the finalists `best`, whichever is faster when played.
-    """
-    own, times_s = layout_table([pick.layout]), priced.total_s
-    table = layout_table([candidate.layout for candidate in best])
-    found = []
-    for key in _KEYS:
-        others = np.flatnonzero(_has_another(priced.layouts, own, key))
-        if len(others):
-            first = played_if_fast(priced, int(others[np.argmin(times_s[others])]), pick, question)
-            played = [best[row] for row in np.flatnonzero(_has_another(table, own, key))]
-            other = min((first, *played), key=lambda candidate: candidate.estimate.step.total_s)
-            change = _contrast_of(pick.layout, other.layout, key)
-            found.append(Contrast(change=change, other=other, extra_s=extra_s(pick, other)))
-    return sorted(found, key=lambda contrast: contrast.other.estimate.step.total_s)
-
-
-def _has_another(table: LayoutTable, own: LayoutTable, key: str) -> Bools:
-    """Return which layouts have another value of a column than the only one of `own`, and one that does something."""
-    is_other = getattr(table, key) != getattr(own, key)[0]
-    return np.asarray(is_other & (getattr(table, _AXIS_OF[key]) > 1) if key in _AXIS_OF else is_other)
-
-
-def _contrast_of(pick: Layout, other: Layout, key: str) -> str:
-    """Return a column's value in `other` as a job would write it, behind the axis that it needs if that changes too."""
-    axis = _AXIS_OF.get(key)
-    needed = [] if axis is None or getattr(pick, axis) == getattr(other, axis) else [change_of(other, axis)]
-    return ", ".join([*needed, change_of(other, key)])
-
-
-def played_if_fast(priced: Priced, row: int, pick: Candidate, question: Question) -> Candidate:
-    """Return the layout at `row`, its pipeline played where that is short, or where it decides who is faster."""
-    candidate = candidate_at(priced, row, question, _SHORT_PIPELINE)
-    if candidate.estimate.step.total_s < pick.estimate.step.total_s:
-        candidate = candidate_at(priced, row, question)
-    return candidate
-
-
-def extra_s(pick: Candidate, other: Candidate) -> dict[str, float]:
-    """Return by term what `other` takes more than `pick`, seconds, without the terms that are equal."""
-    mine, theirs = pick.estimate.step, other.estimate.step
-    differences = {name: getattr(theirs, name) - getattr(mine, name) for name in StepTime.model_fields}
-    return {name: value for name, value in differences.items() if abs(value) > _LEAST_DIFFERENCE_S}
 
 
 def misfits(pick: Candidate, given: Candidate | None, question: Question, menu: Menu) -> list[Rejection]:
@@ -180,7 +131,7 @@ def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
 
 
 def _differs(table: LayoutTable, own: LayoutTable) -> Bools:
-    names = ("schedule", "stages_per_rank", "cpu_offload", "compile", "activation_checkpoint_every", *_KEYS)
+    names = ("schedule", "stages_per_rank", "cpu_offload", "compile", "activation_checkpoint_every", *KEYS)
     return np.asarray(np.any([getattr(table, name) != getattr(own, name)[0] for name in names], axis=0))
 
 

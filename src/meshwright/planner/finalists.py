@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.planner.answer import candidate_at, layout_at
+from meshwright.planner.best import PIPELINE_KEYS
 from meshwright.planner.bubble import num_actions
 from meshwright.planner.price import Priced
 from meshwright.planner.question import Question
@@ -15,8 +16,7 @@ _NUM_PLAYED = 24
 _NUM_FINALISTS = 20
 _MAX_ACTIONS = 40_000
 """Actions of different pipelines that are played for all finalists together: a fraction of a second."""
-_SPLIT_KEYS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
-_PIPELINE_KEYS = ("pp", "cp", "tp", "ep", "etp", "microbatch_size", "schedule", "stages_per_rank")
+SPLIT_KEYS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def finalists(priced: Priced, question: Question) -> list[Finalist]:
     """Return the fastest layouts of different splits and pipelines, played, in their new order."""
     found: list[Finalist] = []
     actions: dict[tuple[int, str, int], int] = {}
-    for row in distinct(priced, _PIPELINE_KEYS, _NUM_PLAYED):
+    for row in distinct(priced, PIPELINE_KEYS, _NUM_PLAYED):
         layout = layout_at(priced.layouts, row, question)
         # A pipeline that was played once costs nothing the next time.
         count = num_actions(layout, question)
@@ -59,4 +59,4 @@ def distinct(priced: Priced, keys: tuple[str, ...], count: int) -> Iterator[int]
 
 def distinct_splits(priced: Priced, count: int) -> Iterator[int]:
     """Yield the rows of the `count` fastest layouts of different splits over the ranks."""
-    return distinct(priced, _SPLIT_KEYS, count)
+    return distinct(priced, SPLIT_KEYS, count)

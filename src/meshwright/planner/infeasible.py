@@ -91,7 +91,7 @@ def _no_split(question: Question) -> str:
 def _too_large(question: Question, menu: Menu) -> str:
     """Return which class of tensors is too large, and the smallest cluster and the devices that would do."""
     is_tried = "cpu_offload" not in question.fixed and all(menu.cpu_offload)
-    offloaded = ", nor does the host's memory hold its state" if is_tried else ""
+    offloaded = _offloaded(question, menu) if is_tried else ""
     menu = replace(menu, cpu_offload=(False,)) if is_tried else menu
     memory, headroom = weigh(leanest(splits(question, menu), menu), question)
     row = int(headroom.argmax())
@@ -106,6 +106,15 @@ def _too_large(question: Question, menu: Menu) -> str:
         f"{format_bytes(usable)}{margin}, most of it {worst} ({format_bytes(parts[worst])}){offloaded}: "
         f"{_remedies(question, float(usable - headroom[row]))}{_kept(question)}"
     )
+
+
+def _offloaded(question: Question, menu: Menu) -> str:
+    """Return why it does not help that the state waits in the host's memory, as a part of a sentence."""
+    memory, _ = weigh(leanest(splits(question, menu), menu), question)
+    least_bytes = float(memory.reserved_bytes.min())
+    if least_bytes <= question.cluster.device.usable_memory_bytes - question.margin_bytes:
+        return ", nor does the host's memory hold its state"
+    return f", and {format_bytes(least_bytes)} with its state in the host's memory (layout.cpu_offload = true)"
 
 
 def _remedies(question: Question, needed_bytes: float) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.answer import judge
-from meshwright.planner.explain import change_of, contrasts, misfits, played_if_fast
-from meshwright.planner.finalists import Finalist, distinct_splits, finalists
+from meshwright.planner.best import best_of, played_if_fast
+from meshwright.planner.complete import ROUNDS, Known, complete
+from meshwright.planner.contrasts import contrasts
+from meshwright.planner.explain import change_of, misfits
+from meshwright.planner.finalists import SPLIT_KEYS, Finalist, distinct_splits, finalists
 from meshwright.planner.infeasible import no_layout
 from meshwright.planner.menu import menu_of
 from meshwright.planner.plain import plain_layout
@@ -23,6 +26,7 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.plan import Candidate, Contrast, Plan
 
 _PARETO_LENGTH = 12
+_MOST_SPLITS_PLAYED = 64
 
 
 def make_plan(
@@ -33,15 +37,13 @@ def make_plan(
     Raises InfeasibleLayout where nothing fits.
     """
     found = find(question, min_scored)
-    best = finalists(found.priced, question)
-    fastest, reasons = _fastest(found.priced, best, question)
-    pick = simplest(found.priced, best, fastest, question)
-    if chosen is not None and chosen != pick.layout:
-        pick = judge(chosen, question)
-    played = [fastest, *(finalist.candidate for finalist in best)]
-    if pick != fastest:
-        reasons = contrasts(found.priced, played, pick, question)
-    runners = _runners_up(found.priced, played, pick, question, num_runners_up)
+    page = _page(found, question, num_runners_up, chosen)
+    for count in ROUNDS:
+        more = complete(found, _known(page, num_runners_up), count, question)
+        if more is found:
+            break
+        found, page = more, _page(more, question, num_runners_up, chosen)
+    pick, fastest, runners = page.pick, page.fastest, page.runners_up
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
     given = None if question.given is None else judge(question.given, question)
     plain, plain_refusal = plain_layout(question)
@@ -63,15 +65,43 @@ def make_plan(
         fastest=fastest,
         memory_by_pipeline_rank=memory_of_ranks(pick.layout, question),
         runners_up=tuple(runners),
-        pareto=tuple(_pareto(found.priced, pick, question)),
+        pareto=tuple(_pareto(found.priced, pick, fastest, question)),
         plain=plain,
         plain_refusal=plain_refusal,
         given=given,
-        contrasts=tuple(reasons),
+        contrasts=tuple(page.contrasts.values()),
         rejections=tuple(rejections),
         sensitivities=tuple(sensitivities(table, question)),
         what_ifs=tuple(what_ifs(table, question)),
     )
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What a plan compares."""
+
+    pick: Candidate
+    fastest: Candidate
+    contrasts: dict[str, Contrast]
+    runners_up: list[Candidate]
+
+
+def _page(found: Found, question: Question, num_runners_up: int, chosen: Layout | None) -> _Page:
+    """Return the pick among what was priced, or the layout that is `chosen`, and the best of other kinds."""
+    best = finalists(found.priced, question)
+    fastest, reasons = _fastest(found.priced, best, question)
+    pick = simplest(found.priced, best, fastest, question)
+    if chosen is not None and chosen != pick.layout:
+        pick = judge(chosen, question)
+    played = [fastest, *(finalist.candidate for finalist in best)]
+    if pick != fastest:
+        reasons = contrasts(found.priced, played, pick, question)
+    return _Page(pick, fastest, reasons, _runners_up(found.priced, played, pick, question, num_runners_up))
+
+
+def _known(page: _Page, num_runners_up: int) -> Known:
+    best_s = {key: _total_s(contrast.other) for key, contrast in page.contrasts.items()}
+    return Known(page.pick, best_s, page.runners_up, num_runners_up)
 
 
 def find(question: Question, min_scored: int | None = None) -> Found:
@@ -86,39 +116,51 @@ def find(question: Question, min_scored: int | None = None) -> Found:
     return found
 
 
-def _fastest(priced: Priced, best: list[Finalist], question: Question) -> tuple[Candidate, list[Contrast]]:
+def _fastest(priced: Priced, best: list[Finalist], question: Question) -> tuple[Candidate, dict[str, Contrast]]:
     """Return the fastest layout and its contrasts: the closed form may hide a faster one behind another value."""
     played = [finalist.candidate for finalist in best]
     fastest = played[0]
     while True:
         others = contrasts(priced, played, fastest, question)
-        if not others or _total_s(others[0].other) >= _total_s(fastest):
+        closest = next(iter(others.values()), None)
+        if closest is None or _total_s(closest.other) >= _total_s(fastest):
             return fastest, others
-        fastest = others[0].other
+        fastest = closest.other
 
 
 def _runners_up(
     priced: Priced, played: list[Candidate], pick: Candidate, question: Question, count: int
 ) -> list[Candidate]:
     """Return the fastest layouts of other splits than the pick's, in the order of their steps."""
-    candidates = [*played, *(played_if_fast(priced, row, pick, question) for row in distinct_splits(priced, 2 * count))]
-    splits = {_split(pick.layout)}
-    runners = []
-    for candidate in sorted(candidates, key=_total_s):
-        if _split(candidate.layout) not in splits:
-            splits.add(_split(candidate.layout))
-            runners.append(candidate)
-    return runners[:count]
+    if not count:
+        return []
+    best: dict[tuple[int, ...], Candidate] = {}
+    for candidate in sorted(played, key=_total_s):
+        best.setdefault(_split(candidate.layout), candidate)
+    best.pop(_split(pick.layout), None)
+    for row in distinct_splits(priced, _MOST_SPLITS_PLAYED):
+        if len(best) >= count and priced.total_s[row] >= sorted(map(_total_s, best.values()))[count - 1]:
+            break
+        layouts = priced.layouts
+        same = np.all([getattr(layouts, key) == getattr(layouts, key)[row] for key in SPLIT_KEYS], axis=0)
+        for candidate in best_of(priced, priced.fastest(same), pick, question, most_actions=0):
+            split = _split(candidate.layout)
+            if split != _split(pick.layout):
+                best[split] = min(best.get(split, candidate), candidate, key=_total_s)
+    return sorted(best.values(), key=_total_s)[:count]
 
 
 def _split(layout: Layout) -> tuple[int, ...]:
-    return layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep, layout.etp
+    return tuple(getattr(layout, key) for key in SPLIT_KEYS)
 
 
-def _pareto(priced: Priced, pick: Candidate, question: Question) -> list[Candidate]:
-    """Return the pick, and layouts that each leave more memory than all faster ones, fastest first."""
-    least = pick.headroom_bytes + MEMORY_STEP * question.cluster.device.usable_memory_bytes
-    found = [pick]
+def _pareto(priced: Priced, pick: Candidate, fastest: Candidate, question: Question) -> list[Candidate]:
+    """Return the pick, and layouts that each leave more memory than all faster ones, fastest first.
+
+    The fastest is one of them if it leaves more than the pick, which then is there for being simpler.
+    """
+    found = [fastest, pick] if fastest.headroom_bytes > pick.headroom_bytes else [pick]
+    least = found[0].headroom_bytes + MEMORY_STEP * question.cluster.device.usable_memory_bytes
     order = priced.by_time
     best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
     while len(found) < _PARETO_LENGTH:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.footprint import Footprint, footprint, footprint_of_rank, memory_use
-from meshwright.cost.layout_table import Ints, LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate, layout_table
 from meshwright.cost.offload import host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.planner.bubble import with_bubbles
@@ -21,6 +21,7 @@ from meshwright.planner.cases import cases_of
 from meshwright.planner.question import Question
 from meshwright.spec.estimate import MemoryUse, StepTime
 from meshwright.spec.layout import Layout
+from meshwright.spec.plan import Candidate
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Priced:
     headroom_bytes: Floats
     """What the fullest rank leaves of the usable memory; negative where a layout does not fit."""
     step: StepTerms
+    known: dict[int, Candidate] = field(default_factory=dict, repr=False, compare=False)
+    """The candidates that were made of layouts, by position: to replay a pipeline takes much longer than to look."""
 
     def __len__(self) -> int:
         return len(self.layouts)
@@ -45,6 +48,10 @@ class Priced:
     def by_time(self) -> Ints:
         """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
         return np.lexsort((-self.headroom_bytes, self.total_s))
+
+    def fastest(self, is_one: Bools) -> Ints:
+        """Return the positions of the layouts that `is_one` of, fastest first."""
+        return self.by_time[is_one[self.by_time]]
 
     def take(self, rows: Any) -> Priced:
         """Return the layouts at `rows` (positions or a mask)."""
@@ -150,22 +157,24 @@ def _with_cuts(layouts: LayoutTable, question: Question) -> LayoutTable:
 
 
 def join(parts: list[Priced]) -> Priced:
-    """Return the layouts of all `parts`, in order."""
+    """Return the layouts of all `parts`, in order; what is known of the first ones stays known."""
     first = parts[0]
 
     def joined(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
         return type(values[0])(
             **{
-                field.name: np.concatenate([getattr(value, field.name) for value in values])
-                for field in fields(values[0])
+                column.name: np.concatenate([getattr(value, column.name) for value in values])
+                for column in fields(values[0])
             }
         )
 
     headroom = np.concatenate([part.headroom_bytes for part in parts])
     layouts = concatenate([part.layouts for part in parts])
-    return Priced(layouts, joined("memory"), headroom, joined("step")) if len(parts) > 1 else first
+    if len(parts) == 1:
+        return first
+    return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
 
 
 def _take(table: Any, rows: Any) -> Any:
-    return type(table)(**{field.name: getattr(table, field.name)[rows] for field in fields(table)})
+    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})

@@ -47,9 +47,13 @@ def splits_model(layouts: LayoutTable, question: Question) -> Bools:
         & _divides_sequence(layouts, question.workload.seq_len)
         & _divides_widths(layouts, architecture)
         & _divides_experts(layouts, architecture)
-        # The first stage can do with the embedding alone, the last one with the head.
-        & ((layouts.pp == 1) | (layouts.num_stages <= architecture.num_layers + 2))
+        & _fills_stages(layouts, architecture)
     )
+
+
+def cuts_model(layouts: LayoutTable, question: Question) -> Bools:
+    """Return whether there is a block for each stage, and as many stages as the question fixes the first blocks of."""
+    return np.asarray(_fills_stages(layouts, question.architecture) & _keeps_boundaries(layouts, question))
 
 
 def has_consistent_choices(layouts: LayoutTable, question: Question) -> Bools:
@@ -75,6 +79,11 @@ def runs_schedule(layouts: LayoutTable, question: Question) -> Bools:
         ~layouts.has_schedule(AS_MANY_AS_STAGES) | (num_microbatches >= layouts.num_stages)
     )
     return np.asarray(np.where(layouts.pp == 1, stages == 1, takes_stages & takes_microbatches))
+
+
+def _fills_stages(layouts: LayoutTable, architecture: LlamaArchitecture) -> Bools:
+    # The first stage can do with the embedding alone, the last one with the head.
+    return np.asarray((layouts.pp == 1) | (layouts.num_stages <= architecture.num_layers + 2))
 
 
 def _divides_sequence(layouts: LayoutTable, seq_len: int) -> Bools:

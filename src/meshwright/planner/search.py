@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.cost.case import Floats
-from meshwright.cost.layout_table import Ints, concatenate
+from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate
 from meshwright.planner.bounds import Bounds, bounds_of, may_fit
 from meshwright.planner.menu import Menu
 from meshwright.planner.price import Priced, join, price, price_leaner
@@ -44,6 +44,10 @@ class Found:
     menu: Menu
     priced: Priced
     """The layouts that fit."""
+    is_coarse: Bools
+    """Which of them may become faster by other fine choices, which were not tried."""
+    rest: Bounds
+    """The bounds of what may fit and was not priced."""
     num_scored: int
     """Layouts whose memory was compared with the device's, those that fit or not."""
 
@@ -57,11 +61,12 @@ def search(question: Question, menu: Menu, min_scored: int | None = None) -> Fou
     min_scored = default_min_scored(question) if min_scored is None else min_scored
     bounds = bounds_of(splits(question, menu), question, menu)
     parts, waiting = [price(bounds.layouts.take(np.arange(0)), question)], []
-    first_priced = price_leaner if len(menu.async_tp) > 1 else price
-    num_scored, best_s = 0, np.inf
-    for rows in _pieces(bounds, question, menu):
+    first_priced = first_price(menu)
+    num_scored, best_s, is_left = 0, np.inf, np.ones(len(bounds.layouts), np.bool_)
+    for rows in _pieces(bounds, is_left, question, menu):
         if num_scored >= min_scored and bounds.least_s[rows[0]] > best_s * _MARGIN:
             break
+        is_left[rows] = False
         waiting.append(with_choices(bounds.layouts.take(rows), question, menu))
         num_scored += len(waiting[-1])
         # Before enough are scored no time ends the search, so that several pieces can be priced at once.
@@ -69,10 +74,17 @@ def search(question: Question, menu: Menu, min_scored: int | None = None) -> Fou
             parts.append(first_priced(concatenate(waiting), question))
             best_s, waiting = min(best_s, _fastest_s(parts[-1], best_s, question, menu)), []
     priced = join(parts + [first_priced(table, question) for table in waiting])
-    order = np.argsort(_promised_s(priced, menu), kind="stable")
+    order = np.argsort(promised_s(priced, menu), kind="stable")
     refined = with_fine_choices(priced.layouts.take(order[:_NUM_REFINED]), question, menu)
     num_scored += len(refined) - len(order[:_NUM_REFINED])
-    return Found(menu, join([price(refined, question), priced.take(order[_NUM_REFINED:])]), num_scored)
+    parts = [price(refined, question), priced.take(order[_NUM_REFINED:])]
+    is_coarse = np.repeat([False, True], [len(part) for part in parts])
+    return Found(menu, join(parts), is_coarse, bounds.take(is_left), num_scored)
+
+
+def first_price(menu: Menu) -> Callable[[LayoutTable, Question], Priced]:
+    """Return what prices layouts whose fine choices are the first of the menu."""
+    return price_leaner if len(menu.async_tp) > 1 else price
 
 
 def default_min_scored(question: Question) -> int:
@@ -91,16 +103,16 @@ def _keep_freed_memory() -> None:
 def _fastest_s(priced: Priced, best_s: float, question: Question, menu: Menu) -> float:
     """Return the seconds of the fastest layout, with other fine choices where these may be faster than `best_s`."""
     fastest_s = float(priced.total_s.min(initial=np.inf))
-    promised_s = _promised_s(priced, menu)
-    rows = np.argsort(promised_s, kind="stable")[:_NUM_REFINED_AT_ONCE]
-    rows = rows[promised_s[rows] < min(best_s, fastest_s)]
+    least_s = promised_s(priced, menu)
+    rows = np.argsort(least_s, kind="stable")[:_NUM_REFINED_AT_ONCE]
+    rows = rows[least_s[rows] < min(best_s, fastest_s)]
     if not len(rows):
         return fastest_s
     refined = price(with_fine_choices(priced.layouts.take(rows), question, menu), question)
     return min(fastest_s, float(refined.total_s.min(initial=np.inf)))
 
 
-def _promised_s(priced: Priced, menu: Menu) -> Floats:
+def promised_s(priced: Priced, menu: Menu) -> Floats:
     """Return the seconds that no fine choice makes a layout faster than."""
     step, layouts = priced.step, priced.layouts
     again = step.recompute_s * (1 - 1 / max(menu.activation_checkpoint_every))
@@ -108,14 +120,16 @@ def _promised_s(priced: Priced, menu: Menu) -> Floats:
     return np.asarray(priced.total_s - again - hidden)
 
 
-def _pieces(bounds: Bounds, question: Question, menu: Menu) -> Iterator[Ints]:
-    """Yield positions of what may fit in the order of the bounds, in growing pieces."""
+def _pieces(bounds: Bounds, is_left: Bools, question: Question, menu: Menu) -> Iterator[Ints]:
+    """Yield positions of what may fit in the order of the bounds, in growing pieces; what may not is left no more."""
     order = np.argsort(bounds.least_s, kind="stable")
     choices = len(menu.pipelines) * len(menu.cp_method)
     size = _FIRST_PIECE
     for first in range(0, len(order), _NUM_WEIGHED):
         rows = order[first : first + _NUM_WEIGHED]
-        rows = rows[may_fit(bounds.layouts.take(rows), question, menu)]
+        fits = may_fit(bounds.layouts.take(rows), question, menu)
+        is_left[rows[~fits]] = False
+        rows = rows[fits]
         while len(rows):
             count = max(1, size // choices)
             yield rows[:count]

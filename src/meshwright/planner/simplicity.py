@@ -4,7 +4,7 @@ Simple is what takes least to understand, run and debug, compared from left to r
 
     1. the most complex axis: FSDP, HSDP, ep, tp, cp, pp with 1F1B, interleaved stages, a split backward
        (ep comes before tp: it is how a mixture's experts are shared, as FSDP is for the rest)
-    2. the number of axes, the product of their degrees, virtual stages
+    2. the number of axes, the product of their degrees
     3. the number of choices that differ from their defaults: when gradients are reduced, whether gathered parameters
        are freed, async_tp, a ring or Ulysses, expert-tensor parallelism, recomputation of every n-th block
 
@@ -100,7 +100,7 @@ def complexity(layouts: LayoutTable) -> list[Ints]:
         layouts.activation_checkpoint_every > 1,
     )
     num_axes = np.sum([degree > 1 for degree in axes], axis=0)
-    return [level, num_axes, layouts.ep * layouts.tp * layouts.cp * layouts.pp, stages, np.sum(unusual, axis=0)]
+    return [level, num_axes, layouts.ep * layouts.tp * layouts.cp * layouts.pp, np.sum(unusual, axis=0)]
 
 
 def complexity_of(candidate: Candidate) -> tuple[int, ...]:

@@ -111,24 +111,32 @@ def is_needless(table: LayoutTable, question: Question, menu: Menu) -> Bools:
 
 
 def reduces_needlessly(table: LayoutTable, question: Question, menu: Menu) -> Bools:
-    """Return which layouts differ from the default of gradient_sync where nothing comes of it.
+    """Return which layouts differ from the default of gradient_sync where nothing comes of it."""
+    is_default = table.reduces_each_microbatch == table.reduces_each_by_default
+    return np.asarray(reduces_alike(table, question) & ~is_default & (len(menu.reduces_each_microbatch) > 1))
+
+
+def reduces_alike(table: LayoutTable, question: Question) -> Bools:
+    """Return which layouts take as long with either value of gradient_sync.
 
     That is with one microbatch, and where nothing is sharded: whole gradients then add up either way.
     """
     num_microbatches = question.workload.global_batch_size // (table.dp * table.microbatch_size)
-    is_default = table.reduces_each_microbatch == table.reduces_each_by_default
-    has_choice = len(menu.reduces_each_microbatch) > 1
-    return np.asarray(((num_microbatches <= 1) | (table.fsdp == 1)) & ~is_default & has_choice)
+    return np.asarray((num_microbatches <= 1) | (table.fsdp == 1))
 
 
 def _keeps_needlessly(table: LayoutTable, menu: Menu) -> Bools:
-    """Return which layouts differ from the default of reshard_after_forward where nothing is sharded or offloaded.
+    """Return which layouts differ from the default of reshard_after_forward where nothing comes of it."""
+    is_default = table.is_resharded == table.reshards_by_default
+    return np.asarray(keeps_alike(table) & ~is_default & (len(menu.is_resharded) > 1))
+
+
+def keeps_alike(table: LayoutTable) -> Bools:
+    """Return which layouts take as long with either value of reshard_after_forward: nothing is sharded or offloaded.
 
     With offload even one rank copies what it frees from the host again.
     """
-    is_default = table.is_resharded == table.reshards_by_default
-    is_whole = (table.fsdp == 1) & (table.efsdp <= 1) & ~table.cpu_offload
-    return np.asarray(is_whole & ~is_default & (len(menu.is_resharded) > 1))
+    return np.asarray((table.fsdp == 1) & (table.efsdp <= 1) & ~table.cpu_offload)
 
 
 def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
@@ -136,6 +144,13 @@ def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> Lay
     for key in ("activation_checkpoint_every", "async_tp"):
         table = vary(table, {key: getattr(menu, key)})
     return table.take(is_valid(table, question) & ~_recomputes_as_much(table, question, menu))
+
+
+def with_other_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
+    """Return the same without those whose fine choices are the first of the menu, which are the first to be priced."""
+    table = with_fine_choices(table, question, menu)
+    is_first = table.activation_checkpoint_every == menu.activation_checkpoint_every[0]
+    return table.take(~(is_first & (table.async_tp == menu.async_tp[0])))
 
 
 def _recomputes_as_much(table: LayoutTable, question: Question, menu: Menu) -> Bools:

@@ -127,7 +127,8 @@ class Plan(Noun):
     dropped: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
     """Finalists that cannot be traced, would not end or do not fit when simulated."""
     pareto: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
-    """The pick, and slower layouts that each leave more memory than all faster ones, fastest first."""
+    """The pick, and slower layouts that each leave more memory than all faster ones, fastest first; before it the
+    fastest of all, if that leaves more memory than the pick."""
     plain: Candidate | None = None
     """Parameters sharded over all devices and nothing else (FSDP), whether it fits or not; None if it is not valid."""
     plain_refusal: str = ""

@@ -53,6 +53,13 @@ def test_a_number_of_tokens_means_about_so_many_that_many_ranks_can_share(
     assert num_sequences(named(global_batch_tokens=tokens), seq_len) == sequences
 
 
+@pytest.mark.parametrize(
+    ("cluster", "sequences"), [("h100:24", 240), ("h100:40", 240), ("h100:96", 240), ("h100:64", 256), ("h100:48", 240)]
+)
+def test_all_devices_share_the_batch_where_a_number_near_allows_it(cluster: str, sequences: int) -> None:
+    assert num_sequences(named(cluster=cluster, global_batch_tokens=2_000_000), 8192) == sequences
+
+
 def test_a_batch_is_needed_and_is_a_sequence_at_least() -> None:
     with pytest.raises(ConfigError, match="the batch is missing: give --global-batch-tokens"):
         num_sequences(named(), 4096)
