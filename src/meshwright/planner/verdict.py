@@ -13,6 +13,10 @@ from meshwright.spec.plan import Candidate, Fix
 from meshwright.units import format_bytes, format_duration
 
 _NUM_FIXES = 3
+_GIVES_BACK = (
+    "Its tensors alone do: the allocator may make room by giving cached memory back, which stops the device each time; "
+    "`meshwright simulate` tries it"
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,13 @@ class Verdict:
         return InfeasibleLayout(
             f"[layout] does not fit: pipeline rank {self.fullest_rank} needs {format_bytes(self.needed_bytes)} of a "
             f"device that can give {format_bytes(self.usable_bytes)}: {cure}; `meshwright plan` finds one that fits"
+            + (f". {_GIVES_BACK}" if self.is_tight else "")
         )
+
+    @property
+    def is_tight(self) -> bool:
+        """Return whether its tensors alone fit, without what the allocator keeps for later."""
+        return self.candidate.estimate.memory.allocated_bytes <= self.usable_bytes < self.needed_bytes
 
 
 def verdict(question: Question) -> Verdict:

@@ -8,6 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from rich.text import Text
+
 from meshwright.extras import import_extra
 from meshwright.report.dry_run_figures import exposed_figure, waterfall_figure
 from meshwright.report.dry_run_memory import saving_cells, short_op
@@ -19,6 +21,7 @@ from meshwright.report.dry_run_table import (
     rank_seconds,
     rank_words,
     signed_change,
+    tight_words,
     times,
     warnings_of,
 )
@@ -84,6 +87,7 @@ def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
 
 
 def _misfit(run: DryRun, outcome: Outcome) -> Iterator[str]:
+    yield from (f"<p>{escape(Text.from_markup(words).plain)}</p>" for words in tight_words(run, outcome) if words)
     if not run.misfits:
         return
     listed = "".join(f"<li>{escape(misfit_words(rank, run))}</li>" for rank in run.misfits)

@@ -81,6 +81,7 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
     tables = [_padding_table(run.padding)]
     if run.outcome is not None:
         yield from _misfit(run, run.outcome)
+        yield from tight_words(run, run.outcome)
         yield ""
         yield _parts_table(run.outcome)
         yield ""
@@ -154,6 +155,18 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
     yield table
     if any("activation_checkpoint" in fix.change for fix in outcome.fixes):
         yield '[dim]layout.activation_checkpoint = "auto" takes of it as little as the traced step needs[/]'
+
+
+def tight_words(run: DryRun, outcome: Outcome) -> Iterator[str]:
+    """Yield what to know of a step that fits although its formula reserves more than a device has."""
+    reserved_bytes = 0 if outcome.expected is None else outcome.expected.memory.reserved_bytes
+    if reserved_bytes > run.usable_memory_bytes and not run.misfits:
+        yield ""
+        yield (
+            f"[bold yellow]tight[/]: it would reserve {format_bytes(reserved_bytes)}, by formula, and a device can "
+            f"give {format_bytes(run.usable_memory_bytes)}. It fits because the allocator gives cached memory back at the "
+            "limit, which stops the device each time and is not in the step below"
+        )
 
 
 def misfit_words(rank: RankMemory, run: DryRun) -> str:

@@ -213,3 +213,13 @@ def test_html_of_many_ranks_and_spans_stays_small_and_says_what_it_leaves_out(tm
     write_html(dry_run_of(timeline), timeline, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 8e6
     assert "are not drawn" in read(tmp_path / "report.html").text
+
+
+def test_a_step_that_fits_only_because_memory_is_given_back_is_called_tight(timeline: Timeline) -> None:
+    run = dry_run_of(timeline, usable_bytes=40 * GiB)
+    assert run.outcome is not None
+    assert "tight" not in terminal(run)
+    memory = MemoryUse(activations_bytes=39 * GiB, fragmentation_bytes=4 * GiB)
+    estimate = Estimate(step=StepTime(floor_s=timeline.step_s), memory=memory, relative_error=0.1)
+    tight = run.replace(outcome=run.outcome.replace(expected=estimate))
+    assert "tight: it would reserve 43 GiB, by formula, and a device can give 40 GiB" in terminal(tight)
