@@ -164,8 +164,8 @@ def tight_words(run: DryRun, outcome: Outcome) -> Iterator[str]:
         yield ""
         yield (
             f"[bold yellow]tight[/]: it would reserve {format_bytes(reserved_bytes)}, by formula, and a device can "
-            f"give {format_bytes(run.usable_memory_bytes)}. It fits because the allocator gives cached memory back at the "
-            "limit, which stops the device each time and is not in the step below"
+            f"give {format_bytes(run.usable_memory_bytes)}. It fits because the allocator gives cached memory back at "
+            "the limit, which stops the device each time and is not in the step below"
         )
 
 
