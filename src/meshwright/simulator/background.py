@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ def in_background(
 
 def _take(function: Callable[[Any], Any], things: Sequence[Any]) -> None:
     global _task
+    # A pool ends its processes with SIGTERM, which a handler that they inherit would swallow.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _task = function, things
 
 

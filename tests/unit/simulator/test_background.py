@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 
 import pytest
 
@@ -28,3 +30,13 @@ def test_results_come_in_order(size: int) -> None:
 def test_an_error_is_raised_here(size: int) -> None:
     with in_background(int, WORDS, size) as found, pytest.raises(ValueError, match="invalid literal"):
         found()
+
+
+@pytest.mark.timeout(60)
+def test_processes_end_where_their_parent_keeps_going_after_sigterm() -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with in_background(time.sleep, [3600.0, 3600.0], LEAST_SIZE):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
