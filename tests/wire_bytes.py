@@ -10,8 +10,9 @@ import numpy as np
 from meshwright.cost.case import Cases
 from meshwright.cost.communication import communication_of
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.data_parallel import data_parallel_of, ends_exposed_s, fsdp_exposed_s, replicated_sums_s
+from meshwright.cost.data_parallel import data_parallel_of, replicated_sums_s
 from meshwright.cost.fabric import Fabric, FabricConstants, Floats, fabric_of
+from meshwright.cost.fsdp_exposed import ends_exposed_s, fsdp_exposed_s
 from meshwright.cost.messages import messages_of
 from meshwright.cost.slots import slots_of
 from meshwright.cost.work import BLOCK, LAST, work_of
