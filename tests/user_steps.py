@@ -37,7 +37,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Two of them, between an embedding and a head; the second is computed again in backward."""
+    """Two of them, between an embedding and a head; the second is recomputed in backward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""doubled: each published model at twice its largest measured microbatch, and nothing computed again: does it fit?
+"""doubled: each published model at twice its largest measured microbatch, and without recomputation: does it fit?
 
 All published runs did run, so that a planner which always says yes would be right on every one of them. Here it is not.
 """

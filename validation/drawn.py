@@ -14,7 +14,7 @@ from statistics import median
 
 import click
 
-from meshwright.cli.simulate_layouts import Steps
+from meshwright.app.simulate_layouts import Steps
 from meshwright.config.load import inspect_text
 from meshwright.errors import MeshwrightError
 from meshwright.planner.answer import judge

@@ -175,7 +175,7 @@ def _memory(report: Backtest) -> Iterator[str]:
 def _doubled(runs: Sequence[MeasuredRun]) -> Iterator[str]:
     found = doubled(runs)
     yield (
-        "Each model at twice its largest measured microbatch, nothing computed again: "
+        "Each model at twice its largest measured microbatch, without recomputation: "
         f"{sum(one.fits for one in found)} of {len(found)} are expected to fit."
     )
     yield ""

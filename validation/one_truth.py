@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 
 from meshwright.config.load import load_job
+from meshwright.pages.part_words import PART_WORDS
 from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
-from meshwright.report.part_words import PART_WORDS
 from meshwright.simulator.simulate import simulate
 from meshwright.spec.expected_parts import expected_parts
 from meshwright.spec.layout_text import layout_text

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.check import check_job
-from meshwright.cli.simulate_layouts import Steps, simulate_layout
+from meshwright.app.job_problems import check_job
+from meshwright.app.simulate_layouts import Steps, simulate_layout
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.planner import question as planner

@@ -1,3 +1,67 @@
-"""Meshwright plans, proves and runs the training of large models on PyTorch."""
+"""Meshwright plans, proves and runs the training of large models on PyTorch.
+
+Every command is a function here: `import meshwright as mw; mw.plan(model="llama3-8b", cluster="h100:64", ...)`. Each is
+imported when it is first used, so that this import takes no time and no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.app.check import check
+    from meshwright.app.compare import compare
+    from meshwright.app.diagnosis import diagnose
+    from meshwright.app.exchange import export, generate
+    from meshwright.app.jobs import load_job
+    from meshwright.app.planning import plan
+    from meshwright.app.proof import prove
+    from meshwright.app.report import report
+    from meshwright.app.simulation import simulate
+    from meshwright.app.training import resume, train
 
 __version__ = "0.1.0"
+_PLACES = {
+    "load_job": "jobs",
+    "plan": "planning",
+    "check": "check",
+    "simulate": "simulation",
+    "prove": "proof",
+    "train": "training",
+    "resume": "training",
+    "generate": "exchange",
+    "export": "exchange",
+    "report": "report",
+    "compare": "compare",
+    "diagnose": "diagnosis",
+}
+"""Each function's module in meshwright.app."""
+
+__all__ = [
+    "check",
+    "compare",
+    "diagnose",
+    "export",
+    "generate",
+    "load_job",
+    "plan",
+    "prove",
+    "report",
+    "resume",
+    "simulate",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of the functions, imported now."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    function = getattr(import_module(f"meshwright.app.{_PLACES[name]}"), name)
+    globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -26,5 +26,5 @@ def import_extra(module: str, purpose: str) -> ModuleType:
     except ImportError as error:
         raise UnsupportedError(
             f"{purpose} needs the package {package}, which cannot be imported ({error}): "
-            f"run pip install 'meshwright[{EXTRA_OF_PACKAGE[package]}]'"
+            f"run pip install '.[{EXTRA_OF_PACKAGE[package]}]' in Meshwright's checkout"
         ) from error

@@ -9,7 +9,7 @@ import grimp
 
 from repository import ROOT, SOURCE, source_files, text_of
 
-PREDICT_HALF = ("spec", "config", "hardware", "cost", "simulator", "planner", "report", "units", "errors", "log")
+PREDICT_HALF = ("spec", "config", "hardware", "cost", "simulator", "planner", "pages", "units", "errors", "log")
 MAX_REACHED_MODULES = 5
 MAX_REACHED_LINES = 2000
 

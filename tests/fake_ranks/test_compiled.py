@@ -94,7 +94,7 @@ def test_what_is_computed_again_is_told(eager: Trace, compiled: Trace) -> None:
 
 def test_fusing_saves_traffic_and_memory(eager: Trace, compiled: Trace) -> None:
     assert moved_bytes(compiled) < 0.8 * moved_bytes(eager)
-    # What is computed again is done for a whole block at once, as without a compiler; it keeps results of collectives
+    # Recomputation is done for a whole block at once, as without a compiler; it keeps results of collectives
     # of one microbatch out of two.
     kept_bytes = sum(eager.signatures[eager.records.signature[row]].written_bytes for row in kept(eager)) / 2
     assert compiled.live_bytes().max() < 1.02 * eager.live_bytes().max() + kept_bytes

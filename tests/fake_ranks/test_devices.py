@@ -16,7 +16,7 @@ other shapes.
 | RMSNorm | 6 operators, backward 14; in 16 bits 5 casts | 1 kernel, backward 1 | (1) |
 | the same where a schedule splits the backward | each part does its own | 1 kernel more, to the weights | none |
 | its weights' gradient in 16 bits (torch >= 2.15, no tp) | stays in float32 | in 16 bits, cast to be added to | (2) |
-| what a block keeps to be computed again | goes after its first norm's gradient is added | before | that, meanwhile |
+| what a block keeps to be recomputed | goes after its first norm's gradient is added | before | that, meanwhile |
 | attention in 16 bits | flash for processors | flash | 24 of random state a call |
 | the same with a mask, as cp has | flash for processors | cuDNN's | 16 of random state a call |
 | the same, in a ring | makes the gradient contiguous | an empty random state | 16 while backward runs |

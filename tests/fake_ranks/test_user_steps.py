@@ -36,7 +36,7 @@ def test_a_step_by_torchs_own_parallelism_is_traced(build: str, collective: str,
     assert collective in ops(found)
     assert tuple(range(8)) in found.groups
     assert scope in found.scopes
-    # The second layer is computed again in backward.
+    # The second layer is recomputed in backward.
     assert set(found.phases) == {"forward", "backward", "recompute", "optimizer"}
 
 

@@ -1,4 +1,4 @@
-"""`layout.activation_checkpoint = "auto"`: only so much is computed again as a budget asks for, in the same bits."""
+"""`layout.activation_checkpoint = "auto"`: only as much is recomputed as a budget asks for, in the same bits."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _print_json(reports: list[Backtest], predictions: list[Prediction]) -> None:
 def _show(reports: list[Backtest], predictions: list[Prediction]) -> None:
     from rich.console import Console
 
-    from meshwright.report.backtest_table import backtest_page, reasons_page
+    from meshwright.pages.backtest_table import backtest_page, reasons_page
 
     console = Console(highlight=False)
     # Numbers side by side: on a narrow terminal, or in a file, the page is as wide as that takes.

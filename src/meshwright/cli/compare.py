@@ -1,14 +1,10 @@
-"""`meshwright compare`: two steps side by side: a prediction and a measurement, or two of either."""
+"""`meshwright compare`: two steps or two runs side by side: a prediction and a measurement, or two of either."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from meshwright.spec.timeline import Timeline
 
 _LEAST_WIDTH = 120
 _PATH = click.Path(path_type=Path)
@@ -23,39 +19,25 @@ def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
     """Show where step A and step B differ: by component, by operation, by rank.
 
     Each is the folder of a run that was profiled (run.profile_start), a folder or a .npz that `meshwright simulate
-    --out` wrote, or a trace of torch.profiler (.json or .json.gz) of one rank.
+    --out` wrote, or a trace of torch.profiler (.json or .json.gz) of one rank. Two runs of which no step was profiled
+    are compared by their settings, losses and throughput.
     """
-    from meshwright.spec.comparison import compare
+    from meshwright.app.compare import compare
+    from meshwright.pages.compare_table import compare_page
+    from meshwright.pages.run_comparison_table import run_comparison_page
+    from meshwright.spec.comparison import Comparison
 
-    found = compare(read_step(a, step), read_step(b, step))
+    found = compare(a, b, step=step)
     if as_json:
         click.echo(found.to_json())
         return
     from rich.console import Console
 
-    from meshwright.report.compare_table import compare_page
-
     console = Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)
-    for part in compare_page(found):
+    if isinstance(found, Comparison):
+        console.width = max(console.width, _LEAST_WIDTH)
+        parts = compare_page(found)
+    else:
+        parts = run_comparison_page(found)
+    for part in parts:
         console.print(part)
-
-
-def read_step(path: Path, step: int | None) -> Timeline:
-    """Return the step at `path`; raises ConfigError for what holds none."""
-    from zipfile import BadZipFile
-
-    from meshwright.errors import ConfigError
-    from meshwright.profiler.run_profile import profile_of_run
-    from meshwright.profiler.timeline import timeline_of
-    from meshwright.spec.timeline import Timeline
-
-    written = path / "timeline.npz" if path.is_dir() else path
-    if written.suffix == ".npz" and written.is_file():
-        try:
-            return Timeline.load(written)
-        except (BadZipFile, KeyError, ValueError) as error:
-            raise ConfigError(f"{written} is no timeline ({error}): name one that simulate --out wrote") from None
-    if path.is_dir():
-        return profile_of_run(path, step)
-    return timeline_of([path], path.name, step)

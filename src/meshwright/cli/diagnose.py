@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshwright.errors import ConfigError, ExitCode
+from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
     from meshwright.spec.diagnosis import Diagnosis
@@ -29,19 +29,9 @@ def command(folder: Path, wait_s: float, as_json: bool) -> None:
     Ranks that are alive are asked for what they have entered; a run that has died is told from what it left. Exit code
     0: it moves, or has ended; 70: it would hang or fail again; 75: start it again with --resume.
     """
-    from meshwright.fault_tolerance.diagnose import diagnose
-    from meshwright.fault_tolerance.evidence import ask, look
-    from meshwright.spec.run import Run
+    from meshwright.app.diagnosis import diagnose
 
-    run = Run(folder)
-    ask(run, wait_s)
-    evidence = look(run)
-    if not evidence.heartbeats:
-        raise ConfigError(
-            f"{folder} holds no heartbeat of a rank: name the folder of a run (run.dir, by default runs/NAME) whose "
-            "ranks have started"
-        )
-    diagnosis = diagnose(evidence)
+    diagnosis = diagnose(folder, wait_s=wait_s)
     if as_json:
         click.echo(diagnosis.to_json())
     else:
@@ -59,7 +49,7 @@ def exit_code_of(diagnosis: Diagnosis) -> ExitCode:
 def _show(folder: Path, diagnosis: Diagnosis) -> None:
     from rich.console import Console
 
-    from meshwright.report.diagnosis_table import diagnosis_page
+    from meshwright.pages.diagnosis_table import diagnosis_page
 
     console = Console(highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)

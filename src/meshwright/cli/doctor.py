@@ -95,7 +95,7 @@ def _machine() -> Iterator[Finding]:
 def _torch() -> Iterator[Finding]:
     group, installed = "torch", _installed("torch")
     if installed is None:
-        remedy = "pip install 'meshwright[train]'"
+        remedy = "pip install '.[train]'"
         yield Finding(group, "torch", "not installed: this is the light install, which plans", "missing", remedy)
         return
     oldest, newest = TORCH_SERIES
@@ -163,7 +163,7 @@ def _packages() -> Iterator[Finding]:
             continue  # has a group of its own
         installed = _installed(package)
         if installed is None:
-            yield Finding("packages", package, "not installed", "missing", f"pip install 'meshwright[{extra}]'")
+            yield Finding("packages", package, "not installed", "missing", f"pip install '.[{extra}]'")
         else:
             yield Finding("packages", package, installed)
 

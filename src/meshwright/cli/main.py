@@ -62,8 +62,8 @@ class VerbGroup(click.Group):
         """Return the command that the arguments name; raises UsageError that says which verb was meant."""
         if args[0] not in VERBS and not args[0].startswith("-"):
             close = get_close_matches(args[0], VERBS, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"verbs are {', '.join(VERBS)}"
-            raise click.UsageError(f"{args[0]!r} is no verb: {advice}", ctx)
+            advice = f"did you mean {close[0]}?" if close else f"commands are {', '.join(VERBS)}"
+            raise click.UsageError(f"{args[0]!r} is no command: {advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -150,7 +150,7 @@ def _show(error: Exception) -> int:
         return error.exit_code
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF_PACKAGE:
         extra = EXTRA_OF_PACKAGE[error.name]
-        click.echo(f"error: this verb needs {error.name}: pip install 'meshwright[{extra}]'", err=True)
+        click.echo(f"error: this verb needs {error.name}: pip install '.[{extra}]'", err=True)
         return ExitCode.BAD_INPUT
     traceback.print_exception(error)
     click.echo("error: this is a bug in Meshwright, or in code that the job names (see above)", err=True)

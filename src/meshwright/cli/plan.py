@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.app.garbage import kept_garbage
 from meshwright.cli.finite_range import FiniteRange
-from meshwright.cli.garbage import kept_garbage
 
 if TYPE_CHECKING:
+    from meshwright.app.planning import PlanRequest
     from meshwright.config.load import ResolvedJob
     from meshwright.planner.budget import Run
     from meshwright.planner.question import Question
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 _LEAST_WIDTH = 80
 _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
-_NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 
 
 @click.command()
@@ -56,27 +56,13 @@ def command(words: tuple[str, ...], **given: Any) -> None:
 
 
 def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
-    from meshwright.cost.stacks import OURS
-    from meshwright.planner.ask import Options, question_of
-    from meshwright.planner.plan import make_plan
+    from meshwright.app.planning import answer
 
     _check(words, given)
-    resolved = _resolve(words, given)
-    cluster = given["cluster"][0] if given["cluster"] else None
-    options = Options(cluster, given["precision"], given["stack"] or OURS, takes_example=True)
-    question = question_of(resolved, options)
-    if given["given"]:
-        from meshwright.planner.given import calibrated_stack
-
-        question = question.with_setting(stack=calibrated_stack(question.setting.stack, given["given"]))
-    num_simulated = resolved.job.planner.simulate if given["simulate"] is None else given["simulate"]
-    if num_simulated:
-        from meshwright.cli.simulated_plan import Finalists, simulated_plan
-
-        finalists = Finalists(resolved, num_simulated, num_runners_up=given["top"] - 1)
-        plan = simulated_plan(question, finalists)
-    else:
-        plan = make_plan(question, num_runners_up=given["top"] - 1)
+    request = _request(words, given)
+    resolved = request.resolved()
+    question = request.question(resolved)
+    plan = answer(request, resolved, question)
     budgets = _budgets(question, plan, given)
     if given["write"]:
         # Before anything is printed: the reader of a pipe may close it early.
@@ -87,25 +73,37 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
         _show(plan, budgets, given)
 
 
+def _request(words: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
+    from meshwright.app.planning import PlanRequest
+    from meshwright.cost.stacks import OURS
+
+    overrides, files = (tuple(word for word in words if ("=" in word) == is_override) for is_override in (True, False))
+    names = ("model", "seq_len", "global_batch_tokens", "global_batch_size", "precision", "given", "simulate", "top")
+    return PlanRequest(
+        job=files[0] if files else None,
+        overrides=overrides,
+        cluster=given["cluster"][0] if given["cluster"] else None,
+        stack=given["stack"] or OURS,
+        **{name: given[name] for name in names},
+    )
+
+
 def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
     """Raise ConfigError for arguments that do not belong together."""
     from meshwright.errors import ConfigError
     from meshwright.hardware.choice import choose_cluster
 
     files = [word for word in words if "=" not in word]
-    named = [f"--{name.replace('_', '-')}" for name in _NAMES if given[name] is not None]
-    if files and named:
-        raise ConfigError(f"{files[0]} says the model and the batch already: leave out {', '.join(named)}")
     if len(files) > 1:
         raise ConfigError(f"{' and '.join(files)} are {len(files)} job files: plan one at a time")
-    if not files and given["model"] is None:
-        raise ConfigError("what should be planned is missing: name a job file, or give --model and --cluster")
     for text in given["cluster"]:
         choose_cluster(text)
-    if not files and not given["cluster"]:
-        raise ConfigError("--model needs --cluster NAME:COUNT of devices, such as --cluster h100:256")
     if given["write"] and not files:
         raise ConfigError("--write puts the layout into a job file: name one in place of --model")
+    others = [word for word in words if "=" in word and not word.startswith("layout.")]
+    if given["write"] and (others or given["cluster"] or given["precision"]):
+        said = ", ".join([*others, *(f"--{name}" for name in ("cluster", "precision") if given[name])])
+        raise ConfigError(f"--write would write a layout for what {files[0]} does not say ({said}): put it in first")
     for name in ("price_per_gpu_hour", "deadline", "frontier"):
         if given[name] and not given["tokens"]:
             raise ConfigError(f"--{name.replace('_', '-')} needs --tokens, the tokens of the whole run, such as 15T")
@@ -116,54 +114,6 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
         raise ConfigError(
             f"{len(prices)} times --price-per-gpu-hour for {len(clusters)} times --cluster: give one for each, or one"
         )
-
-
-def _resolve(words: tuple[str, ...], given: dict[str, Any]) -> ResolvedJob:
-    from meshwright.config.load import load_job
-    from meshwright.errors import ConfigError
-    from meshwright.planner.ask import Named, resolve_named
-
-    overrides = tuple(word for word in words if "=" in word)
-    files = [word for word in words if "=" not in word]
-    if files:
-        others = [word for word in overrides if not word.startswith("layout.")]
-        if given["write"] and (others or given["cluster"] or given["precision"]):
-            said = ", ".join([*others, *(f"--{name}" for name in ("cluster", "precision") if given[name])])
-            raise ConfigError(
-                f"--write would write a layout for what {files[0]} does not say ({said}): put it in first"
-            )
-        return _open_layout(load_job(files[0], overrides), overrides)
-    tokens = (
-        None if given["global_batch_tokens"] is None else _count("global-batch-tokens", given["global_batch_tokens"])
-    )
-    if tokens is not None and given["global_batch_size"] is not None:
-        raise ConfigError("--global-batch-tokens and --global-batch-size are both given: keep one of them")
-    named = Named(given["model"], given["cluster"][0], given["seq_len"], tokens, given["global_batch_size"])
-    return resolve_named(named, overrides)
-
-
-def _open_layout(resolved: ResolvedJob, overrides: tuple[str, ...]) -> ResolvedJob:
-    """Return the job with layout.search where only the command line sets keys of its layout: they are kept."""
-    from meshwright.config.load import COMMAND_LINE, load_job
-    from meshwright.planner.ask import set_layout_keys
-
-    origins = {resolved.origins[f"layout.{name}"] for name in set_layout_keys(resolved)}
-    if resolved.job.layout.search or origins != {COMMAND_LINE}:
-        return resolved
-    return load_job(resolved.path, (*overrides, "layout.search=true"))
-
-
-def _count(name: str, text: str) -> int:
-    from meshwright.errors import ConfigError
-    from meshwright.units import parse_count
-
-    try:
-        count = parse_count(text)
-    except ValueError as error:
-        raise ConfigError(f"--{name}: {error}") from None
-    if count < 1:
-        raise ConfigError(f"--{name} {text} is less than 1: give a positive number")
-    return count
 
 
 def _budgets(question: Question, plan: Plan, given: dict[str, Any]) -> list[Budget]:
@@ -185,10 +135,11 @@ def _budgets(question: Question, plan: Plan, given: dict[str, Any]) -> list[Budg
 
 
 def _run(question: Question, given: dict[str, Any], price: float | None) -> Run:
+    from meshwright.app.planning import count
     from meshwright.planner.budget import Run
 
     return Run(
-        num_tokens=_count("tokens", given["tokens"]),
+        num_tokens=count("tokens", given["tokens"]),
         num_parameters=question.setting.model.num_parameters,
         workload=question.workload,
         price_per_device_hour=price,
@@ -232,8 +183,8 @@ def _record(plan: Plan, budgets: list[Budget]) -> dict[str, Any]:
 def _show(plan: Plan, budgets: list[Budget], given: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from meshwright.report.budget_table import budget_page, frontier_page
-    from meshwright.report.plan_table import plan_page
+    from meshwright.pages.budget_table import budget_page, frontier_page
+    from meshwright.pages.plan_table import plan_page
 
     console = Console(highlight=False)
     # Figures side by side take as much, also on a narrower terminal.

@@ -55,39 +55,34 @@ def command(
 
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
+    from meshwright.app.jobs import load_job
+    from meshwright.app.proof import layouts_of, prove
     from meshwright.cli.cuda import require_cuda
     from meshwright.cli.output_files import require_file
-    from meshwright.config.load import load_job
     from meshwright.errors import ConfigError, ExitCode
     from meshwright.prover.page import matrix_page
-    from meshwright.prover.prove import MAX_RANKS, ProofRequest, prove
-    from meshwright.spec.covering import covering_layouts
-    from meshwright.spec.layout_text import parse_layout
-    from meshwright.spec.model_source import resolve_architecture
+    from meshwright.prover.prove import MAX_RANKS
 
     if exact and mixed:
         raise ConfigError("--exact computes in float64 and --mixed in bfloat16: give one of them")
     if matrix is not None:
         require_file("--matrix", matrix)
     resolved = load_job(job_file)
-    # A module that the job names may lie next to the job file.
-    sys.path.insert(0, str(resolved.folder))
-    architecture = resolve_architecture(resolved.job.model)
-    asked = [parse_layout(_bare(text)) for text in layouts] or covering_layouts(architecture)
+    asked = layouts_of(resolved, layouts)
     if device == "cuda":
         require_cuda(max(layout.num_ranks for layout in asked))
-    request = ProofRequest(
-        job=resolved.job,
-        layouts=asked,
-        num_steps=steps,
+    proof = prove(
+        resolved,
+        *asked,
+        steps=steps,
         precision="float64" if exact else "mixed" if mixed else "float32",
         repeat=repeat,
-        planted=plant,  # type: ignore[arg-type]
+        plant=plant,  # type: ignore[arg-type]
         device=device,
         timeout_s=timeout_s,
         max_ranks=MAX_RANKS if max_ranks is None else max_ranks,
+        report=_progress(len(asked)),
     )
-    proof = prove(request, _progress(len(asked)))
     if matrix is not None:
         matrix.write_text(matrix_page(proof, _own_words()), encoding="utf-8")
     if as_json:
@@ -95,11 +90,6 @@ def command(
     else:
         _print(proof)
     sys.exit(ExitCode.DONE if proof.holds else ExitCode.DO_NOT_RETRY)
-
-
-def _bare(text: str) -> str:
-    """Return a layout without the `layout.` that other verbs ask for before each key."""
-    return ",".join(pair.strip().removeprefix("layout.") for pair in text.split(","))
 
 
 def _own_words() -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from meshwright.cli.garbage import kept_garbage
 
 if TYPE_CHECKING:
     from meshwright.spec.dry_run import DryRun
@@ -41,27 +38,20 @@ def command(words: tuple[str, ...], **given: Any) -> None:
 
     Exit code 0: the step ends and fits; 2: it would hang, or does not fit, or bad input.
     """
-    from meshwright.cli.dry_run import dry_run
-    from meshwright.cli.progress import elapsed
-    from meshwright.cli.simulate_conditions import conditions_of
+    from meshwright.app.progress import elapsed
+    from meshwright.app.simulation import simulated
     from meshwright.cli.simulate_files import files_of, write_files
-    from meshwright.cli.simulate_target import trace_of_job, trace_of_program
     from meshwright.errors import ExitCode
-    from meshwright.simulator.apart import apart
 
-    conditions = conditions_of(given)
-    files, start_s = files_of(given), time.monotonic()
-    subject, traces = (trace_of_program if given["build"] else trace_of_job)(words, given, conditions)
-    click.echo(_traced(traces, time.monotonic() - start_s), err=True)
-    with elapsed("checking and simulating"), kept_garbage():
-        traces = apart(traces, [fault.rank for fault in conditions.faults])
-        run, timeline = dry_run(subject, traces, conditions)
+    files = files_of(given)
+    found = simulated(words, given, lambda *traced: click.echo(_traced(*traced), err=True))
+    run = found.run
     if given["as_json"]:
         click.echo(run.to_json())
     else:
         _show(run)
     with elapsed("writing files"):
-        write_files(run, timeline, traces, files)
+        write_files(run, found.timeline, found.traces, files)
     sys.exit(ExitCode.BAD_INPUT if run.problems or run.misfits else ExitCode.DONE)
 
 
@@ -79,7 +69,7 @@ def _traced(traces: Traces, took_s: float) -> str:
 def _show(run: DryRun) -> None:
     from rich.console import Console
 
-    from meshwright.report.dry_run_table import dry_run_page
+    from meshwright.pages.dry_run_table import dry_run_page
 
     console = Console(highlight=False)
     # Figures side by side take as much, also on a narrower terminal.

@@ -23,7 +23,7 @@ def files_of(given: dict[str, Any]) -> Files:
     """Return the files to write, all of them with --out; raises before anything is traced where they cannot be."""
     from meshwright.cli.output_files import require_file, require_folder
     from meshwright.extras import import_extra
-    from meshwright.report.timeline_figures import PURPOSE
+    from meshwright.pages.html import PURPOSE
 
     html, perfetto, out = given["html"], given["perfetto"], given["out"]
     if out is not None:
@@ -39,9 +39,9 @@ def files_of(given: dict[str, Any]) -> Files:
 
 def write_files(run: DryRun, timeline: Timeline | None, traces: Traces, files: Files) -> None:
     """Write the files that are asked for."""
-    from meshwright.report.dry_run_html import write_html
-    from meshwright.report.messages import messages_of
-    from meshwright.report.perfetto import write_perfetto
+    from meshwright.pages.dry_run_html import write_html
+    from meshwright.pages.messages import messages_of
+    from meshwright.pages.perfetto import write_perfetto
 
     if files.out is not None:
         (files.out / "dry_run.json").write_text(run.to_json() + "\n", encoding="utf-8")

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from meshwright.units import format_duration
-
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
-    from meshwright.spec.job import Job
     from meshwright.trainer.planned import Planned
 
 
@@ -36,7 +32,17 @@ def command(
     Exit code 0: done; 2: bad input; 70: do not retry; 75: retry with --resume; 130: interrupted.
     """
     signal.signal(signal.SIGTERM, _stop_before_training)
-    from meshwright.cli.check import check_job, layout_problems_of, run_folder
+    if "RANK" in os.environ:
+        _train_as_rank(job_file, overrides, ranks, resume=resume, overwrite=overwrite, planned=planned)
+    from meshwright.app.training import train
+
+    sys.exit(train(job_file, *overrides, ranks=ranks, resume=resume, overwrite=overwrite))
+
+
+def _train_as_rank(
+    job_file: str, overrides: tuple[str, ...], ranks: int | None, *, resume: bool, overwrite: bool, planned: str | None
+) -> NoReturn:
+    from meshwright.app.job_problems import layout_problems_of, run_folder
     from meshwright.config.load import load_job, raise_problems
     from meshwright.errors import ConfigError
     from meshwright.spec.allocator_settings import set_allocator
@@ -47,72 +53,29 @@ def command(
     run = run_folder(resolved)
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
-    if "RANK" in os.environ:
-        if "WORLD_SIZE" not in os.environ:
-            raise ConfigError(
-                f"the environment has RANK={os.environ['RANK']} but no WORLD_SIZE, so this is no rank that torchrun "
-                "started: unset RANK, or start the ranks with torchrun"
-            )
-        started = int(os.environ["WORLD_SIZE"])
-        plan = _read_plan(resolved, planned)
-        if plan is not None:
-            resolved = replace(resolved, job=plan.job(resolved.job))
-        if ranks is not None and ranks != started:
-            raise ConfigError(f"--ranks {ranks}, but torchrun started {started} ranks already: leave --ranks out")
-        # Before torch, and before any rank waits for another: whoever started the ranks may not have checked.
-        raise_problems(resolved.path, layout_problems_of(resolved, started))
-        # Before torch is imported, which may read its settings then.
-        set_allocator(os.environ)
-        from meshwright.trainer.worker import train_as_rank
-
-        is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        # The folder that a restart finds is the run's own.
-        overwrite = overwrite and not is_restart
-        estimate = None if plan is None else plan.estimate
-        resume = resume or is_restart
-        sys.exit(train_as_rank(resolved.job, run, resume=resume, overwrite=overwrite, estimate=estimate))
-
-    from meshwright.trainer.ranks import require_devices
-    from meshwright.trainer.run_folder import require_same_run, set_aside
-
-    plan = None
-    if resolved.job.layout.search:
-        from meshwright.cli.simulated_plan import by_simulation
-        from meshwright.trainer.planned import by_formula, plan_layout
-
-        raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
-        choose = by_simulation if resolved.job.planner.simulate else by_formula
-        plan = plan_layout(resolved, run, ranks, resume=resume, choose=choose)
+    if "WORLD_SIZE" not in os.environ:
+        raise ConfigError(
+            f"the environment has RANK={os.environ['RANK']} but no WORLD_SIZE, so this is no rank that torchrun "
+            "started: unset RANK, or start the ranks with torchrun"
+        )
+    started = int(os.environ["WORLD_SIZE"])
+    plan = _read_plan(resolved, planned)
+    if plan is not None:
         resolved = replace(resolved, job=plan.job(resolved.job))
-    num_ranks = choose_num_ranks(resolved.job, ranks)
-    raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
-    require_devices(resolved.job.run, num_ranks)
-    if resolved.job.layout.activation_checkpoint == "auto":
-        from meshwright.trainer.planned import budget_layout
+    if ranks is not None and ranks != started:
+        raise ConfigError(f"--ranks {ranks}, but torchrun started {started} ranks already: leave --ranks out")
+    # Before torch, and before any rank waits for another: whoever started the ranks may not have checked.
+    raise_problems(resolved.path, layout_problems_of(resolved, started))
+    # Before torch is imported, which may read its settings then.
+    set_allocator(os.environ)
+    from meshwright.trainer.worker import train_as_rank
 
-        plan = budget_layout(resolved, run, num_ranks, overrides, resume=resume)
-        resolved = replace(resolved, job=plan.job(resolved.job))
-    if resume:
-        require_same_run(run, resolved.job)
-    if overwrite and (aside := set_aside(run)):
-        click.echo(f"the earlier run is now {aside}")
-    from meshwright.trainer.launch import train_locally
-
-    with tempfile.TemporaryDirectory(prefix="meshwright-plan-") as folder:
-        planned_file = [] if plan is None else ["--planned", _write_plan(plan, Path(folder))]
-        arguments = ["train", job_file, *planned_file, *overrides]
-        sys.exit(train_locally(resolved.job, run, num_ranks, arguments, resume=resume))
-
-
-def _write_plan(plan: Planned, folder: Path) -> str:
-    """Return a file that tells the ranks what was planned, and say it to the user."""
-    from meshwright.spec.layout_text import layout_text
-
-    step_s = "" if plan.estimate is None else f", expected to take {format_duration(plan.estimate.step.total_s)} a step"
-    click.echo(f"layout {layout_text(plan.layout)}{step_s}")
-    path = folder / "plan.json"
-    path.write_text(plan.to_json(), encoding="utf-8")
-    return str(path)
+    is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    # The folder that a restart finds is the run's own.
+    overwrite = overwrite and not is_restart
+    estimate = None if plan is None else plan.estimate
+    resume = resume or is_restart
+    sys.exit(train_as_rank(resolved.job, run, resume=resume, overwrite=overwrite, estimate=estimate))
 
 
 def _read_plan(resolved: ResolvedJob, planned: str | None) -> Planned | None:
@@ -133,19 +96,6 @@ def _read_plan(resolved: ResolvedJob, planned: str | None) -> Planned | None:
             "already: set it to none, selective or full"
         )
     return None
-
-
-def choose_num_ranks(job: Job, asked: int | None) -> int:
-    """Return the ranks to start: as asked, else what the layout needs, else every CUDA device, else 1."""
-    if asked is not None:
-        return asked
-    if job.layout.rest_axis is None:
-        return job.layout.num_ranks
-    if job.run.device == "cpu":
-        return 1
-    from meshwright.trainer.ranks import num_devices
-
-    return num_devices(job.run)
 
 
 def _stop_before_training(number: int, frame: FrameType | None) -> None:

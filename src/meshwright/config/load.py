@@ -36,6 +36,8 @@ class ResolvedJob:
     """Where each value came from, by dotted key: "default", "FILE:LINE" or "command line"."""
     path: Path
     """The job file, as it was named."""
+    overrides: tuple[str, ...] = ()
+    """section.key=value, as they were given."""
 
     @property
     def folder(self) -> Path:
@@ -97,7 +99,7 @@ def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspec
     job, value_problems = _salvage(values)
     problems = sorted([*problems, *value_problems], key=place.order)
     inspection = Inspection(
-        ResolvedJob(job, place.origins(job), path),
+        ResolvedJob(job, place.origins(job), path, tuple(overrides)),
         [f"{place.name(problem)}: {problem.text}" for problem in problems],
         frozenset(name for problem in problems for name in _names_in(problem)),
     )

@@ -88,7 +88,7 @@ def _unknown(path: KeyPath, value: Any) -> Iterator[Problem]:
 def _unknown_key_text(path: KeyPath, value: Any) -> str:
     dotted = ".".join(path)
     given = toml_path(path) if isinstance(value, dict) else f"{toml_path(path)} = {shown(value, 40)}"
-    return f"{given} is no key of a job: {advice_for_key(dotted)}"
+    return f"{given} is an unknown key: {advice_for_key(dotted)}"
 
 
 def _version_text(value: Any) -> str:

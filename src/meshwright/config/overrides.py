@@ -58,7 +58,7 @@ def _form_problem(override: str, path: KeyPath, equals: str) -> Problem | None:
     elif dotted in SECTIONS:
         text = f"{override!r} replaces the whole section: write {dotted}.key=value for each key"
     elif dotted not in job_keys() and not is_option:
-        text = f"{toml_path(path)} is no key of a job: {advice_for_key(dotted)}"
+        text = f"{toml_path(path)} is an unknown key: {advice_for_key(dotted)}"
     else:
         return None
     return Problem(path, text, is_override=True)

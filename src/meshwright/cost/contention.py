@@ -7,7 +7,7 @@
 While both are under way each goes at 1 / load of its speed. What FSDP loses by that, the pass that hides it loses as
 well: D seconds of gathers still hide behind D seconds of a pass, which has become longer, and nothing else changes. The
 simulator shares links by the same rule (links.py). Of our own software only: others' multipliers were fitted without.
-Ignored: sends between stages; the ways between pods; groups of n ranks (reshard_after_forward = n); that FSDP's gathers
+Ignored: pipeline P2P; the ways between pods; groups of n ranks (reshard_after_forward = n); that FSDP's gathers
 and reductions slow down each other.
 """
 

@@ -1,7 +1,7 @@
 """The memory of one pipeline rank at the moment of a step when it has the least to spare.
 
     loss       all kept activations, logits and what the loss makes of them
-    backward   all kept activations; the block at work is computed again and has its gradients; its parameters are
+    backward   all kept activations; the block at work is recomputed and has its gradients; its parameters are
                gathered, and those of the next
     ends       a pipeline reduces a microbatch's gradients of what stands outside of blocks: the activations of that
                microbatch and stage are freed

@@ -40,7 +40,7 @@ class LayoutTable:
     activation_checkpoint_every: Ints
     cp_method: Ints
     is_resharded: Bools
-    """Whether gathered parameters are freed after forward."""
+    """Whether unsharded parameters are freed after forward."""
     kept_on: Ints
     """Ranks of a group that keeps a copy of what is freed (reshard_after_forward = n); 0 where none does."""
     prefetch: Ints
@@ -101,7 +101,7 @@ class LayoutTable:
 
     @property
     def reshards_by_default(self) -> Bools:
-        """Return where `reshard_after_forward = "auto"` frees gathered parameters after forward."""
+        """Return where `reshard_after_forward = "auto"` frees unsharded parameters after forward."""
         return np.asarray(self.pp == 1)
 
     @property

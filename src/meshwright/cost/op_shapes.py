@@ -22,7 +22,7 @@ TF32 = "tf32"
 _BY_ROWS = ("attention_by_rows", "attention_by_rows_backward")
 """Attention without a kernel: parallelism/row_attention.py."""
 ATTENTION_BACKWARD_FLOPS = 2.5
-"""Over those of the forward pass: five products for two, one of them computed again."""
+"""Over those of the forward pass: five products for two, one of them recomputed."""
 _ATTENTION = ("flash", "efficient", "cudnn", "fused", "for_cpu")
 
 

@@ -137,7 +137,7 @@ def gather_ahead(model: nn.Module, layout: Layout) -> None:
 
 
 def reshard_model(model: nn.Module) -> None:
-    """Free gathered parameters, so that the model holds its shards again: a forward without a backward keeps some."""
+    """Free unsharded parameters, so that the model holds its shards again: a forward without a backward keeps some."""
     for module in _units(model):
         module.reshard()
 

@@ -1,4 +1,4 @@
-"""Selective checkpointing whose region may be computed again more than once, and may hold parts of which only the
+"""Selective checkpointing whose region may be recomputed more than once, and may hold parts of which only the
 results are kept: through torch's private parts.
 
 Checked in 2.13.

@@ -2,7 +2,7 @@
 
     bound = a step without sends, of the least bubble and recomputation and the fastest method of cp
 
-Ways to spend memory are what is recomputed, whether gathered parameters are freed, and whether whole gradients add
+Ways to spend memory are what is recomputed, whether unsharded parameters are freed, and whether whole gradients add
 up. One that fits with none of
 the schedules that may be the leanest is left out: 1F1B, and those whose ranks hold several smaller stages, since cuts
 between blocks then fall more evenly.

@@ -162,7 +162,7 @@ def gradient_sync(layout: Layout) -> str:
 
 
 def is_resharded(layout: Layout) -> bool:
-    """Return whether gathered parameters are freed after forward: auto frees them unless there is a pipeline."""
+    """Return whether unsharded parameters are freed after forward: auto frees them unless there is a pipeline."""
     kept = layout.reshard_after_forward
     return layout.pp == 1 if kept == "auto" else kept != "never"
 

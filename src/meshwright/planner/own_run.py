@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,6 +19,7 @@ from meshwright.planner.question import Question
 from meshwright.spec.layout import Layout, LayoutRequest
 from meshwright.spec.model_source import resolve_architecture
 from meshwright.spec.run import Manifest, Run
+from meshwright.spec.run_metrics import read_metrics
 
 _NUM_WARM_UP, _FEWEST_STEPS = 3, 3
 """First steps of an attempt, which compile and allocate, and the least that must be left."""
@@ -29,7 +28,7 @@ _NUM_WARM_UP, _FEWEST_STEPS = 3, 3
 def read_own_run(folder: Path) -> MeasuredRun:
     """Return the newest attempt of the run in `folder`; raises ConfigError where there is none that was timed."""
     run = Run(folder)
-    manifest = _manifest(run)
+    manifest = read_manifest(run)
     layout = manifest.attempts[-1].layout
     step_s = _median_step_s(run, len(manifest.attempts))
     setting = _setting(run, manifest, layout)
@@ -44,7 +43,8 @@ def read_own_run(folder: Path) -> MeasuredRun:
     return MeasuredRun(RunRow(cells), setting, layout)
 
 
-def _manifest(run: Run) -> Manifest:
+def read_manifest(run: Run) -> Manifest:
+    """Return the manifest of a run that has started; raises ConfigError where there is none."""
     try:
         manifest = Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except OSError as error:
@@ -61,20 +61,15 @@ def _manifest(run: Run) -> Manifest:
 
 def _median_step_s(run: Run, attempt: int) -> float:
     """Return the median of the attempt's steps, the first few left out."""
-    try:
-        lines = run.metrics.read_text(encoding="utf-8").splitlines()
-        rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
-        # A row of validation has no step time.
-        times_ms = [float(row["step_ms"]) for row in rows if "step_ms" in row and row.get("attempt") == attempt]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{run.metrics} cannot be read as metrics ({error}): name another run folder") from None
-    timed = times_ms[_NUM_WARM_UP:]
+    metrics = read_metrics(run)
+    times_s = metrics.step_s[metrics.attempt == attempt].tolist()
+    timed = times_s[_NUM_WARM_UP:]
     if len(timed) < _FEWEST_STEPS:
         raise ConfigError(
-            f"{run.folder}: its newest attempt has {len(times_ms)} steps, and the first {_NUM_WARM_UP} warm up: "
+            f"{run.folder}: its newest attempt has {len(times_s)} steps, and the first {_NUM_WARM_UP} warm up: "
             f"train at least {_NUM_WARM_UP + _FEWEST_STEPS} steps"
         )
-    return median(timed) / 1000
+    return float(median(timed))
 
 
 def _setting(run: Run, manifest: Manifest, layout: Layout) -> Setting:
@@ -91,7 +86,7 @@ def _setting(run: Run, manifest: Manifest, layout: Layout) -> Setting:
 def question_of_run(run: MeasuredRun) -> Question:
     """Return the question that the layout of an own run answered."""
     assert run.setting is not None
-    manifest = _manifest(Run(Path(run.row.text("source"))))
+    manifest = read_manifest(Run(Path(run.row.text("source"))))
     architecture = resolve_architecture(manifest.job.model)
     assert architecture is not None  # its setting could not have been read otherwise
     return Question(manifest.job.model.source, architecture, run.setting)

@@ -5,7 +5,7 @@ Simple is what takes least to understand, run and debug, compared from left to r
     1. the most complex axis: FSDP, HSDP, ep, tp, cp, pp with 1F1B, interleaved stages, a split backward
        (ep comes before tp: it is how a mixture's experts are shared, as FSDP is for the rest)
     2. the number of axes, the product of their degrees
-    3. the number of choices that differ from their defaults: when gradients are reduced, whether gathered parameters
+    3. the number of choices that differ from their defaults: when gradients are reduced, whether unsharded parameters
        are freed, async_tp, a ring or Ulysses, expert-tensor parallelism, recomputation of every n-th block
 
 Of equally simple layouts the fastest is taken, or one less than 1 % slower that leaves clearly more memory.

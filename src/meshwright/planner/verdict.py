@@ -1,4 +1,4 @@
-"""verdict: whether the layout that a job sets fits its cluster, how long its step takes, and what would make it fit."""
+"""verdict: whether the layout that a job sets fits its cluster, its step time, and changes that make it fit."""
 
 from __future__ import annotations
 

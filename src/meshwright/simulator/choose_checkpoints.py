@@ -1,4 +1,4 @@
-"""choose_checkpoints: what each block saves for backward, so that every rank fits and least is computed again.
+"""choose_checkpoints: what each block saves for backward, so that every rank fits with the least recomputation.
 
     levels     0: all of a rank's blocks save everything; then one block more, from the first, goes to the next policy
     policies   none, selective, full; selective is left out where a byte costs it more than full
@@ -29,7 +29,7 @@ class Need:
 
     peak_bytes: int
     recomputed: float
-    """What is computed again, in whatever measure is common to all."""
+    """Amount recomputed, in any unit common to all."""
 
 
 Measure = Callable[[Checkpoints], Sequence[Need]]

@@ -21,7 +21,7 @@ class StepTime(Noun):
     memory_s: NonNegativeFloat = 0.0
     """Norms, activations, casts, losses: ops that wait for device memory."""
     host_s: NonNegativeFloat = 0.0
-    """The device waiting for the host: launches, Python, the fixed work of a step."""
+    """CPU-bound time: launches, Python, the fixed work of a step."""
     recompute_s: NonNegativeFloat = 0.0
     """Forward work done again because of activation_checkpoint."""
     repeat_s: NonNegativeFloat = 0.0
@@ -93,7 +93,7 @@ MEMORY_CLASSES = {
     "parameters_bytes": "parameters",
     "gradients_bytes": "gradients",
     "optimizer_bytes": "optimizer state",
-    "gathered_bytes": "gathered parameters",
+    "gathered_bytes": "unsharded parameters",
     "activations_bytes": "activations",
     "logits_bytes": "logits and loss",
     "buffers_bytes": "communication buffers",
@@ -115,6 +115,6 @@ class Estimate(Noun):
     mfu: float | None = Field(None, ge=0)
     """Model FLOPs (no recompute) over the dense peak of the matmul dtype; None when the peak is unknown."""
     hfu: float | None = Field(None, ge=0)
-    """The same with the FLOPs that are computed again."""
+    """The same with recomputed FLOPs."""
     relative_error: NonNegativeFloat
     """Half width of the 80 % interval as a share of the step time: 0.1 means plus or minus 10 %."""

@@ -70,7 +70,7 @@ class Layout(Noun):
     )
     """What each block saves, one by one, in place of activation_checkpoint: what auto comes to."""
     reshard_after_forward: ReshardAfterForward = "auto"
-    """Whether gathered parameters are freed after forward, or kept on groups of n ranks; auto: unless pp > 1."""
+    """Whether unsharded parameters are freed after forward, or kept on groups of n ranks; auto: unless pp > 1."""
     gradient_sync: GradientSync = "auto"
     """When gradients are reduced: after each microbatch or once a step; auto: microbatch if sharded and pp = 1."""
     prefetch: NonNegativeInt = 1

@@ -54,7 +54,7 @@ class AttentionPoint(Noun):
     forward_flops_per_s: Figure
     """2 x heads x seq_len^2 x head_dim (the causal half of both products) over the time of forward."""
     backward_flops_per_s: Figure
-    """2.5 times those FLOPs (five products, one of them computed again) over the time of backward."""
+    """2.5 times those FLOPs (five products, one of them recomputed) over the time of backward."""
 
 
 class MemoryOpPoint(Noun):

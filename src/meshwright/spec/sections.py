@@ -171,7 +171,7 @@ class RunSection(Noun):
     """Where the run is written and what is logged."""
 
     dir: str | None = Field(None, examples=["runs/first"])
-    """Run folder; default runs/NAME where NAME is the job file's; never overwritten unasked."""
+    """Run folder; default runs/NAME where NAME is the job file's; not overwritten without --overwrite."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device to train on; auto takes CUDA devices where there are any."""
     log_interval: PositiveInt = 1

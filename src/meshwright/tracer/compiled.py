@@ -107,7 +107,7 @@ class CompiledGraph:
     def _run(self, values: dict[fx.Node, Any], capture: Capture | None) -> Any:
         """Run the kernels one by one; `values` are those of the graph's inputs, and of what is left of them later."""
         for number, kernel in enumerate(self._kernels):
-            # In a backward's graph that is what is computed again.
+            # In a backward's graph that is what is recomputed.
             is_forward = self._of_backward.isdisjoint(kernel.nodes)
             self._mode.recorder.scopes.is_compiled_forward = is_forward
             if kernel.is_fused:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli.check import check_job
+from meshwright.app.job_problems import check_job
+from meshwright.app.summary import summary
 from meshwright.cli.main import run
-from meshwright.cli.summary import summary
 from meshwright.config.load import load_job
 from meshwright.spec.layout import Layout, LayoutRequest
 
@@ -46,7 +46,7 @@ def test_golden_summary(capsys: pytest.CaptureFixture[str]) -> None:
     job_file("[layout]\ndp_shard = -1\nmicrobatch_size = 2\n")
     assert run(["check", "job.toml", "--ranks", "2"]) == 0
     assert capsys.readouterr().out == (
-        "job     job.toml: nothing is wrong\n"
+        "job     job.toml: configuration valid\n"
         "model   llama-1m, 1.06M parameters, 6.91M FLOPs a token forward and backward, float32\n"
         "batch   8 sequences x 256 tokens = 2.05k tokens a step, 2 microbatches of 2 on each data-parallel rank; "
         "100 steps, 205k tokens in all\n"
@@ -139,7 +139,7 @@ def test_without_ranks_a_rest_is_left_open(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("name", ["tiny", "llama3-8b", "llama3-70b", "llama3-405b-16k"])
 def test_the_example_jobs_are_sound(capsys: pytest.CaptureFixture[str], name: str) -> None:
     summary = summary_of(capsys, str(ROOT / "examples" / f"{name}.toml"))
-    assert summary["job"].endswith("nothing is wrong")
+    assert summary["job"].endswith("configuration valid")
     assert "note" not in summary
 
 
@@ -271,12 +271,12 @@ def test_a_run_is_never_overwritten_unasked(capsys: pytest.CaptureFixture[str]) 
     file = job_file()
     make_run("runs/job", 10, 20)
     assert told(capsys, file) == (
-        "error: job.toml: run.dir = 'runs/job' already holds a run with a checkpoint after step 20, which is never "
-        "overwritten unasked: go on with --resume, replace it with --overwrite, or set another run.dir\n"
+        "error: job.toml: run.dir = 'runs/job' already holds a run with a checkpoint after step 20: "
+        "continue with --resume, replace it with --overwrite, or set another run.dir\n"
     )
     resumed = summary_of(capsys, file, "--resume")
     assert resumed["run"].startswith("runs/job (exists, newest checkpoint after step 20)")
-    assert summary_of(capsys, file, "--overwrite")["job"].endswith("nothing is wrong")
+    assert summary_of(capsys, file, "--overwrite")["job"].endswith("configuration valid")
     assert summary_of(capsys, file, "run.dir=elsewhere")["run"].startswith("elsewhere (new)")
     assert "give one of them" in told(capsys, file, "--resume", "--overwrite")
     make_run("early")

@@ -73,7 +73,7 @@ def test_the_light_install_is_no_error_and_names_the_extra(monkeypatch: pytest.M
     install(monkeypatch, torch=None, safetensors=None)
     result = doctor()
     assert result.exit_code == 0
-    assert "pip install 'meshwright[train]'" in result.stdout
+    assert "pip install '.[train]'" in result.stdout
     assert "torch, safetensors:" in result.stdout
     assert "Training cannot run here yet." in result.stdout
 
@@ -118,9 +118,9 @@ def test_every_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) 
     result = doctor("--json")
     found = findings(result)
     assert result.exit_code == 0
-    assert found["pyarrow"]["remedy"] == "pip install 'meshwright[parquet]'"
-    assert found["wandb"]["remedy"] == "pip install 'meshwright[wandb]'"
-    assert found["transformers"]["remedy"] == "pip install 'meshwright[hf]'"
+    assert found["pyarrow"]["remedy"] == "pip install '.[parquet]'"
+    assert found["wandb"]["remedy"] == "pip install '.[wandb]'"
+    assert found["transformers"]["remedy"] == "pip install '.[hf]'"
 
 
 def test_supported_series_are_those_of_the_package() -> None:

@@ -53,19 +53,18 @@ def test_other_logits_fail_the_check(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_transformers()
-    monkeypatch.setattr("meshwright.inference.compare.max_logits_difference", lambda *_: 0.25)
+    monkeypatch.setattr("meshwright.app.exchange.max_logits_difference", lambda *_: 0.25)
     assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 70
     assert "off by up to 2.5e-01 where rounding explains 1e-03: do not use" in capsys.readouterr().err
 
 
-def test_the_check_without_transformers_is_one_line(
+def test_the_check_without_transformers_is_refused_before_anything_is_written(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == (
-        "transformers is not installed, so nothing was compared: pip install 'meshwright[hf]'"
-    )
+    assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 2
+    assert "needs the package transformers" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_export_import_generate_is_the_same_text(

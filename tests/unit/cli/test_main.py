@@ -44,11 +44,11 @@ def raising(error: BaseException) -> Callable[[], object]:
         (click.exceptions.Exit(3), 3, ""),
         (click.Abort(), 130, "interrupted\n"),
         (click.FileError("job.toml", "locked"), 2, "error: Could not open file 'job.toml': locked\n"),
-        (ModuleNotFoundError("", name="torch"), 2, "error: this verb needs torch: pip install 'meshwright[train]'\n"),
+        (ModuleNotFoundError("", name="torch"), 2, "error: this verb needs torch: pip install '.[train]'\n"),
         (ModuleNotFoundError("", name="safetensors"), 2,
-         "error: this verb needs safetensors: pip install 'meshwright[train]'\n"),
+         "error: this verb needs safetensors: pip install '.[train]'\n"),
         (ModuleNotFoundError("", name="transformers"), 2,
-         "error: this verb needs transformers: pip install 'meshwright[hf]'\n"),
+         "error: this verb needs transformers: pip install '.[hf]'\n"),
     ],
 )  # fmt: skip
 def test_each_error_has_one_message_and_its_code(
@@ -88,8 +88,8 @@ def test_a_verb_that_ends_well_ends_with_0(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chekc"], "error: 'chekc' is no verb: did you mean check?"),
-        (["zzz"], f"error: 'zzz' is no verb: verbs are {', '.join(VERBS)}"),
+        (["chekc"], "error: 'chekc' is no command: did you mean check?"),
+        (["zzz"], f"error: 'zzz' is no command: commands are {', '.join(VERBS)}"),
         (["--nonsense"], "error: No such option"),
         (["check"], "error: Missing argument 'JOB_FILE'"),
         (["check", "job.toml", "--ranks", "0"], "error: Invalid value for '--ranks'"),

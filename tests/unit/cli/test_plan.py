@@ -32,12 +32,12 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "where the step goes",
         "model FLOPs at the dense peak",
         "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak.",
-        "HFU: the same with what is computed again.",
+        "HFU: model FLOPs and recomputed FLOPs over the dense peak.",
         "memory by class, GiB",
         "reserved",
         "left of 77.65",
-        "best of each split",
-        "alternatives that fit: best with",
+        "best of each parallel layout",
+        "alternatives: best layout with",
         "if the hardware were",
         "precision float8-tensorwise",
         "Nothing else that meshwright can do makes the step shorter",
@@ -52,7 +52,7 @@ def test_what_our_trainer_cannot_do_is_listed_and_not_advised(capsys: pytest.Cap
 
 
 def test_a_row_names_what_it_needs_and_no_key_that_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = page(capsys).partition("alternatives that fit")[2].partition("if the hardware")[0].splitlines()
+    rows = page(capsys).partition("alternatives: best layout")[2].partition("if the hardware")[0].splitlines()
     with_method = [row for row in rows if row.startswith("cp")]
     assert with_method
     assert all("cp=" in row for row in with_method)
@@ -208,7 +208,7 @@ def test_overrides_make_the_layout_of_a_job_that_has_none(tmp_path: Path, capsys
         ([*SMALL, "--precision", "fp8"], "--precision fp8 is none of"),
         ([*SMALL, "--global-batch-tokens", "1M"], "--global-batch-tokens and --global-batch-size are both given"),
         ([*SMALL, "layout.tp=7"], "8 devices do not divide by layout.tp = 7"),
-        ([*SMALL, "layout.tpp=7"], "layout.tpp is no key of a job"),
+        ([*SMALL, "layout.tpp=7"], "layout.tpp is an unknown key"),
         ([*SMALL, "layout.schedule=1f1b"], 'layout.schedule = "1f1b" is not known (did you mean 1F1B?)'),
         ([*SMALL[:4], "h100:10", *SMALL[5:]], "--cluster h100:10: COUNT = 10 fills no whole number of h100-ib400"),
         ([*SMALL[:4], "l40s-node:10", *SMALL[5:]], "l40s-node is a single node of 8 devices without a network"),

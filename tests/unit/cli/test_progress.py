@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.cli.progress import elapsed
+from meshwright.app.progress import elapsed
 
 
 def test_a_terminal_shows_the_text_and_its_changes(

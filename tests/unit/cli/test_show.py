@@ -88,5 +88,5 @@ def test_a_job_with_mistakes_is_not_shown(capsys: pytest.CaptureFixture[str]) ->
     assert run(["show", "job.toml", "train.step=1"]) == 2
     assert capsys.readouterr() == (
         "",
-        "error: command line: train.step is no key of a job: did you mean train.steps?\n",
+        "error: command line: train.step is an unknown key: did you mean train.steps?\n",
     )

@@ -197,7 +197,7 @@ def test_a_missing_package_is_named_before_tracing(
     monkeypatch.setattr("meshwright.tracer.dry_run.trace_job", lambda *_, **__: pytest.fail("traced"))
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert run(["simulate", TINY, "--cluster", "h100-ib400:2", "--html", str(tmp_path / "page.html")]) != ExitCode.DONE
-    assert "pip install 'meshwright[report]'" in capsys.readouterr().err
+    assert "pip install '.[report]'" in capsys.readouterr().err
 
 
 def test_a_slow_rank_is_a_rank_and_a_factor(capsys: pytest.CaptureFixture[str]) -> None:

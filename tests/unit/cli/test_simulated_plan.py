@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from meshwright import hardware
-from meshwright.cli import simulated_plan
+from meshwright.app import simulated_plan
+from meshwright.app.simulate_layouts import Steps
 from meshwright.cli.main import run
-from meshwright.cli.simulate_layouts import Steps
 from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
 from meshwright.planner.ask import Options, question_of

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.app.training import num_ranks_of
 from meshwright.cli.main import run
-from meshwright.cli.train import choose_num_ranks
 from meshwright.errors import ExitCode
 from meshwright.spec.job import Job
 from repository import ROOT
@@ -17,7 +17,7 @@ def test_ranks_come_from_the_command_then_the_layout_then_the_machine(
     layout: dict[str, int], asked: int | None, expected: int
 ) -> None:
     job = Job.from_dict({"layout": layout, "run": {"device": "cpu"}})
-    assert choose_num_ranks(job, asked) == expected
+    assert num_ranks_of(job, asked) == expected
 
 
 def test_a_rank_of_torchrun_cannot_start_more(

@@ -122,14 +122,14 @@ by = "me"
 
 EVERYTHING_TOLD = """\
 job.toml has 21 problems:
-  1. job.toml:2: steps = 3 is no key of a job: did you mean train.steps?
-  2. job.toml:5: model.sauce = "llama-1m" is no key of a job: did you mean model.source?
+  1. job.toml:2: steps = 3 is an unknown key: did you mean train.steps?
+  2. job.toml:5: model.sauce = "llama-1m" is an unknown key: did you mean model.source?
   3. job.toml:7: [training] is no section of a job: did you mean [train]?
-  4. job.toml:8: training.lr = 0.001 is no key of a job: did you mean optimizer.learning_rate?
+  4. job.toml:8: training.lr = 0.001 is an unknown key: did you mean optimizer.learning_rate?
   5. job.toml:12: train.global_batch_tokens = "lots" must be a whole number, 1 or more, or a count such as "4M" \
 (4_000_000): change it, or leave it out
   6. job.toml:13: train.seed = -1 must be a whole number, 0 or more: write train.seed = 0
-  7. job.toml:17: optimizer.lr = 0.0003 is no key of a job: did you mean optimizer.learning_rate?
+  7. job.toml:17: optimizer.lr = 0.0003 is an unknown key: did you mean optimizer.learning_rate?
   8. job.toml:18: optimizer.betas = [0.9, 1] must be a list of 2 numbers, each 0 or more and below 1: change it, or \
 leave it out for the default [0.9, 0.95]
   9. job.toml:19: optimizer.learning_rate = "1e-3" must be a number, above 0: write optimizer.learning_rate = 0.001
@@ -143,12 +143,12 @@ data.validation_fraction = 0.02
   15. job.toml:27: data.options.when = 1979-05-27 is neither a string, a finite number, true or false, nor a list or \
 table of them: write it as one of these
   16. job.toml:30: layout.tp = 0 must be a whole number, 1 or more, or -1 for the rest of the ranks: write layout.tp = 1
-  17. job.toml:31: layout.dp = 3 is no key of a job: did you mean layout.dp_shard?
+  17. job.toml:31: layout.dp = 3 is an unknown key: did you mean layout.dp_shard?
   18. job.toml:32: layout.reshard_after_forward = true must be "auto" or "always" or "never", or a whole number, 1 or \
 more: write layout.reshard_after_forward = "always"
   19. job.toml:35: precision.compute = "fp16" must be "float32" or "bfloat16" or "float64": write \
 precision.compute = "bfloat16"
-  20. job.toml:38: parallelism.tensor_parallel_degree = 8 is no key of a job: did you mean layout.tp?
+  20. job.toml:38: parallelism.tensor_parallel_degree = 8 is an unknown key: did you mean layout.tp?
   21. job.toml:40: [notes] is no section of a job: leave it out, or use one of model, data, train, optimizer, \
 precision, layout, cluster, planner, checkpoint, run"""
 

@@ -30,7 +30,7 @@ def flops_of_pass(model: str, layout: Layout) -> int:
 
 
 def priced_flops(model: str, again: Recomputed) -> float:
-    """Return the FLOPs of all blocks' matmuls that are computed again."""
+    """Return the FLOPs of all blocks' matmuls that are recomputed."""
     work = work_of(cases(setting(model, seq_len=SEQ_LEN), Layout(microbatch_size=BATCH_SIZE)))
     lines, owners = work.matmuls, work.owners
     of_owner = np.bincount(lines.owner, 2 * lines.groups * lines.m * lines.n * lines.k, len(owners.key)) * owners.count

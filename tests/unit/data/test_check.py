@@ -91,7 +91,7 @@ def test_a_missing_library_is_a_problem(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "tokenizer.json").write_text("{}")
     section = make(tmp_path).replace(tokenizer=str(tmp_path / "tokenizer.json"))
     (found,) = problems(section, 64, 257)
-    assert "pip install 'meshwright[hf]'" in found
+    assert "pip install '.[hf]'" in found
 
 
 def test_stdlib_is_checked_fast() -> None:

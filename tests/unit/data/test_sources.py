@@ -252,7 +252,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     path = tmp_path / "corpus.parquet"
     path.write_bytes(b"")
-    with pytest.raises(UnsupportedError, match=r"pip install 'meshwright\[parquet\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install '\.\[parquet\]'"):
         documents(path)
 
 

@@ -186,6 +186,6 @@ def test_bad_files_are_refused_in_one_message(tmp_path: Path) -> None:
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_json(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'meshwright\[hf\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install '\.\[hf\]'"):
         load_tokenizer(str(path))
     assert load_tokenizer("bytes").vocab_size == 257

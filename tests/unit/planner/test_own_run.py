@@ -1,6 +1,5 @@
 """`read_own_run`: a run folder counts as one measured run, and what is no such folder is told."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +8,7 @@ import pytest
 from meshwright.errors import ConfigError
 from meshwright.planner.given import calibrate_given
 from meshwright.planner.own_run import read_own_run
-from meshwright.spec.job import Job
-from meshwright.spec.layout import Layout
-from meshwright.spec.run import Attempt, Manifest
-
-JOB = Job.from_dict({"cluster": {"name": "dgx-h100"}, "precision": {"compute": "bfloat16"}})
-STEPS = [{"step": step, "step_ms": 900.0 if step == 1 else 100.0 + step % 3, "attempt": 2} for step in range(1, 12)]
-
-
-def attempt(layout: Layout) -> Attempt:
-    return Attempt(
-        started_at="2026-01-01T00:00:00+00:00", start_step=0, pids=[1], hosts=["h"], layout=layout, versions={}
-    )
-
-
-def write_run(folder: Path, metrics: list[dict[str, Any]], num_attempts: int = 2) -> Path:
-    folder.mkdir()
-    layouts = [Layout(), Layout(dp_shard=4, microbatch_size=2, compile=True)][:num_attempts]
-    attempts = [attempt(layout) for layout in layouts]
-    manifest = Manifest(job=JOB, seed=0, num_parameters=1, attempts=attempts)
-    (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics), encoding="utf-8")
-    return folder
+from written_runs import STEPS, write_run
 
 
 def test_the_newest_attempts_layout_and_median_step(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a rank could do without at its peak, tensors of one line of the program together."""
+"""Recompute and offload candidates at a rank's peak, tensors of one line of the program together."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What Meshwright does, one function a verb: the command line and `import meshwright` call these."""

@@ -1,0 +1,50 @@
+"""check: what is wrong with a job, or what it would do; starts nothing and needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.app.expectation import estimate, rate_problems, search_problem
+from meshwright.app.job_problems import check_job
+from meshwright.app.summary import summary
+from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
+from meshwright.errors import InfeasibleLayout
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A job in which nothing is wrong by itself."""
+
+    lines: tuple[tuple[str, str], ...]
+    """Label and text of each thing to know: the model, the batch, the layout, the step and memory expected."""
+    misfit: InfeasibleLayout | None
+    """Why the layout does not fit the devices of the job's cluster; None where it does, or that is unknown."""
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<8}{text}" for label, text in self.lines)
+
+
+def check(
+    job: Path | str | ResolvedJob,
+    *overrides: str,
+    ranks: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Checked:
+    """Return what the job would do on `ranks` ranks (None: as the layout says); `resume` and `overwrite` as for train.
+
+    Raises one ConfigError with all that is wrong, and InfeasibleLayout where the planner is to choose the layout and
+    none fits.
+    """
+    path = job.path if isinstance(job, ResolvedJob) else Path(job)
+    inspection = inspect_job(path, (*job.overrides, *overrides) if isinstance(job, ResolvedJob) else overrides)
+    resolved, unknown = inspection.resolved, inspection.unknown
+    found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
+    found += [resolved.located(text) for text in rate_problems(resolved.job)]
+    problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
+    raise_problems(resolved.path, list(dict.fromkeys(problems)))
+    if (unsearchable := search_problem(resolved, ranks)) is not None:
+        raise unsearchable
+    expected, misfit = estimate(resolved, ranks)
+    return Checked((*summary(resolved, ranks), *expected), misfit)

@@ -1,0 +1,63 @@
+"""compare: two steps or two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import BadZipFile
+
+from meshwright.errors import ConfigError
+from meshwright.planner.own_run import read_manifest
+from meshwright.spec.comparison import Comparison
+from meshwright.spec.comparison import compare as compare_steps
+from meshwright.spec.run import Run
+from meshwright.spec.run_comparison import RunComparison, compare_runs
+from meshwright.spec.run_metrics import read_metrics
+from meshwright.spec.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def compare(a: Path | str, b: Path | str, *, step: int | None = None) -> Comparison | RunComparison:
+    """Return how A and B differ: their steps by component, or, of two runs without profiles, losses and throughput.
+
+    Each is a run folder, a folder or a .npz file that `simulate --out` wrote, or a trace of torch.profiler (.json or
+    .json.gz) of one rank. `step` is one of a profile; default: its last. Raises ConfigError for what is none of these.
+    """
+    paths = [Path(a), Path(b)]
+    if step is None and all(_is_plain_run(path) for path in paths):
+        return _compare_runs(paths)
+    return compare_steps(read_step(paths[0], step), read_step(paths[1], step))
+
+
+def read_step(path: Path, step: int | None = None) -> Timeline:
+    """Return the step at `path`; raises ConfigError for what holds none."""
+    written = path / "timeline.npz" if path.is_dir() else path
+    if written.suffix == ".npz" and written.is_file():
+        try:
+            return Timeline.load(written)
+        except (BadZipFile, KeyError, ValueError) as error:
+            raise ConfigError(f"{written} is no timeline ({error}): name one that simulate --out wrote") from None
+    # These read profiles, which takes torch.
+    from meshwright.profiler.run_profile import profile_of_run
+    from meshwright.profiler.timeline import timeline_of
+
+    if path.is_dir():
+        return profile_of_run(path, step)
+    return timeline_of([path], path.name, step)
+
+
+def _is_plain_run(path: Path) -> bool:
+    """Return whether `path` is the folder of a run of which no step was profiled."""
+    run = Run(path)
+    return run.manifest.is_file() and not any(run.timelines.glob("*.json.gz"))
+
+
+def _compare_runs(folders: Sequence[Path]) -> RunComparison:
+    a, b = (Run(folder) for folder in folders)
+    metrics = read_metrics(a), read_metrics(b)
+    for folder, one in zip(folders, metrics, strict=True):
+        if not len(one):
+            raise ConfigError(f"{folder} has no finished step: name a run that has trained")
+    return compare_runs((str(folders[0]), str(folders[1])), (read_manifest(a), read_manifest(b)), metrics)

@@ -1,0 +1,103 @@
+"""export and generate: what a trained model is used for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from meshwright.checkpoint.hf.export import ExportDType
+from meshwright.checkpoint.hf.export import export as _export
+from meshwright.errors import CheckpointError
+from meshwright.extras import import_extra
+from meshwright.inference.compare import max_logits_difference
+from meshwright.inference.generate import generate as _generate
+from meshwright.inference.load import load_model
+from meshwright.inference.sampling import Sampling
+from meshwright.inference.text_stream import TextStream
+
+# Float32 sums in another order differ by some 1e-5 in models of billions of parameters; a wrong weight by 0.1 and more.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class LogitsComparison:
+    """How far the exported model's logits are from transformers', in float32."""
+
+    max_difference: float
+    transformers_version: str
+
+    def __str__(self) -> str:
+        return (
+            f"logits equal those of transformers {self.transformers_version} within {self.max_difference:.1e} (float32)"
+        )
+
+
+@dataclass(frozen=True)
+class Export:
+    """A Hugging Face folder that was written."""
+
+    checkpoint: Path
+    folder: Path
+    num_parameters: int
+    num_bytes: int
+    num_files: int
+    comparison: LogitsComparison | None
+    """None where it was not asked for."""
+
+
+def export(
+    run: Path | str,
+    out: Path | str,
+    *,
+    step: int | None = None,
+    dtype: ExportDType = "float32",
+    check: bool = False,
+) -> Export:
+    """Write the model of `run`, a run or checkpoint folder, as the new Hugging Face folder `out`.
+
+    `step` is a checkpoint; None takes the newest. With `check` the logits are compared with those that transformers
+    computes from `out`. Raises ConfigError if `out` exists, CheckpointError for a damaged source or for other logits,
+    UnsupportedError where transformers, which `check` needs, is not installed.
+    """
+    if check:
+        import_extra("transformers", "the comparison of logits (--check)")
+    out = Path(out)
+    done = _export(Path(run), out, step=step, dtype=dtype)
+    comparison = _comparison(done.model.checkpoint, out, dtype) if check else None
+    return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, comparison)
+
+
+def generate(
+    source: Path | str,
+    prompt: str = "",
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int = 0,
+    step: int | None = None,
+) -> str:
+    """Return `prompt` and its continuation by the model in `source`: a run, a checkpoint or a Hugging Face folder."""
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    loaded = load_model(Path(source), step)
+    ids = loaded.encode_prompt(prompt)
+    assert loaded.tokenizer is not None
+    tokens = _generate(loaded.model, ids, sampling, stop=loaded.stop, num_tokens=loaded.tokenizer.vocab_size)
+    stream = TextStream(loaded.tokenizer)
+    return prompt + "".join([stream.add(token) for token in tokens]) + stream.end()
+
+
+def _comparison(checkpoint: Path, out: Path, dtype: str) -> LogitsComparison:
+    import transformers
+
+    model = load_model(checkpoint, device=torch.device("cpu")).model
+    difference = max_logits_difference(model, out, getattr(torch, dtype))
+    if difference > _TOLERANCE:
+        raise CheckpointError(
+            f"transformers {transformers.__version__} computes other logits from {out}, off by up to {difference:.1e} "
+            f"where rounding explains {_TOLERANCE:.0e}: do not use {out}, and report this as a bug"
+        )
+    return LogitsComparison(difference, transformers.__version__)

@@ -1,0 +1,177 @@
+"""Everything that would stop a job, found before any process starts; needs no torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from meshwright.config.load import ResolvedJob
+from meshwright.config.python_objects import object_problems
+from meshwright.data.check import problems as data_problems
+from meshwright.errors import MeshwrightError
+from meshwright.hardware.catalogue import load_device
+from meshwright.hardware.choice import named_cluster
+from meshwright.hardware.local import LOCAL
+from meshwright.hardware.machine import nearest_existing
+from meshwright.spec.job import SPLIT_SECTIONS, Job
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.run import Run
+from meshwright.spec.schedule import build_schedule
+from meshwright.spec.schedule_csv import read_schedule
+from meshwright.spec.user_object import is_object_source
+from meshwright.spec.validity import layout_problems
+from meshwright.units import counted
+
+
+def check_job(
+    resolved: ResolvedJob,
+    num_ranks: int | None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    unknown: Collection[str] = (),
+) -> list[str]:
+    """Return everything that would stop a job on `num_ranks` ranks (None: not known yet), one message each.
+
+    Sections that are `unknown`, since something in them was refused, are not compared with others.
+    """
+    job = resolved.job
+    problems = [
+        *job.problems(unknown),
+        *_model_problems(resolved),
+        *([] if SPLIT_SECTIONS.intersection(unknown) else _layout_problems(job, num_ranks)),
+        *_cluster_problems(job, num_ranks, unknown),
+        *_data_problems(resolved, knows_model="model" not in unknown),
+        *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
+    ]
+    return [resolved.located(text) for text in dict.fromkeys(problems)]
+
+
+def layout_problems_of(resolved: ResolvedJob, num_ranks: int) -> list[str]:
+    """Return why the job's layout cannot run on `num_ranks` ranks, one message each: each rank can ask by itself."""
+    return [resolved.located(text) for text in dict.fromkeys(_layout_problems(resolved.job, num_ranks))]
+
+
+def run_folder(resolved: ResolvedJob) -> Run:
+    """Return the run folder of a job, whether it exists or not."""
+    return Run(resolved.run_dir)
+
+
+def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]:
+    """Return why a run folder cannot be used; one that exists is never written to unasked."""
+    folder = run.folder
+    if resume and overwrite:
+        return ["--resume continues the run folder and --overwrite replaces it: give one of them"]
+    if folder.exists() and not folder.is_dir():
+        return [f"run.dir = {str(folder)!r} is a file: set run.dir to a new folder"]
+    refusal = _refusal_to_write(nearest_existing(folder))
+    if refusal is not None:
+        return [f"run.dir = {str(folder)!r}: {refusal}: change that, or set another run.dir"]
+    if not folder.exists() or not any(folder.iterdir()):
+        return []
+    if not run.manifest.exists():
+        if {path.name for path in folder.iterdir()} <= {
+            run.logs.name,
+            run.checkpoints.name,
+        } and not run.checkpoint_steps():
+            return []  # a start that failed before it became a run
+        return [f"run.dir = {str(folder)!r} holds files but no run (no manifest.json): set run.dir to a new folder"]
+    if resume or overwrite:
+        return []
+    steps = run.checkpoint_steps()
+    held = f"a run with a checkpoint after step {steps[-1]}" if steps else "a run without a checkpoint"
+    return [
+        f"run.dir = {str(folder)!r} already holds {held}: "
+        "continue with --resume, replace it with --overwrite, or set another run.dir"
+    ]
+
+
+def _model_problems(resolved: ResolvedJob) -> list[str]:
+    section = resolved.job.model
+    problems = _lines_raised_by(lambda: resolve_architecture(section))
+    if is_object_source(section.source):
+        problems += object_problems("model.source", section.source, resolved.folder)
+    weights = section.initial_weights
+    if weights is not None and not (Path(os.path.expanduser(weights), "config.json")).is_file():
+        problems.append(
+            f"model.initial_weights = {weights!r} is no Hugging Face folder (it holds no config.json): "
+            "name one, or leave it out to start from random weights"
+        )
+    return problems
+
+
+def _layout_problems(job: Job, num_ranks: int | None) -> list[str]:
+    if job.layout.search or (num_ranks is None and job.layout.rest_axis is not None):
+        return []
+    num_ranks = num_ranks or job.layout.num_ranks
+    unfit = _lines_raised_by(lambda: job.layout.resolve(num_ranks))
+    if unfit:
+        return unfit
+    layout = job.layout.resolve(num_ranks)
+    # A schedule's file is read for a layout that could run it.
+    return layout_problems(job, layout) or _lines_raised_by(
+        lambda: build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+    )
+
+
+def _cluster_problems(job: Job, num_ranks: int | None, unknown: Collection[str]) -> list[str]:
+    section, problems = job.cluster, []
+    device = section.device
+    if device is not None:
+        problems += [f"cluster.device: {text}" for text in _lines_raised_by(lambda: load_device(device))]
+    if section.name == LOCAL:
+        return problems
+    unnamed = [f"cluster.name: {text}" for text in _lines_raised_by(lambda: named_cluster(section.name))]
+    if unnamed:
+        return [*problems, *unnamed]
+    cluster = named_cluster(section.name)
+    if (count := section.num_devices) is not None:
+        problems += _lines_raised_by(lambda: cluster.with_num_devices(count))
+    return problems if {"layout", "cluster"}.intersection(unknown) else [*problems, *_count_problems(job, num_ranks)]
+
+
+def _count_problems(job: Job, num_ranks: int | None) -> Iterator[str]:
+    """Yield why the layout does not use the devices that the job's cluster has, more of them or fewer."""
+    section = job.cluster
+    is_open = job.layout.search or job.layout.rest_axis is not None
+    needed = num_ranks or (None if is_open else job.layout.num_ranks)
+    available = section.num_devices or named_cluster(section.name).num_devices
+    if needed is not None and needed > available:
+        key = "cluster.num_devices" if section.num_devices else "cluster.name"
+        has = f"= {available}" if section.num_devices else f"= {section.name!r} has {counted(available, 'device')}"
+        yield f"{key} {has} but the layout needs {needed}: change {key}, or lower a degree in [layout]"
+    elif num_ranks is None and needed not in (None, 1) and needed < (section.num_devices or 0):
+        yield (
+            f"cluster.num_devices = {available} but the layout has {counted(needed, 'rank')}: set both to one number, "
+            "or a degree in [layout] to -1, which takes the devices that the others leave"
+        )
+
+
+def _data_problems(resolved: ResolvedJob, *, knows_model: bool) -> list[str]:
+    job = resolved.job
+    if is_object_source(job.data.source):
+        return object_problems("data.source", job.data.source, resolved.folder)
+    try:
+        architecture = resolve_architecture(job.model) if knows_model else None
+    except MeshwrightError:
+        architecture = None  # reported by _model_problems
+    return data_problems(job.data, job.train.seq_len, architecture.vocab_size if architecture else None)
+
+
+def _lines_raised_by(action: Callable[[], object]) -> list[str]:
+    try:
+        action()
+    except MeshwrightError as error:
+        return str(error).splitlines()
+    return []
+
+
+def _refusal_to_write(folder: Path) -> str | None:
+    """Return why nothing can be written in `folder`, by writing a file that has no name and is gone at once."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"{folder} takes no new files ({error.strerror})"

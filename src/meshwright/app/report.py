@@ -1,0 +1,58 @@
+"""report: measured steps of a run next to predicted ones; needs torch only to simulate, or to read a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from meshwright.planner.answer import judge
+from meshwright.planner.measured.read import MeasuredRun
+from meshwright.planner.own_run import question_of_run, read_manifest, read_own_run
+from meshwright.spec.expected_parts import expected_parts
+from meshwright.spec.run import Run
+from meshwright.spec.run_metrics import read_metrics
+from meshwright.spec.run_report import RunReport
+from meshwright.spec.step_parts import StepParts, step_parts
+
+PROFILED = "profiled"
+"""The column of what was measured."""
+
+
+def report(folder: Path | str, *, simulate: bool = False) -> RunReport:
+    """Return what the run in `folder` measured and what is predicted of its layout on the machine that its job names.
+
+    With `simulate` its step is also traced and simulated, which takes seconds to minutes and torch. Raises ConfigError
+    where the folder is no run, or one without a timed step.
+    """
+    folder = Path(folder)
+    run = read_own_run(folder)
+    assert run.layout is not None
+    assert run.row.measured_s is not None
+    expected = judge(run.layout, question_of_run(run))
+    parts = {"expected": expected_parts(expected.estimate.step)}
+    if simulate:
+        parts["simulated"] = _simulated(folder, run)
+    # Reading a profile takes torch, which a machine that only reads a run may lack.
+    if any(Run(folder).timelines.glob("*.json.gz")):
+        from meshwright.profiler.run_profile import profile_of_run
+
+        parts[PROFILED] = step_parts(profile_of_run(folder))
+    manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
+    return RunReport(folder, manifest, metrics, expected, run.row.measured_s, parts)
+
+
+def _simulated(folder: Path, run: MeasuredRun) -> StepParts:
+    """Return the run's step, traced and simulated on the machine that the job names."""
+    from meshwright.simulator.simulate import simulate
+    from meshwright.tracer.dry_run import trace_job
+    from meshwright.tracer.trace import device_type_of
+
+    assert run.layout is not None
+    assert run.setting is not None
+    # What was left open when the run started has been settled.
+    keys = {name: value for name, value in run.layout.model_dump().items() if value is not None} | {"search": False}
+    overrides = [f"layout.{name}={json.dumps(value)}" for name, value in keys.items()]
+    cluster = run.setting.cluster
+    device = device_type_of(cluster.device)
+    traces = trace_job(str(Run(folder).job), overrides, run.layout.num_ranks, device=device)
+    return step_parts(simulate(traces, cluster, str(folder)))

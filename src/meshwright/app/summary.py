@@ -1,0 +1,192 @@
+"""What a sound job would do, on one screen: printed by check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from meshwright.hardware.machine import free_disk_bytes, nearest_existing
+from meshwright.spec.gpt2_architecture import dropout_note
+from meshwright.spec.layout import AXES, Layout
+from meshwright.spec.layout_text import checkpoint_words
+from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.model_spec import model_spec
+from meshwright.spec.run import Run
+from meshwright.spec.stage_split import stage_boundaries
+from meshwright.spec.user_object import is_object_source
+from meshwright.units import counted, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from meshwright.config.load import ResolvedJob
+    from meshwright.spec.job import Job
+
+# A checkpoint holds the float32 weights and AdamW's two float32 moments.
+_CHECKPOINT_BYTES_PER_PARAMETER = 12
+_LEAST_RUN = 3
+
+
+def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str, str]]:
+    """Yield a label and a line for each aspect of a job without problems; num_ranks is None where it is unknown."""
+    job = resolved.job
+    layout = _layout(job, num_ranks)
+    yield "job", f"{resolved.path}: configuration valid"
+    yield "model", _model_line(job)
+    yield "batch", _batch_line(job, layout)
+    yield "layout", _layout_line(job, layout)
+    if layout is not None and layout.pp > 1:
+        yield "stages", _stages_line(job, layout)
+    own = is_object_source(job.data.source)
+    yield (
+        "data",
+        f"{job.data.source}, samples of its own" if own else f"{job.data.source}, tokenizer {job.data.tokenizer}",
+    )
+    yield "run", _run_line(resolved)
+    yield from _notes(resolved, layout)
+
+
+def _layout(job: Job, num_ranks: int | None) -> Layout | None:
+    """Return the concrete layout, None where its -1 has no value yet, or the planner chooses it."""
+    if job.layout.search or (num_ranks is None and job.layout.rest_axis is not None):
+        return None
+    return job.layout.resolve(num_ranks or job.layout.num_ranks)
+
+
+def _model_line(job: Job) -> str:
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
+        return f"{job.model.source}, your own: its parameters are counted when training starts"
+    spec = model_spec(architecture)
+    flops = spec.flops_per_token(job.train.seq_len)
+    return (
+        f"{job.model.source}, {format_count(spec.num_parameters)} parameters, {format_count(flops)} FLOPs a token "
+        f"forward and backward, {job.precision.compute}"
+    )
+
+
+def _batch_line(job: Job, layout: Layout | None) -> str:
+    tokens = job.workload.global_batch_tokens
+    is_text = not is_object_source(job.data.source)
+    line = f"{counted(job.global_batch_size, 'sample')} a step"
+    if is_text:
+        sequences = counted(job.global_batch_size, "sequence")
+        line = f"{sequences} x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
+    if layout is not None:
+        microbatches = counted(job.num_microbatches(layout), "microbatch", "microbatches")
+        line += f", {microbatches} of {layout.microbatch_size} on each data-parallel rank"
+    in_all = f"{format_count(tokens * job.train.steps)} tokens"
+    if not is_text:
+        in_all = f"{format_count(job.global_batch_size * job.train.steps)} samples"
+    return f"{line}; {counted(job.train.steps, 'step')}, {in_all} in all"
+
+
+def _layout_line(job: Job, layout: Layout | None) -> str:
+    if job.layout.search:
+        return "chosen by the planner when training starts: `meshwright plan JOB` shows it" + _cluster_words(job)
+    if layout is None:
+        rest = job.layout.rest_axis
+        others = "" if job.layout.num_fixed_ranks == 1 else f", divided by {job.layout.num_fixed_ranks}"
+        return f"{rest} takes the ranks that are there{others}: --ranks N checks the batch against N"
+    degrees = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) != 1]
+    ranks = counted(layout.num_ranks, "rank")
+    choices = ", ".join([*_split_choices(layout), *_step_choices(layout)])
+    return f"{' x '.join(degrees) or 'no split'} = {ranks}; {choices}" + _cluster_words(job)
+
+
+def _split_choices(layout: Layout) -> Iterator[str]:
+    """Yield how the axes split that are more than one rank."""
+    if layout.ep > 1 or layout.etp > 1:
+        yield f"experts over ep {layout.ep} x etp {layout.etp} x efsdp {layout.efsdp}"
+    if layout.cp > 1:
+        yield f"cp_method {layout.cp_method}"
+    if layout.async_tp:
+        yield "async_tp"
+    if layout.pp > 1:
+        yield f"schedule {layout.schedule}"
+
+
+def _step_choices(layout: Layout) -> Iterator[str]:
+    """Yield what each block does about its memory and time."""
+    every = f" every {layout.activation_checkpoint_every}" if layout.activation_checkpoint_every > 1 else ""
+    blocks = layout.activation_checkpoint_blocks
+    saves = layout.activation_checkpoint if blocks is None else checkpoint_words(blocks)
+    yield f"activation_checkpoint {saves}{every}"
+    if layout.compile:
+        yield "compile" if layout.compile_backend == "inductor" else f"compile by {layout.compile_backend}"
+    said = {*AXES, "ep", "etp", "microbatch_size", "cp_method", "async_tp", "schedule", "compile", "compile_backend"}
+    for name, field in Layout.model_fields.items():
+        value = getattr(layout, name)
+        if name not in said and not name.startswith("activation_checkpoint") and value != field.default:
+            yield name if value is True else f"{name} {_listed(value) if isinstance(value, tuple) else value}"
+
+
+def _stages_line(job: Job, layout: Layout) -> str:
+    boundaries = layout.stage_boundaries
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
+        given = "" if boundaries is None else f", which begin with blocks {_listed([0, *boundaries])}"
+        return f"{layout.num_stages} of your own model{given}"
+    boundaries = stage_boundaries(layout, model_spec(architecture), job.train.seq_len)
+    sizes = [end - start for start, end in pairwise([0, *boundaries, architecture.num_layers])]
+    return f"{layout.num_stages}, of {_listed(list(_runs(sizes)))} blocks{_without_blocks(sizes)}"
+
+
+def _without_blocks(sizes: Sequence[int]) -> str:
+    """Return what the first and the last stage hold where they have no block; no other stage can be without."""
+    ends = (("the first", sizes[0], "the embedding"), ("the last", sizes[-1], "the final norm and the head"))
+    return "".join(f"; {which} holds {what} alone" for which, size, what in ends if size == 0)
+
+
+def _runs(sizes: Sequence[int]) -> Iterator[str]:
+    """Yield each size, three or more equal ones in a row as one: 126 x 1."""
+    for size, same in groupby(sizes):
+        count = len(list(same))
+        yield from [f"{count} x {size}"] if count >= _LEAST_RUN else [str(size)] * count
+
+
+def _listed(numbers: Sequence[object]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _cluster_words(job: Job) -> str:
+    return "" if job.cluster.name == "local" else f"; on {job.cluster.name}"
+
+
+def _run_line(resolved: ResolvedJob) -> str:
+    job, run = resolved.job, Run(resolved.run_dir)
+    steps = run.checkpoint_steps()
+    if not run.manifest.exists():
+        state = "new"
+    else:
+        state = f"exists, newest checkpoint after step {steps[-1]}" if steps else "exists, no checkpoint"
+    interval = f"every {counted(job.checkpoint.interval, 'step')}" if job.checkpoint.interval else "at the end"
+    return f"{run.folder} ({state}); checkpoint {interval}, newest {job.checkpoint.keep} kept{_checkpoint_size(job)}"
+
+
+def _checkpoint_size(job: Job) -> str:
+    size_bytes = _checkpoint_bytes(job)
+    return f", {format_bytes(size_bytes)} each" if size_bytes else ""
+
+
+def _checkpoint_bytes(job: Job) -> int | None:
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
+        return None
+    return _CHECKPOINT_BYTES_PER_PARAMETER * model_spec(architecture).num_parameters
+
+
+def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, str]]:
+    job = resolved.job
+    if job.optimizer.warmup_steps > job.train.steps:
+        yield "note", f"the warmup of {job.optimizer.warmup_steps} steps is longer than the run's {job.train.steps}"
+    if (note := dropout_note(resolve_architecture(job.model))) is not None:
+        yield "note", note
+    # A new checkpoint is complete before the oldest is removed.
+    needed_bytes = (_checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
+    free_bytes = free_disk_bytes(nearest_existing(resolved.run_dir))
+    if job.cluster.name == "local" and free_bytes < needed_bytes:
+        yield (
+            "note",
+            f"this machine's disk has {format_bytes(free_bytes)} free for {resolved.run_dir}, "
+            f"{job.checkpoint.keep} kept checkpoints and a new one take {format_bytes(needed_bytes)}",
+        )
