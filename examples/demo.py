@@ -1,12 +1,12 @@
-"""`make demo`: plans, dry-runs, proves a split, trains, kills a process, resumes, exports, generates, compares.
+"""`make demo`: the story of one job: planned, checked, simulated, proven, trained, killed, resumed, exported, reported.
 
-Each act shows the `meshwright` command that it runs and one line of proof. Everything lands in .demo/.
+Each act shows the `meshwright` command that it runs and one line of proof. Everything lands in .demo/. DEMO=full also
+plans and simulates Llama 3 405B on 16,384 GPUs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -32,29 +32,38 @@ from meshwright.units import format_bytes, format_duration
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = Path(".demo")
+JOB, REPORT = DEMO / "job.toml", DEMO / "report.html"
 STRAIGHT, KILLED, EXPORTED = Run(DEMO / "straight"), Run(DEMO / "killed"), DEMO / "hugging-face"
-PREDICTED = Run(DEMO / "predicted")
 # What calibrate measures stays in .demo/ too.
 CATALOGUE = DEMO / "catalogue"
+STEPS = 30
+CLUSTER = """
+[cluster]
+# This machine, as `meshwright calibrate` measures it.
+name = "cpu-local"
+num_devices = 2
+"""
 
-# Tensor parallel in each of two pipeline stages; FSDP2 is around each stage, and what dp_shard = -1 leaves is 1 rank.
-LAYOUT = "--ranks 4 layout.tp=2 layout.pp=2"
-TRAIN = f"train examples/tiny.toml {LAYOUT}"
+TRAIN = f"train {JOB} run.dir="
 COMMANDS = {
-    "plan": "plan examples/llama3-405b-16k.toml",
-    "simulate": "simulate examples/llama3-405b-16k.toml",
-    "check": f"check examples/tiny.toml {LAYOUT}",
-    "prove": "prove examples/tiny.toml dp_shard=2,tp=2,pp=2 --exact",
-    "train": f"{TRAIN} run.dir={STRAIGHT.folder}",
-    "train and kill": f"{TRAIN} run.dir={KILLED.folder}",
-    "resume": f"{TRAIN} run.dir={KILLED.folder} --resume",
+    "plan a cluster": "plan --model llama3-70b --cluster h100:1024 --seq-len 8192 --global-batch-tokens 4M",
+    "calibrate": "calibrate --device cpu --ranks 2 --seconds 5",
+    "plan": f"plan {JOB} --write",
+    "check": f"check {JOB}",
+    "simulate": f"simulate {JOB}",
+    "prove": f"prove {JOB} dp_shard=2,tp=2 --exact",
+    "train": f"{TRAIN}{STRAIGHT.folder}",
+    "train and kill": f"{TRAIN}{KILLED.folder}",
+    "resume": f"{TRAIN}{KILLED.folder} --resume",
     "export": f"export {KILLED.folder} {EXPORTED} --check",
-    "generate": f'generate {KILLED.folder} --prompt "def " --max-new-tokens 160 --temperature 0.5 --seed 1',
-    "calibrate": "calibrate --device cpu --ranks 2 --seconds 10",
-    "train to measure": f"train examples/tiny.toml --ranks 2 run.device=cpu train.steps=15 run.dir={PREDICTED.folder}",
-    "report": f"report {PREDICTED.folder} --simulate",
+    "generate": f'generate {KILLED.folder} --prompt "def " --max-new-tokens 120 --temperature 0.5 --seed 1',
+    "report": f"report {STRAIGHT.folder} --simulate --html {REPORT}",
 }
-NEXT = ("prove examples/tiny-moe.toml dp_shard=2,tp=2,ep=4", "check examples/deepseek-v3.toml", "init llama3-8b")
+FULL = {
+    "plan 16,384 GPUs": "plan examples/llama3-405b-16k.toml",
+    "simulate 16,384 GPUs": "simulate examples/llama3-405b-16k.toml",
+}
+NEXT = ("prove examples/tiny-moe.toml dp_shard=2,tp=2,ep=4", "simulate examples/llama3-70b.toml", "init llama3-8b")
 
 # A rank is killed this many steps after the first checkpoint, so that there is something to lose.
 STEPS_TO_LOSE = 5
@@ -73,11 +82,14 @@ def main() -> None:
     os.chdir(ROOT)
     shutil.rmtree(DEMO, ignore_errors=True)
     CATALOGUE.mkdir(parents=True)
+    text = (ROOT / "examples" / "tiny.toml").read_text(encoding="utf-8")
+    JOB.write_text(text.replace("steps = 60", f"steps = {STEPS}") + CLUSTER, encoding="utf-8")
+    acts = (*ACTS, *FULL_ACTS) if os.environ.get("DEMO") == "full" else ACTS
     os.environ[CATALOGUE_VARIABLE] = str(CATALOGUE)
     started_s = time.perf_counter()
     measured: dict[str, str] = {}
     try:
-        for number, act in enumerate(ACTS, start=1):
+        for number, act in enumerate(acts, start=1):
             console.print(f"\n[bold]{number}. {act.__doc__}[/bold]")
             act(measured)
     except DemoFailedError as failure:
@@ -87,64 +99,73 @@ def main() -> None:
     closing_card(measured)
 
 
-def plan(measured: dict[str, str]) -> None:
-    """Plan Llama 3 405B on 16,384 H100, without owning one, and compare the published layout"""
+def plan_a_cluster(measured: dict[str, str]) -> None:
+    """Plan Llama 3 70B on 1,024 H100 that nobody here owns"""
     started_s = time.perf_counter()
-    output = run("plan")
-    measured["plan"] = format_duration(time.perf_counter() - started_s)
+    output = run("plan a cluster")
+    took = format_duration(time.perf_counter() - started_s)
     quote(output[: output.index("memory by class")])
     scored = re.search(r"([\d,]+) layouts scored", output)
     mfu = re.search(r"MFU +HFU[^\n]*\n.*?([\d.]+ %) +[\d.]+ % ", output)
-    expect(scored is not None and mfu is not None, "the plan has no layout", "plan")
-    assert scored is not None
-    assert mfu is not None
-    claim(f"{scored[1]} layouts scored, and one picked, in {measured['plan']}: {mfu[1]} MFU expected")
+    if scored is None or mfu is None:
+        raise DemoFailedError(f"the plan has no layout: {files_of('plan a cluster')}")
+    claim(f"{scored[1]} layouts scored in {took}: {mfu[1]} MFU expected of the pick")
 
 
-def simulate(measured: dict[str, str]) -> None:
-    """Run the program of all its 16,384 ranks on fake tensors, and play them"""
-    started_s = time.perf_counter()
-    output = run("simulate")
-    measured["dry run of 16,384 ranks"] = took = format_duration(time.perf_counter() - started_s)
-    quote(output[: output.index(" at its peak")].rpartition("\n")[0])
-    step = re.search(r"^step +([\d.]+ m?s) +100 %", output, re.MULTILINE)
-    reserved = re.findall(r"^rank \d+, pp \d+ +[\d,]+ +[\d.]+ \w+ +([\d.]+) GiB", output, re.MULTILINE)
-    expect(step is not None and len(reserved) == 16, "the dry run has no step of 16 pipeline ranks", "simulate")
-    assert step is not None
-    largest = max(float(one) for one in reserved)
-    claim(f"a step of {step[1]}, and {largest:.1f} GiB on the fullest device, after {took}")
+def calibrate(measured: dict[str, str]) -> None:
+    """Measure this machine, so that the next figures are about it"""
+    quote(run("calibrate"))
+    claim("plans and simulations of a job on cpu-local now use these figures")
+
+
+def plan(measured: dict[str, str]) -> None:
+    """Plan a job of this machine: a million-parameter Llama on 2 processes"""
+    output = run("plan")
+    quote(output[: output.index("memory by class")])
+    measured["layout"] = next(line for line in output.splitlines() if re.match(r"(dp|pp|tp|cp|micro)\w*=", line))
+    claim(f"written into {JOB}: {measured['layout']}")
 
 
 def check(measured: dict[str, str]) -> None:
     """Check the job before any process starts"""
-    started_s = time.perf_counter()
-    output = run("check")
-    measured["check"] = format_duration(time.perf_counter() - started_s)
-    quote(output)
-    claim(f"nothing is wrong, said after {measured['check']}")
+    quote(run("check"))
+    claim("what is wrong would be listed here, with the key to change")
+
+
+def simulate(measured: dict[str, str]) -> None:
+    """Simulate that very layout: trace the real program, and execute the trace"""
+    output = run("simulate")
+    quote(output[: output.index(" at its peak")].rpartition("\n")[0])
+    step = re.search(r"^step +([\d.]+ m?s) +100 %", output, re.MULTILINE)
+    if step is None:
+        raise DemoFailedError(f"the simulation has no step: {files_of('simulate')}")
+    measured["step, simulated"] = step[1]
+    claim(f"{step[1]} a step, and no deadlock")
 
 
 def prove(measured: dict[str, str]) -> None:
-    """Prove that FSDP x TP x PP on 8 processes computes what one process computes, in float64"""
+    """Prove that FSDP x TP on 4 processes computes what one process does, in float64"""
     output = run("prove")
     quote(output)
-    bars = re.findall(r"\d\.\de-\d\d|equal", next(line for line in output.splitlines() if line.startswith("pp=2")))
+    bars = re.findall(
+        r"\d\.\de-\d\d|equal", next(line for line in output.splitlines() if line.startswith("dp_shard=2"))
+    )
     expect(len(bars) == 3, "the table has no differences", "prove")
-    measured["FSDP x TP x PP against one process"] = f"loss {bars[0]}, gradients {bars[1]}, weights {bars[2]}"
-    claim(f"{measured['FSDP x TP x PP against one process']}: rounding, and nothing else")
+    measured["FSDP x TP against one process"] = f"loss {bars[0]}, gradients {bars[1]}, weights {bars[2]}"
+    claim(f"{measured['FSDP x TP against one process']}: rounding, and nothing else")
 
 
 def train(measured: dict[str, str]) -> None:
-    """Train on Python's own standard library, on 4 processes: tensor x pipeline parallel"""
+    """Train on the source code of Python's standard library, on 2 processes"""
     with start("train") as process:
         follow(process, STRAIGHT, until=lambda rows: False)
     expect(process.returncode == ExitCode.DONE, f"training ended with exit code {process.returncode}", "train")
     losses = [row["loss"] for row in rows_of(STRAIGHT)]
     results = manifest_of(STRAIGHT).results
     measured["loss"] = f"{losses[0]:.3f} at step 1, {losses[-1]:.3f} at step {len(losses)}"
-    measured["step, median"] = f"{results['median_step_ms']:.0f} ms"
+    measured["step, measured (median)"] = f"{results['median_step_ms']:.0f} ms"
     console.print(f"  [cyan]{sparkline(losses)}[/cyan]")
-    expect(losses[-1] < losses[0] / 2, f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} only", "train")
+    expect(losses[-1] < 0.6 * losses[0], f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} only", "train")
     claim(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps; this is the run that is never killed")
 
 
@@ -186,10 +207,6 @@ def export(measured: dict[str, str]) -> None:
     """Export to Hugging Face format"""
     output = run("export")
     quote(output)
-    if importlib.util.find_spec("transformers") is None:
-        measured["logits"] = "not compared: transformers is not installed (make venv installs it)"
-        claim(f"{EXPORTED} is written; transformers, to compare logits with, is not installed here")
-        return
     difference = re.search(r"within ([0-9.e+-]+)", output)
     if difference is None:
         raise DemoFailedError(f"the export said nothing of logits: {files_of('export')}")
@@ -206,31 +223,46 @@ def generate(measured: dict[str, str]) -> None:
     claim(f"{len(text.strip())} characters of a million-parameter model's idea of Python")
 
 
-def compare(measured: dict[str, str]) -> None:
-    """Predicted against measured, on this machine"""
-    run("calibrate")
-    run("train to measure")
+def report(measured: dict[str, str]) -> None:
+    """Compare prediction and measurement, and write a page to look at"""
     output = run("report")
     quote(output)
     difference = re.search(r"differ by (-?[\d.]+ %)", output)
-    expect(difference is not None, "the report compares nothing", "report")
-    assert difference is not None
-    measured["predicted step, against the measured one"] = difference[1]
-    claim(f"the step was predicted {difference[1]} off: 15 % are aimed at, on a machine that does nothing else")
+    if difference is None:
+        raise DemoFailedError(f"the report compares nothing: {files_of('report')}")
+    measured["predicted step against the measured one"] = difference[1]
+    claim(f"predicted {difference[1]} off (15 % is the aim on an idle machine); open {REPORT} in a browser")
+
+
+def plan_full(measured: dict[str, str]) -> None:
+    """Plan Llama 3 405B on 16,384 H100, next to the published layout"""
+    output = run("plan 16,384 GPUs")
+    quote(output[: output.index("memory by class")])
+    claim("the layout that Meta published is priced next to the pick")
+
+
+def simulate_full(measured: dict[str, str]) -> None:
+    """Simulate all 16,384 ranks of it"""
+    output = run("simulate 16,384 GPUs")
+    quote(output[: output.index(" at its peak")].rpartition("\n")[0])
+    claim("one trace for each role of a rank, executed for all ranks")
 
 
 ACTS: Sequence[Callable[[dict[str, str]], None]] = (
+    plan_a_cluster,
+    calibrate,
     plan,
-    simulate,
     check,
+    simulate,
     prove,
     train,
     kill,
     resume,
     export,
     generate,
-    compare,
+    report,
 )
+FULL_ACTS = (plan_full, simulate_full)
 
 
 def closing_card(measured: dict[str, str]) -> None:
@@ -257,8 +289,8 @@ def run(name: str) -> str:
 @contextlib.contextmanager
 def start(name: str) -> Iterator[subprocess.Popen[bytes]]:
     """Show a command and start it, its output going to files; it does not outlive the act."""
-    console.print(f"[bold green]$[/bold green] meshwright {COMMANDS[name]}", soft_wrap=True)
-    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', COMMANDS[name])]
+    console.print(f"[bold green]$[/bold green] meshwright {(COMMANDS | FULL)[name]}", soft_wrap=True)
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', (COMMANDS | FULL)[name])]
     with output_of(name).open("wb") as output, output_of(name).with_suffix(".err").open("wb") as errors:
         process = subprocess.Popen([ROOT / program(), *words], stdout=output, stderr=errors)
     try:

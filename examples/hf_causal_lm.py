@@ -1,6 +1,6 @@
 """Bring a model of transformers: any causal language model trains once it returns logits and shows its blocks.
 
-Train it with:  meshwright train examples/hf_causal_lm.toml   (needs pip install 'meshwright[hf]')
+Train it with:  meshwright train examples/hf_causal_lm.toml   (needs pip install '.[hf]')
 """
 
 from torch import Tensor, nn
