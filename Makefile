@@ -1,4 +1,4 @@
-# make demo | test | test-long | test-torch | mutants | matrix | validation | lint | venv | constraints | transcript | clean
+# make demo | test | unit | docs | test-long | test-torch | mutants | matrix | validation | lint | venv | ... | clean
 # PYTHON=python3.12 chooses the Python, TORCH_INDEX=https://... where torch comes from, VENV=folder the environment.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 TORCH_RELEASES ?= 2.11.0 2.15.0
 TORCH_TESTS ?= tests/unit tests/fake_ranks tests/ranks
 BIN := $(VENV)/bin
-DEMO_EXTRAS := train
+DEMO_EXTRAS := train,hf,report
 TEST_EXTRAS := train,hf,parquet,report,tensorboard,dev
 
 # One thread per process: ranks with several threads each fight over the cores.
@@ -17,13 +17,20 @@ export OMP_NUM_THREADS ?= 1
 # Files in the order of their folders: those that start ranks first, the many short ones of tests/unit to fill the end.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-long test-torch mutants matrix validation lint venv venv-demo python constraints transcript clean
+.PHONY: help demo docs test unit test-long test-torch mutants matrix validation lint venv venv-demo python constraints transcript clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: venv-demo ## prove, train, kill, resume, export and generate: minutes, all in .demo/
+demo: venv-demo ## the story of one job, from plan to export: minutes, all in .demo/ (DEMO=full adds 16,384 GPUs)
 	@$(BIN)/python examples/demo.py
+
+docs: python ## build the site of the documentation into build/site; dead links fail
+	@$(PYTHON) .ci/install.py $(VENV) docs --torch-index "$(TORCH_INDEX)"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "open build/site/index.html"
+
+unit: venv ## the tests of one process without torch.distributed: about a minute
+	@$(BIN)/pytest $(PARALLEL) -m "not long" tests/unit tests/architecture
 
 test: venv ## the quick tests
 	@$(BIN)/pytest $(PARALLEL) -m "not long"

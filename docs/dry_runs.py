@@ -112,7 +112,7 @@ def main() -> None:
     """Write both pages."""
     faults = [program(FAULTS, name, title, ("--ranks", "4")) for name, title in FAULT_TITLES.items()]
     jobs = [
-        OUT_OF_MEMORY + answer(TOO_LARGE.split(), ("out of memory", "what would make it fit")),
+        OUT_OF_MEMORY + answer(TOO_LARGE.split(), ("out of memory", "changes that make it fit")),
         PADDING + answer(TOO_MANY_SHARDS.split(), ("padded by FSDP2",)),
     ]
     write("planted_faults.md", [FAULTS_INTRODUCTION, *faults, *jobs])
