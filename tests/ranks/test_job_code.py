@@ -146,7 +146,7 @@ def test_a_model_that_ends_in_a_linear_layer_trains_without_a_warning(tmp_path: 
 def test_a_run_that_was_told_to_stop_says_how_to_go_on(tmp_path: Path) -> None:
     code, output = train(tmp_path, 1, train={"stop_after": 2})
     assert code == ExitCode.RETRY, output
-    assert "stopped with 4 steps to go: --resume goes on" in output
+    assert "stopped with 4 steps to go: continue with --resume" in output
 
 
 FIRST = pytest.param(8, ExitCode.RETRY, marks=pytest.mark.long, id="first")

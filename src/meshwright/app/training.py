@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,16 +29,20 @@ def train(
     ranks: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    require_checkpoint: bool = False,
+    tell: Callable[[str], None] = logger.info,
 ) -> ExitCode:
     """Train `job` on local ranks and return how it ended; with layout.search = true, in the layout that `plan` picks.
 
     `ranks` are the processes to start; None takes the layout's, or all CUDA devices. `resume` continues from the newest
-    checkpoint of the run folder if there is one; `overwrite` renames an existing run folder out of the way. Raises
-    ConfigError for a job, layout or run folder that cannot work, before any process starts.
+    checkpoint of the run folder if there is one, and fails with `require_checkpoint` if there is none; `overwrite`
+    renames an existing run folder out of the way. Raises ConfigError for a job, layout or run folder that cannot work,
+    before any process starts. `tell` is called with what was chosen, and where an earlier run went.
     """
     if resume and overwrite:
         raise ConfigError("--resume continues the run folder and --overwrite replaces it: give one of them")
     resolved = as_job(job, overrides)
+    _look_for_checkpoint(run_folder(resolved), resume=resume or require_checkpoint, required=require_checkpoint)
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     run = run_folder(resolved)
@@ -48,9 +53,9 @@ def train(
     if resume:
         require_same_run(run, resolved.job)
     if overwrite and (aside := set_aside(run)):
-        logger.info("the earlier run is now %s", aside)
+        tell(f"the earlier run is now {aside}")
     with tempfile.TemporaryDirectory(prefix="meshwright-plan-") as folder:
-        planned_file = [] if planned is None else ["--planned", _write_plan(planned, Path(folder))]
+        planned_file = [] if planned is None else ["--planned", _write_plan(planned, Path(folder), tell)]
         arguments = ["train", str(resolved.path), *planned_file, *resolved.overrides]
         return train_locally(resolved.job, run, num_ranks, arguments, resume=resume)
 
@@ -58,6 +63,15 @@ def train(
 def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = None) -> ExitCode:
     """Continue training `job` from the newest checkpoint of its run folder, and return how it ended."""
     return train(job, *overrides, ranks=ranks, resume=True)
+
+
+def _look_for_checkpoint(run: Run, *, resume: bool, required: bool) -> None:
+    """Warn of, or with `required` refuse, a run that is to be resumed and has no checkpoint, such as a mistyped one."""
+    if not resume or run.checkpoint_steps():
+        return
+    if required:
+        raise ConfigError(f"--require-checkpoint: {run.folder} holds no checkpoint: name the run's folder in run.dir")
+    logger.warning("--resume: %s holds no checkpoint, so this run starts at step 0", run.folder)
 
 
 def num_ranks_of(job: Job, asked: int | None) -> int:
@@ -97,10 +111,10 @@ def _settled(
     return resolved, num_ranks, planned
 
 
-def _write_plan(plan: Planned, folder: Path) -> str:
-    """Return a file with what was chosen, for the ranks, and log it."""
+def _write_plan(plan: Planned, folder: Path, tell: Callable[[str], None]) -> str:
+    """Return a file with what was chosen, for the ranks, and tell it."""
     step_s = "" if plan.estimate is None else f", expected to take {format_duration(plan.estimate.step.total_s)} a step"
-    logger.info("layout %s%s", layout_text(plan.layout), step_s)
+    tell(f"layout {layout_text(plan.layout)}{step_s}")
     path = folder / "plan.json"
     path.write_text(plan.to_json(), encoding="utf-8")
     return str(path)

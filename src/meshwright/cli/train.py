@@ -23,9 +23,18 @@ if TYPE_CHECKING:
 @click.option("--ranks", type=click.IntRange(min=1), help="Local ranks to start; default: the layout's, or all GPUs.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of the run folder, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Rename an existing run folder out of the way and start again.")
+@click.option(
+    "--require-checkpoint", is_flag=True, help="With --resume: end with an error where there is no checkpoint."
+)
 @click.option("--planned", type=click.Path(dir_okay=False), hidden=True, help="What the launcher planned.")
 def command(
-    job_file: str, overrides: tuple[str, ...], ranks: int | None, resume: bool, overwrite: bool, planned: str | None
+    job_file: str,
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    resume: bool,
+    overwrite: bool,
+    require_checkpoint: bool,
+    planned: str | None,
 ) -> None:
     """Train the model that JOB_FILE describes; with layout.search = true, in the layout that `meshwright plan` picks.
 
@@ -36,7 +45,17 @@ def command(
         _train_as_rank(job_file, overrides, ranks, resume=resume, overwrite=overwrite, planned=planned)
     from meshwright.app.training import train
 
-    sys.exit(train(job_file, *overrides, ranks=ranks, resume=resume, overwrite=overwrite))
+    resume = resume or require_checkpoint
+    found = train(
+        job_file,
+        *overrides,
+        ranks=ranks,
+        resume=resume,
+        overwrite=overwrite,
+        require_checkpoint=require_checkpoint,
+        tell=click.echo,
+    )
+    sys.exit(found)
 
 
 def _train_as_rank(

@@ -16,7 +16,7 @@ from meshwright.spec.run_metrics import RunMetrics
 from meshwright.spec.step_parts import StepParts
 from meshwright.units import GiB, format_duration
 
-_HEIGHT = 260
+_HEIGHT = 250
 _LINE = COMPUTE["matmul"]
 _WHO = {"expected": EXPECTED, "simulated": PHASES["forward"], "profiled": EXPOSED}
 
@@ -64,7 +64,7 @@ def parts_figure(parts: Mapping[str, StepParts], shown: Sequence[str]) -> Any:
 def _style(figure: Any, height: int) -> None:
     figure.update_layout(
         height=height,
-        margin={"l": 60, "r": 20, "t": 10, "b": 40},
+        margin={"l": 60, "r": 20, "t": 36, "b": 40},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": INK},

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any
 
-from meshwright.units import format_bytes, format_count, format_duration
+from meshwright.units import format_bytes, format_count
+
+_LEAST_DATA_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -33,23 +36,25 @@ class StepMetrics:
         return {**row, **experts}
 
     def line(self, num_steps: int, peak: str | None, left_s: float) -> str:
-        """Return the log line; `peak` names the FLOP/s that MFU is a share of, None leaves the column empty."""
+        """Return the log line; `peak` names the FLOP/s that MFU is a share of. Data waits below 1 % are left out."""
         speed = f"{format_count(self.samples_per_s)} samples/s"
         if self.tokens_per_s is not None:
-            speed = f"{format_count(self.tokens_per_s)} tokens/s"
-        mfu = "MFU -" if self.mfu is None else f"MFU {self.mfu:.1%} of {peak}"
-        skew = (f"router skew {self.experts['router_skew']:.2f}",) if self.experts else ()
-        return " | ".join(
+            speed = f"{format_count(self.tokens_per_s)} tok/s"
+        mfu = () if self.mfu is None else (f"MFU {self.mfu:.1%} of {peak}",)
+        skew = (f"skew {self.experts['router_skew']:.2f}",) if self.experts else ()
+        waits = self.data_wait_ms > _LEAST_DATA_SHARE * self.step_ms
+        return "  ".join(
             (
                 f"step {self.step}/{num_steps}",
                 f"loss {self.loss:.4f}",
-                f"grad norm {self.grad_norm:.3f}",
-                f"lr {self.learning_rate:.2e}",
+                f"gnorm {self.grad_norm:.3f}",
+                f"lr {self.learning_rate:.1e}",
                 *skew,
                 speed,
-                f"{self.step_ms:.0f} ms (data {self.data_wait_ms:.1f})",
-                format_bytes(self.memory_bytes),
-                mfu,
-                f"{format_duration(left_s)} left",
+                f"{self.step_ms:.0f} ms",
+                *((f"data {self.data_wait_ms:.0f} ms",) if waits else ()),
+                f"mem {format_bytes(self.memory_bytes)}",
+                *mfu,
+                f"eta {timedelta(seconds=round(left_s))}",
             )
         )

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from meshwright.fault_tolerance.lost_peer import exit_code_of
 from meshwright.log import logger
@@ -45,7 +45,7 @@ class Recorder:
         self._losses: dict[str, float] = {}
         console = Console()
         self._handlers: list[logging.Handler] = [ConsoleHandler(console), _file_handler(run)]
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
         self._task: TaskID | None = None
 
@@ -106,7 +106,7 @@ class Recorder:
         hashed = f" | parameters {results['parameter_hash']}" if results.get("parameter_hash") else ""
         logger.info("step %d/%d%s%s | %s in steps%s", last_step, self._job.train.steps, loss, speed, total, hashed)
         if last_step < self._job.train.steps:
-            logger.info("stopped with %d steps to go: --resume goes on", self._job.train.steps - last_step)
+            logger.info("stopped with %d steps to go: continue with --resume", self._job.train.steps - last_step)
         self._manifest.close(exit_code)
 
     def _speed(self) -> dict[str, float]:
