@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from meshwright.hardware.local import CALIBRATED
 from meshwright.hardware.machine import num_usable_cores, processor_name, usable_memory_bytes
 from meshwright.spec.device import Device
 from meshwright.spec.figure import Figure, Source
+from meshwright.units import counted
 
 
 def this_machine(device_type: str, num_ranks: int, name: str | None) -> Machine:
@@ -32,15 +34,17 @@ def this_machine(device_type: str, num_ranks: int, name: str | None) -> Machine:
 
 
 def num_threads(num_ranks: int) -> int:
-    """Return the processor threads of each rank, as the launcher of training shares them out."""
-    return max(1, num_usable_cores() // num_ranks)
+    """Return the processor threads of each rank as in training: OMP_NUM_THREADS, or its share of the cores."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdigit() and int(chosen) else max(1, num_usable_cores() // num_ranks)
 
 
 def _cpu_device(hardware: str, name: str | None, source: Source, num_ranks: int) -> Device:
     share = usable_memory_bytes() // num_ranks
     return Device(
         name=name or CALIBRATED,
-        title=f"one of {num_ranks} ranks on {num_usable_cores()} cores of {hardware}",
+        title=f"one of {num_ranks} ranks on {num_usable_cores()} cores of {hardware}, "
+        f"{counted(num_threads(num_ranks), 'thread')} each",
         vendor="any",
         memory_bytes=Figure(value=float(share), source=source, note="this rank's share of the machine's memory"),
         is_host=True,

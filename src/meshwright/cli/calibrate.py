@@ -66,19 +66,22 @@ def calibrate(
 ) -> tuple[Device, Cluster]:
     """Return this machine's "cpu" or "cuda" device and the cluster of `num_ranks`, measured in about `duration_s`."""
     from meshwright.calibrator.describe import describe
-    from meshwright.calibrator.machine import this_machine
+    from meshwright.calibrator.machine import num_threads, this_machine
     from meshwright.calibrator.measure import mean_of
     from meshwright.calibrator.menu import CPU_MENU, CUDA_MENU
 
     menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
     machine = this_machine(device_type, num_ranks, name)
-    measured = mean_of(_measure_on_ranks(device_type, num_ranks, duration_s))
-    return describe(machine, menu, measured, _watch_on_ranks(num_ranks, duration_s) if device_type == "cpu" else ())
+    # Before ranks are started, which sets OMP_NUM_THREADS where it is not set.
+    threads = num_threads(num_ranks)
+    measured = mean_of(_measure_on_ranks(device_type, num_ranks, threads, duration_s))
+    return describe(
+        machine, menu, measured, _watch_on_ranks(num_ranks, threads, duration_s) if device_type == "cpu" else ()
+    )
 
 
-def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[WatchedStep]:
+def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[WatchedStep]:
     """Return what steps of small jobs are made of, on all ranks; on an accelerator the host's clock would not tell."""
-    from meshwright.calibrator.machine import num_threads
     from meshwright.calibrator.step_jobs import JOB_TEXT, step_jobs
     from meshwright.calibrator.watched_step import watched_steps
     from meshwright.errors import MeshwrightError
@@ -95,7 +98,7 @@ def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[WatchedStep]:
                 num_ranks,
                 _BUILD,
                 jobs,
-                num_threads(num_ranks),
+                threads,
                 duration_s,
                 timeout_s=_PATIENCE * duration_s + _LEAST_S,
             )
@@ -104,8 +107,7 @@ def _watch_on_ranks(num_ranks: int, duration_s: float) -> list[WatchedStep]:
     return [step for of_rank in watched for step in of_rank]
 
 
-def _measure_on_ranks(device_type: str, num_ranks: int, duration_s: float) -> list[Measurements]:
-    from meshwright.calibrator.machine import num_threads
+def _measure_on_ranks(device_type: str, num_ranks: int, threads: int, duration_s: float) -> list[Measurements]:
     from meshwright.calibrator.measure import measure
     from meshwright.calibrator.menu import CPU_MENU, CUDA_MENU
     from meshwright.errors import MeshwrightError
@@ -120,7 +122,7 @@ def _measure_on_ranks(device_type: str, num_ranks: int, duration_s: float) -> li
             device_type,
             menu,
             duration_s,
-            num_threads(num_ranks),
+            threads,
             timeout_s=_PATIENCE * duration_s + _LEAST_S,
             device=device_type,
         )
