@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost.case import Cases
-from meshwright.cost.host_memory import HOST_BYTES
+from meshwright.cost.host_memory import HOST_BYTES, PCIE_BYTES_PER_S
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.offload import host_headroom_bytes, host_s
 from meshwright.cost.step import step_times
@@ -32,10 +32,11 @@ def exposed_s(*layouts: Layout) -> list[float]:
 def test_copies_take_the_longer_the_less_hides_them() -> None:
     layouts = [Layout(dp_shard=8, cpu_offload=offload, gradient_sync="step") for offload in (False, True)]
     none, few = exposed_s(*layouts)
-    # The embedding and the head, gathered for each of two microbatches and reduced once: 3 x 131 million parameters of
-    # 4 bytes at 25.1 GB/s; copies of blocks hide behind them, but slow them down a little.
-    of_ends = 3 * 1.05e9 / 8 * 4 / 25.1e9
-    assert few - none == pytest.approx(of_ends, rel=0.35)
+    # The embedding and the head are copied for each of two microbatches, and their gradients once: nothing hides it.
+    of_ends = 3 * 1.05e9 / 8 * 4 / PCIE_BYTES_PER_S
+    # Blocks are gathered twice for each microbatch, and reduced once: they hide, but slow computation down a little.
+    of_blocks = 5 * 6.98e9 / 8 * 4 / PCIE_BYTES_PER_S
+    assert of_ends < few - none < of_ends + 0.1 * of_blocks
     (alone,) = exposed_s(Layout(dp_shard=4, dp_replicate=2, cpu_offload=True, gradient_sync="step"))
     assert alone > few
 
@@ -44,8 +45,8 @@ def test_gradients_of_each_microbatch_but_one_wait_for_the_host_that_adds_them()
     layouts = [Layout(dp_shard=8, cpu_offload=True), Layout(dp_shard=4, dp_replicate=2, cpu_offload=True)]
     each, each_of_two = exposed_s(*layouts)
     once, once_of_two = exposed_s(*(layout.replace(gradient_sync="step") for layout in layouts))
-    # Of one microbatch the blocks' copies alone take 139 ms, with the reductions that cannot hide either.
-    assert each - once > 7e9 / 8 * 4 / 25.1e9
+    # Of one microbatch the blocks' copies are exposed, and so are the reductions before them.
+    assert each - once > 6.98e9 / 8 * 4 / PCIE_BYTES_PER_S
     assert each_of_two - once_of_two < each - once
 
 
