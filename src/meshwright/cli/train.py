@@ -83,7 +83,7 @@ def _train_as_rank(
         resolved = replace(resolved, job=plan.job(resolved.job))
     if ranks is not None and ranks != started:
         raise ConfigError(f"--ranks {ranks}, but torchrun started {started} ranks already: leave --ranks out")
-    # Before torch, and before any rank waits for another: whoever started the ranks may not have checked.
+    # Before torch, and before any rank waits for another: torchrun starts ranks without a check.
     raise_problems(resolved.path, layout_problems_of(resolved, started))
     # Before torch is imported, which may read its settings then.
     set_allocator(os.environ)

@@ -39,8 +39,8 @@ class Setting:
 
     @property
     def masks_scores(self) -> bool:
-        """Return whether attention computes the scores between documents to hide them: ours. Others' kernels are told
-        where documents end (variable lengths), and have at most the causal work.
+        """Return whether attention computes scores between documents and masks them, as ours does. Variable-length
+        kernels of other software skip them.
         """
         return self.is_own and self.workload.masks_documents
 

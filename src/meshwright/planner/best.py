@@ -1,4 +1,6 @@
-"""best_of: the fastest layout of a kind by played pipelines: the closed form is kind to some, harsh to others."""
+"""best_of: the fastest layout of a kind, its pipelines replayed: the closed form is too low for some, too high for
+others.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ _MOST_SEEN = 400
 _TOO_HARSH = 1.05
 """Where the closed form is harsh on a pipeline, it is by a twentieth at most, of those that are among the fastest."""
 _SHORT_PIPELINE = 1_500
-"""Actions of a pipeline that is played for a comparison; a longer one keeps the closed form of its bubble."""
+"""Actions of a pipeline that is replayed for a comparison; a longer one keeps the closed form of its bubble."""
 
 
 def best_of(priced: Priced, rows: Ints, pick: Candidate, question: Question, most_actions: int) -> list[Candidate]:
     """Return the fastest of the layouts at `rows`, which come fastest first by the closed form; none if there are none.
 
-    One of each pipeline is played, until `most_actions` were, or none of the rest can be faster than the best.
+    One of each pipeline is replayed, until `most_actions` were, or none of the rest can be faster than the best.
     """
     best: list[Candidate] = []
     seen, num_played = set(), 0

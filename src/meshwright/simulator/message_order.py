@@ -1,8 +1,8 @@
-"""message_hazards(): messages that NCCL takes otherwise than the program may mean.
+"""message_hazards(): P2P messages whose order or tags NCCL may treat differently than the program expects.
 
-NCCL runs what a pair of ranks sends and receives, unless it is batched, in the order in which each of the two asks for
-it. Where both send first, neither goes on but for messages that are buffered (some tens of MiB at most); where both
-receive first, neither ever does. And it knows no tags: messages of a pair meet in their order.
+NCCL executes the unbatched sends and receives of a pair of ranks in the order in which each rank issues them. If both
+send first, both block, except for messages that are buffered (some tens of MiB at most). If both receive first, they
+deadlock. NCCL ignores tags: messages of a pair are matched by their order.
 """
 
 from __future__ import annotations

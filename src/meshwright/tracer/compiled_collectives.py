@@ -1,9 +1,9 @@
 """Collectives in graphs that torch's compiler makes kernels of: each runs in place where Inductor runs it in place.
 
-Inductor has no all-reduce or broadcast with a result of its own. It works on its input's memory where nobody reads that
-any more, by a pass that compile_fx runs and `kernels_of` does not, and on a copy elsewhere, which it fuses as any copy.
-A graph that says so has one library call in the kernels for each collective; `require_kernels` makes sure of that, for
-a collective that is lost would be neither priced nor compared between ranks.
+Inductor has no out-of-place all-reduce or broadcast. It runs on its input's memory if that has no later reader, by a
+pass that compile_fx runs and `kernels_of` does not, and otherwise on a copy, which it fuses as any copy. After that
+pass each collective is one library call among the kernels. `require_kernels` checks this: a collective that is lost
+would be neither priced nor compared between ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_collective(node: fx.Node) -> bool:
 
 
 def communicate_in_place(graph: fx.GraphModule) -> None:
-    """Have collectives that Inductor runs in place work on memory of their own, copied where somebody reads it yet."""
+    """Have collectives that Inductor runs in place work on memory of their own, copied if it has a later reader."""
     found = [node for node in graph.graph.nodes if node.target in _IN_PLACE]
     if not found:
         return

@@ -32,7 +32,7 @@ def _shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any) 
 
 
 def _contiguous(x: Tensor) -> Tensor:
-    """Return `x` in the order of its dimensions, a copy if need be: Tensor.contiguous() is told as a view here."""
+    """Return `x` in the order of its dimensions, a copy if need be: Tensor.contiguous() is recorded as a view here."""
     return x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
 
 

@@ -1,9 +1,9 @@
-"""NumberExchange: numbers that ranks bring to collectives and messages, small ones that are known, for each other.
+"""NumberExchange: small known numbers that ranks contribute to collectives and messages, exchanged between traces.
 
-Each rank is traced in a process of its own, and none waits for another. First a rank takes the others to bring what it
-brings itself. Where they turn out to bring something else, as where each tells its number of rows, it is traced again
-with what they brought, until all of them took what was brought (rank_process.py). What cannot be told of another rank,
-which was not traced or brought numbers that are unknown, stays what this rank brings: a guess.
+Each rank is traced in a process of its own, and none waits for another. In the first pass a rank assumes that the
+others contribute what it contributes itself. If they contribute something else, such as their own number of rows, the
+rank is traced again with their numbers, until no assumption was wrong (rank_process.py). What is unknown of another
+rank, because it was not traced or its numbers are unknown, stays this assumption, and is reported as a guess.
 """
 
 from __future__ import annotations
