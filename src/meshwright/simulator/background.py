@@ -32,15 +32,28 @@ def in_background(
     if size < LEAST_SIZE or num_processes < 2 or "fork" not in multiprocessing.get_all_start_methods():
         yield lambda: [function(thing) for thing in things]
         return
-    with multiprocessing.get_context("fork").Pool(num_processes, _take, (function, things)) as pool:
+    with _blocking_sigterm():
+        pool = multiprocessing.get_context("fork").Pool(num_processes, _take, (function, things))
+    with pool:
         found = pool.map_async(_of_position, range(len(things)), chunksize=1)
         yield found.get
 
 
+@contextmanager
+def _blocking_sigterm() -> Iterator[None]:
+    """What is forked meanwhile keeps a SIGTERM for later, until it has set its own handler."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _take(function: Callable[[Any], Any], things: Sequence[Any]) -> None:
     global _task
-    # A pool ends its processes with SIGTERM, which a handler that they inherit would swallow.
+    # A pool ends its processes with SIGTERM, at any time, which a handler that they inherit would swallow.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _task = function, things
 
 
