@@ -20,7 +20,7 @@ import click
 ROOT = Path(__file__).parents[1]
 _PLANNED = (
     "--model llama3-8b --cluster h100:8 --seq-len 8192 --global-batch-tokens 1M",
-    "--model llama3-8b --cluster rtx4090-pcie:32 --seq-len 4096 --global-batch-tokens 1M",
+    "--model llama3-8b --cluster rtx-4090-eth100:32 --seq-len 4096 --global-batch-tokens 1M",
     "--model llama3-70b --cluster h100-ib400:256 --seq-len 8192 --global-batch-tokens 4M",
     "--model qwen3-30b-a3b --cluster h100-ib400:64 --seq-len 4096 --global-batch-tokens 4M",
     "--model llama3-8b --cluster h100-ib400:128 --seq-len 131072 --global-batch-tokens 16M",
