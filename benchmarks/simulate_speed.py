@@ -13,12 +13,12 @@ import time
 import numpy as np
 
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.collective_times import comm_op_times
-from meshwright.simulator.matching import match
-from meshwright.simulator.play_traces import Costs, play_traces
+from meshwright.simulator.engine.collective_times import comm_op_times
+from meshwright.simulator.engine.matching import match
+from meshwright.simulator.engine.play_traces import Costs, play_traces
 from meshwright.simulator.simulate import record_times_of, simulate
-from meshwright.spec.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
-from meshwright.spec.traces import Traces
+from meshwright.spec.trace.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
+from meshwright.spec.trace.traces import Traces
 
 WORLD_SIZE, NUM_STAGES, TP = 16_384, 16, 8
 _NUM_MICROBATCHES, _NUM_BLOCKS, _OPS_BETWEEN = 32, 8, 12

@@ -25,8 +25,8 @@ from rich.table import Table
 from benchmarks.calibrated_step import JOB, Shape, trained
 from meshwright.hardware.catalogue import recognise_device
 from meshwright.simulator.simulate import simulate
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.device import Device
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.machine.device import Device
 from meshwright.tracer.dry_run import trace_job
 
 STEP_BAR, PEAK_BAR = 0.05, 0.02

@@ -27,7 +27,7 @@ from rich.tree import Tree
 
 from meshwright.errors import ExitCode
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
-from meshwright.spec.run import Manifest, Run
+from meshwright.spec.run.run import Manifest, Run
 from meshwright.units import format_bytes, format_duration
 
 ROOT = Path(__file__).resolve().parent.parent

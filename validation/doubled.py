@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.cost.footprint import footprint
-from meshwright.planner.fitting.timed_runs import cases_of_runs
-from meshwright.planner.measured.read import MeasuredRun
+from meshwright.cost.memory.footprint import footprint
+from meshwright.evaluation.dataset.read import MeasuredRun
+from meshwright.evaluation.fitting.timed_runs import cases_of_runs
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from statistics import median
 
 import click
 
-from meshwright.app.simulate_layouts import Steps
+from meshwright.app.simulated.simulate_layouts import Steps
 from meshwright.config.load import inspect_text
 from meshwright.errors import MeshwrightError
 from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
-from meshwright.spec.plan import Candidate
+from meshwright.spec.run.plan import Candidate
 from meshwright.units import GiB
 from validation.questions import MEMORY_TOLERANCE, STEP_TOLERANCE, simulate_within
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import numpy as np
 
-from meshwright.planner.backtest.left_out import by_folds, by_stack
-from meshwright.planner.backtest.replay import load_runs, replay
-from meshwright.planner.backtest.report import backtest, shipped_sizes
-from meshwright.planner.measured.read import MeasuredRun
-from meshwright.spec.backtest import Backtest, MemoryScore, PickingScore, Prediction, Score
+from meshwright.evaluation.backtest.left_out import by_folds, by_stack
+from meshwright.evaluation.backtest.replay import load_runs, replay
+from meshwright.evaluation.backtest.report import backtest, shipped_sizes
+from meshwright.evaluation.dataset.read import MeasuredRun
+from meshwright.spec.run.backtest import Backtest, MemoryScore, PickingScore, Prediction, Score
 from meshwright.units import format_bytes
 from validation.doubled import doubled
 from validation.fit import PUBLISHED_RUNS

@@ -11,17 +11,17 @@ from pathlib import Path
 
 from meshwright.cost.case import Setting
 from meshwright.cost.stacks import load_stack
+from meshwright.evaluation.dataset.read import read_runs
 from meshwright.hardware.choice import choose_cluster
-from meshwright.planner.measured.read import read_runs
 from meshwright.planner.plan import make_plan
 from meshwright.planner.question import Question
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.layout import Layout
-from meshwright.spec.layout_text import layout_text
-from meshwright.spec.model_spec import model_spec
-from meshwright.spec.plan import Candidate, Plan
-from meshwright.spec.presets import PRESETS
-from meshwright.spec.workload import Workload
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.spec.step.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "known_layouts.md"

@@ -19,16 +19,16 @@ from pathlib import Path
 import click
 
 from meshwright.app.job_problems import check_job
-from meshwright.app.simulate_layouts import Steps, simulate_layout
+from meshwright.app.simulated.simulate_layouts import Steps, simulate_layout
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.planner import question as planner
 from meshwright.planner.ask import Named, Options, question_of, resolve_named
 from meshwright.planner.plan import make_plan
-from meshwright.spec.layout import Layout, LayoutRequest
-from meshwright.spec.layout_text import layout_text
-from meshwright.spec.plan import Candidate, Plan
-from meshwright.spec.simulated_step import SimulatedStep
+from meshwright.spec.layout.layout import Layout, LayoutRequest
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.spec.step.simulated_step import SimulatedStep
 from meshwright.units import GiB
 
 FILE = Path(__file__).with_name("questions.csv")

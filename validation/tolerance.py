@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from meshwright.planner.backtest.replay import load_runs, replay
-from meshwright.planner.backtest.report import backtest, shipped_sizes
-from meshwright.spec.backtest import Backtest
+from meshwright.evaluation.backtest.replay import load_runs, replay
+from meshwright.evaluation.backtest.report import backtest, shipped_sizes
+from meshwright.spec.run.backtest import Backtest
 from validation.fit import PUBLISHED_RUNS
 
 FILE = Path(__file__).with_name("tolerance.toml")

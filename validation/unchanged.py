@@ -32,9 +32,9 @@ _TINY = "cluster.name=h100-ib400 train.global_batch_size=32 layout.compile=false
 _SIMULATED = (
     f"examples/tiny.toml {_TINY} cluster.num_devices=8 layout.dp_shard=2 layout.tp=2 layout.pp=2",
     f"examples/tiny.toml {_TINY} cluster.num_devices=8 layout.dp_shard=2 layout.cp=2 layout.pp=2 --jitter 0.05",
-    f"examples/tiny.toml {_TINY} cluster.num_devices=4 layout.pp=4 layout.schedule=ZBVZeroBubble",
+    f"examples/tiny.toml {_TINY} cluster.num_devices=2 layout.pp=2 layout.schedule=ZBVZeroBubble",
     f"examples/tiny-moe.toml {_TINY} cluster.num_devices=8 layout.dp_shard=8 layout.ep=8 --routing zipf:1.2",
-    "examples/llama3-8b.toml cluster.num_devices=8 train.global_batch_tokens=262144",
+    "examples/llama3-8b.toml cluster.num_devices=8 layout.dp_shard=8 train.global_batch_tokens=262144",
     "--build examples/planted_faults.py:ring_deadlock --ranks 4",
 )
 _TRAINED = (

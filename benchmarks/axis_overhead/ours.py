@@ -10,8 +10,8 @@ from torch import distributed as dist
 
 from benchmarks.axis_overhead.workload import Step, Workload
 from meshwright.data.loader import Microbatch
-from meshwright.trainer.ranks import Ranks
-from meshwright.trainer.training import Training
+from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.step.training import Training
 
 
 def build(work: Workload, num_batches: int) -> tuple[Step, list[list[Microbatch]]]:

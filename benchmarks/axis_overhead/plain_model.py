@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.model.architecture import LlamaArchitecture
 
 Weights = Mapping[str, Tensor]
 """By name, those of a block without their "blocks.N."."""

@@ -25,8 +25,8 @@ from torch.distributed.tensor.parallel import (
 from benchmarks.axis_overhead.workload import Step, Workload
 from meshwright.data.loader import Microbatch
 from meshwright.models.contract import blocks_of, next_token_loss
-from meshwright.parallelism.stages import split
-from meshwright.spec.schedule import build_schedule
+from meshwright.parallelism.pipeline.stages import split
+from meshwright.spec.layout.schedule.schedule import build_schedule
 
 Backward = Callable[[Sequence[Microbatch]], Tensor]
 """Leaves the gradients of the mean loss, and returns this rank's loss."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from meshwright.spec.job import Job
+from meshwright.spec.job.job import Job
 
 
 class Update:

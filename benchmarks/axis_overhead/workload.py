@@ -14,11 +14,11 @@ from meshwright.data.loader import Microbatch
 from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
 from meshwright.models.llama import Llama
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.job import Job
-from meshwright.spec.layout import Layout
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.trainer.training import with_stage_boundaries
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.trainer.step.training import with_stage_boundaries
 
 NUM_RANKS = 2
 

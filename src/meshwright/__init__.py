@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright.app.check import check
     from meshwright.app.compare import compare
-    from meshwright.app.diagnosis import diagnose
+    from meshwright.app.diagnose import diagnose
     from meshwright.app.exchange import export, generate
     from meshwright.app.jobs import load_job
-    from meshwright.app.planning import plan
-    from meshwright.app.proof import prove
+    from meshwright.app.plan import plan
+    from meshwright.app.prove import prove
     from meshwright.app.report import report
-    from meshwright.app.simulation import simulate
-    from meshwright.app.training import resume, train
+    from meshwright.app.simulate import simulate
+    from meshwright.app.train import resume, train
 
 __version__ = "0.1.0"
 _PLACES = {
     "load_job": "jobs",
-    "plan": "planning",
+    "plan": "plan",
     "check": "check",
-    "simulate": "simulation",
-    "prove": "proof",
-    "train": "training",
-    "resume": "training",
+    "simulate": "simulate",
+    "prove": "prove",
+    "train": "train",
+    "resume": "train",
     "generate": "exchange",
     "export": "exchange",
     "report": "report",
     "compare": "compare",
-    "diagnose": "diagnosis",
+    "diagnose": "diagnose",
 }
 """Each function's module in meshwright.app."""
 

@@ -108,6 +108,6 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
     assert packages == {path for path in described if path.parent == SOURCE and path.is_dir()}
     for package in packages:
         docstring = ast.get_docstring(ast.parse(text_of(package / "__init__.py"))) or ""
-        is_empty = [file.name for file in package.glob("*.py")] == ["__init__.py"]
+        is_empty = [file.name for file in package.rglob("*.py")] == ["__init__.py"]
         expected = ("not yet: " if is_empty else "") + docstring.split("\n")[0]
         assert described[package] == expected, f"{package.name}: tree and docstring differ"

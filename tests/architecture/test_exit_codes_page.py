@@ -1,11 +1,11 @@
 """docs/exit_codes.md says of each exit code what errors.py says."""
 
 import re
-from pathlib import Path
 
 from meshwright.errors import ExitCode
+from repository import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "exit_codes.md"
+PAGE = ROOT / "docs" / "exit_codes.md"
 
 
 def test_the_page_lists_exactly_the_exit_codes() -> None:

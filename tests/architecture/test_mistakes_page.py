@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "mistakes.py"
+from repository import ROOT
+
+SCRIPT = ROOT / "examples" / "mistakes.py"
 
 
 def test_the_gallery_of_mistakes_is_what_the_commands_say() -> None:

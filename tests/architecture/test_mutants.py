@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mutants.run import PACKAGE, ROOT, Mutant, read_mutants
+from tests.mutants.run import PACKAGE, ROOT, Mutant, read_mutants
 
 MUTANTS = read_mutants()
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from meshwright.parallelism.partial_attention import Pair
-from meshwright.parallelism.torch_attention import Attended, Heads, has_flash_kernel
+from meshwright.parallelism.context.partial_attention import Pair
+from meshwright.parallelism.torch_private.torch_attention import Attended, Heads, has_flash_kernel
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ from meshwright.models.attention import KVCache
 from meshwright.models.initial import fill_normal, initialize
 from meshwright.models.llama import Llama
 from meshwright.models.moe import Experts
-from meshwright.spec.presets import PRESETS
+from meshwright.spec.model.presets import PRESETS
 
 pytestmark = [
     pytest.mark.gpu,

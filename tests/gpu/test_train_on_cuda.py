@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meshwright.config.write import to_toml
-from meshwright.spec.job import Job
+from meshwright.spec.job.job import Job
 from training_runs import FinishedRun, tiny_job
 
 pytestmark = [

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
 from meshwright.errors import ConfigError
-from meshwright.planner.own_run import read_manifest
-from meshwright.spec.comparison import Comparison
-from meshwright.spec.comparison import compare as compare_steps
-from meshwright.spec.run import Run
-from meshwright.spec.run_comparison import RunComparison, compare_runs
-from meshwright.spec.run_metrics import read_metrics
-from meshwright.spec.timeline import Timeline
+from meshwright.evaluation.dataset.own_run import read_manifest
+from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_comparison import RunComparison, compare_runs
+from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.step.comparison import Comparison
+from meshwright.spec.step.comparison import compare as compare_steps
+from meshwright.spec.trace.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,11 +9,11 @@ from meshwright.errors import InfeasibleLayout, MeshwrightError
 from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.local import LOCAL
 from meshwright.planner.ask import Options, question_of
+from meshwright.planner.explain.verdict import verdict
 from meshwright.planner.plan import find
 from meshwright.planner.rate import rate_problem
-from meshwright.planner.verdict import verdict
-from meshwright.spec.job import Job
-from meshwright.spec.model_source import resolve_architecture
+from meshwright.spec.job.job import Job
+from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.units import counted, format_bytes, format_duration
 
 

@@ -15,13 +15,13 @@ from meshwright.hardware.catalogue import load_device
 from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.local import LOCAL
 from meshwright.hardware.machine import nearest_existing
-from meshwright.spec.job import SPLIT_SECTIONS, Job
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.run import Run
-from meshwright.spec.schedule import build_schedule
-from meshwright.spec.schedule_csv import read_schedule
-from meshwright.spec.user_object import is_object_source
-from meshwright.spec.validity import layout_problems
+from meshwright.spec.job.job import SPLIT_SECTIONS, Job
+from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.job.validity import layout_problems
+from meshwright.spec.layout.schedule.schedule import build_schedule
+from meshwright.spec.layout.schedule.schedule_csv import read_schedule
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.run import Run
 from meshwright.units import counted
 
 

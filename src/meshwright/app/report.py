@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from meshwright.evaluation.dataset.own_run import question_of_run, read_manifest, read_own_run
+from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.planner.answer import judge
-from meshwright.planner.measured.read import MeasuredRun
-from meshwright.planner.own_run import question_of_run, read_manifest, read_own_run
-from meshwright.spec.expected_parts import expected_parts
-from meshwright.spec.run import Run
-from meshwright.spec.run_metrics import read_metrics
-from meshwright.spec.run_report import RunReport
-from meshwright.spec.step_parts import StepParts, step_parts
+from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.run.run_report import RunReport
+from meshwright.spec.step.expected_parts import expected_parts
+from meshwright.spec.step.step_parts import StepParts, step_parts
 
 PROFILED = "profiled"
 """The column of what was measured."""
@@ -45,7 +45,7 @@ def _simulated(folder: Path, run: MeasuredRun) -> StepParts:
     """Return the run's step, traced and simulated on the machine that the job names."""
     from meshwright.simulator.simulate import simulate
     from meshwright.tracer.dry_run import trace_job
-    from meshwright.tracer.trace import device_type_of
+    from meshwright.tracer.programs.trace import device_type_of
 
     assert run.layout is not None
     assert run.setting is not None

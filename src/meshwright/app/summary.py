@@ -7,19 +7,19 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
-from meshwright.spec.gpt2_architecture import dropout_note
-from meshwright.spec.layout import AXES, Layout
-from meshwright.spec.layout_text import checkpoint_words
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.model_spec import model_spec
-from meshwright.spec.run import Run
-from meshwright.spec.stage_split import stage_boundaries
-from meshwright.spec.user_object import is_object_source
+from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.layout.layout import AXES, Layout
+from meshwright.spec.layout.layout_text import checkpoint_words
+from meshwright.spec.layout.stage_split import stage_boundaries
+from meshwright.spec.model.gpt2_architecture import dropout_note
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.run.run import Run
 from meshwright.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
-    from meshwright.spec.job import Job
+    from meshwright.spec.job.job import Job
 
 # A checkpoint holds the float32 weights and AdamW's two float32 moments.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12

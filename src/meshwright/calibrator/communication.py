@@ -12,8 +12,8 @@ from torch import distributed as dist
 from meshwright.calibrator.menu import Menu
 from meshwright.calibrator.timing import Stopwatch
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, reduce_scatter_dim
-from meshwright.parallelism.token_exchange import exchange_rows
-from meshwright.spec.measured import CollectiveKind
+from meshwright.parallelism.expert.token_exchange import exchange_rows
+from meshwright.spec.machine.measured import CollectiveKind
 
 _BYTES_PER_ELEMENT = 4
 # A matmul of about a millisecond on one core.

@@ -14,10 +14,10 @@ from meshwright.calibrator.op_lines import exchange_line, fitted_lines
 from meshwright.calibrator.tiny_step import NUM_BLOCKS
 from meshwright.calibrator.watched_step import OpSample, WatchedStep
 from meshwright.hardware import quantity
-from meshwright.spec.cluster import Cluster, Link
-from meshwright.spec.device import Device, MatmulRates
-from meshwright.spec.figure import Figure, Source
-from meshwright.spec.measured import (
+from meshwright.spec.machine.cluster import Cluster, Link
+from meshwright.spec.machine.device import Device, MatmulRates
+from meshwright.spec.machine.figure import Figure, Source
+from meshwright.spec.machine.measured import (
     AttentionPoint,
     CollectiveKind,
     CollectivePoint,

@@ -12,8 +12,8 @@ from meshwright.calibrator.describe import Machine
 from meshwright.hardware.catalogue import recognise_device
 from meshwright.hardware.local import CALIBRATED
 from meshwright.hardware.machine import num_usable_cores, processor_name, usable_memory_bytes
-from meshwright.spec.device import Device
-from meshwright.spec.figure import Figure, Source
+from meshwright.spec.machine.device import Device
+from meshwright.spec.machine.figure import Figure, Source
 from meshwright.units import counted
 
 

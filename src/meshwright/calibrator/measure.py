@@ -16,7 +16,7 @@ from meshwright.calibrator.memory_ops import memory_op_seconds
 from meshwright.calibrator.menu import Menu
 from meshwright.calibrator.timing import Stopwatch
 from meshwright.calibrator.tiny_step import BlockStep, block_step_seconds, host_seconds
-from meshwright.spec.measured import CollectiveKind, MemoryOp
+from meshwright.spec.machine.measured import CollectiveKind, MemoryOp
 
 _NUM_ROUNDS = 3
 # How long ranks of a processor wait for each other is chance, and its mean is several times its least (2 ranks on 2

@@ -18,7 +18,7 @@ from meshwright.calibrator.menu import Menu
 from meshwright.calibrator.timing import Stopwatch
 from meshwright.models.contract import next_token_loss
 from meshwright.models.rope import rotate
-from meshwright.spec.measured import MemoryOp
+from meshwright.spec.machine.measured import MemoryOp
 
 # Widths of the last dimension that small models have; sizes of the menu are multiples of them.
 _WIDTH, _HEAD_DIM, _VOCAB_SIZE = 256, 64, 1024

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibrator.watched_step import OpSample, WatchedStep
-from meshwright.cost.host_op_time import dtype_of
-from meshwright.cost.op_shapes import op_flops
+from meshwright.cost.calibrated.host_op_time import dtype_of
+from meshwright.cost.compute.op_shapes import op_flops
 from meshwright.units import KiB
 
 Line = tuple[float, float, float]

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from meshwright.calibrator.timing import Stopwatch
 from meshwright.models.llama import Block
 from meshwright.models.rope import rope_tables
-from meshwright.parallelism.torch_kernel_count import count_kernels
-from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.parallelism.torch_private.torch_kernel_count import count_kernels
+from meshwright.spec.model.architecture import LlamaArchitecture
 
 BlockStep = Literal["plain", "gathered", "reduced"]
 """Not sharded; sharded by FSDP, which gathers each block for forward and for backward; gradients reduced as well."""
@@ -92,7 +92,7 @@ class _Blocks(nn.Module):
 
 
 def _shard(blocks: _Blocks, device: torch.device) -> None:
-    """Shard as training does (parallelism/fully_sharded.py): one block gathered ahead, and sums that stay sums."""
+    """Shard as training does (parallelism/data/fully_sharded.py): one block gathered ahead, and sums that stay sums."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     units: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks.each]
     fully_shard(blocks, mesh=mesh)

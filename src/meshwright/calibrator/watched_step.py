@@ -22,8 +22,13 @@ import torch
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshwright.parallelism.torch_operator import is_causal_attention, only_views, signature_of, tensors_in
-from meshwright.spec.trace import Signature
+from meshwright.parallelism.torch_private.torch_operator import (
+    is_causal_attention,
+    only_views,
+    signature_of,
+    tensors_in,
+)
+from meshwright.spec.trace.trace import Signature
 
 _MOST_STEPS = 7
 _NOT_RECORDED = ("profiler", "prim")

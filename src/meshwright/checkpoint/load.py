@@ -15,7 +15,7 @@ from meshwright.checkpoint.contents import Contents, StoredTensor, dtype_name, r
 from meshwright.checkpoint.planned import Group, flatten, has_group, held_by_any, one_error_for_all, raise_on_all
 from meshwright.checkpoint.reader import Reader, file_problems, read_chunk
 from meshwright.errors import CheckpointError
-from meshwright.spec.run import Run
+from meshwright.spec.run.run import Run
 
 _NUM_NAMED = 5
 _SAME_JOB = "set [model] and [optimizer] to what they were when it was saved"

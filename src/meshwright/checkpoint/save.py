@@ -12,7 +12,7 @@ from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.planned import Group, flatten, has_group, one_error_for_all
 from meshwright.checkpoint.writer import Writer
 from meshwright.errors import CheckpointError
-from meshwright.spec.run import Run
+from meshwright.spec.run.run import Run
 
 
 def save(folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], group: Group = None) -> None:

@@ -11,11 +11,11 @@ from meshwright.checkpoint.contents import FILE_NAME
 from meshwright.checkpoint.load import read_metadata
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.job import Job
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.run import Manifest, Run
-from meshwright.spec.user_object import is_object_source
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.run import Manifest, Run
 
 IMPORTED_FROM = "imported_from"
 """The metadata key of a checkpoint whose weights came from a Hugging Face folder; its value is that folder's name."""

@@ -18,23 +18,29 @@ from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.extras import EXTRA_OF_PACKAGE
 
 VERBS: dict[str, tuple[str, str]] = {
-    "check": ("meshwright.cli.check", "Tell everything that is wrong with a job before any process starts."),
-    "show": ("meshwright.cli.show", "Show a job's every value, where it came from and what it means."),
-    "plan": ("meshwright.cli.plan", "Find the best layout for a job or a model on a cluster, and tell why."),
-    "simulate": ("meshwright.cli.simulate", "Run a job's step dry, for all of its ranks, and tell what it would do."),
-    "backtest": ("meshwright.cli.backtest", "Predict measured runs and tell how far off that is."),
-    "init": ("meshwright.cli.init", "Write a commented job file for a named model."),
-    "list": ("meshwright.cli.list_", "List the models, devices or clusters that are known by name."),
-    "prove": ("meshwright.cli.prove", "Prove that layouts train what one process trains."),
-    "train": ("meshwright.cli.train", "Train a job, or go on with a run that stopped."),
-    "compare": ("meshwright.cli.compare", "Show where two steps differ, simulated or measured."),
-    "report": ("meshwright.cli.report", "Show where the steps of a run went, expected and measured."),
-    "diagnose": ("meshwright.cli.diagnose", "Tell why a run stands still: which rank did not reach which collective."),
-    "generate": ("meshwright.cli.generate", "Continue a text with a trained model."),
-    "export": ("meshwright.cli.export", "Write a checkpoint as a Hugging Face folder."),
-    "import": ("meshwright.cli.import_", "Turn a Hugging Face folder into a checkpoint to train from."),
-    "calibrate": ("meshwright.cli.calibrate", "Measure this machine for the planner."),
-    "doctor": ("meshwright.cli.doctor", "Tell what this machine has, what is missing and how to get it."),
+    "check": ("meshwright.cli.verbs.check", "Tell everything that is wrong with a job before any process starts."),
+    "show": ("meshwright.cli.verbs.show", "Show a job's every value, where it came from and what it means."),
+    "plan": ("meshwright.cli.verbs.plan", "Find the best layout for a job or a model on a cluster, and tell why."),
+    "simulate": (
+        "meshwright.cli.verbs.simulate",
+        "Run a job's step dry, for all of its ranks, and tell what it would do.",
+    ),
+    "backtest": ("meshwright.cli.verbs.backtest", "Predict measured runs and tell how far off that is."),
+    "init": ("meshwright.cli.verbs.init", "Write a commented job file for a named model."),
+    "list": ("meshwright.cli.verbs.list_", "List the models, devices or clusters that are known by name."),
+    "prove": ("meshwright.cli.verbs.prove", "Prove that layouts train what one process trains."),
+    "train": ("meshwright.cli.verbs.train", "Train a job, or go on with a run that stopped."),
+    "compare": ("meshwright.cli.verbs.compare", "Show where two steps differ, simulated or measured."),
+    "report": ("meshwright.cli.verbs.report", "Show where the steps of a run went, expected and measured."),
+    "diagnose": (
+        "meshwright.cli.verbs.diagnose",
+        "Tell why a run stands still: which rank did not reach which collective.",
+    ),
+    "generate": ("meshwright.cli.verbs.generate", "Continue a text with a trained model."),
+    "export": ("meshwright.cli.verbs.export", "Write a checkpoint as a Hugging Face folder."),
+    "import": ("meshwright.cli.verbs.import_", "Turn a Hugging Face folder into a checkpoint to train from."),
+    "calibrate": ("meshwright.cli.verbs.calibrate", "Measure this machine for the planner."),
+    "doctor": ("meshwright.cli.verbs.doctor", "Tell what this machine has, what is missing and how to get it."),
 }
 """Each verb's module, whose `command` is a click command, and its line in --help; in the order of a first visit."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Item, Table
 
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.layout import Layout
 
 _SEARCH = "search"
 _CHOSEN = "`meshwright plan` has chosen; true lets it choose again"

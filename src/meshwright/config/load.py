@@ -16,9 +16,9 @@ from meshwright.config.messages import Problem, problems_of
 from meshwright.config.overrides import apply_overrides
 from meshwright.config.positions import KeyPath, key_lines
 from meshwright.errors import ConfigError, MeshwrightError
-from meshwright.spec.job import Job
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.presets import PRESETS
+from meshwright.spec.job.job import Job
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.presets import PRESETS
 from meshwright.units import parse_count
 
 DEFAULT = "default"

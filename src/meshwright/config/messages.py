@@ -11,7 +11,7 @@ from meshwright.config.names import advice_for_key, meant_section
 from meshwright.config.positions import KeyPath
 from meshwright.config.repairs import nearest_allowed
 from meshwright.config.toml_text import shown, toml_path
-from meshwright.spec.job import SCHEMA_VERSION
+from meshwright.spec.job.job import SCHEMA_VERSION
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
 from meshwright.config.keys import job_keys
-from meshwright.spec.field_docs import field_docs
-from meshwright.spec.job import Job
+from meshwright.spec.job.field_docs import field_docs
+from meshwright.spec.job.job import Job
 
 SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
 """The schema as shipped; `python -m meshwright.config.reference` writes it again."""

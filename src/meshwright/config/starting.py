@@ -7,15 +7,15 @@ smaller. They are places to start from, not tuned values.
 
 from dataclasses import dataclass
 
-from meshwright.spec.job import Job
-from meshwright.spec.layout import ActivationCheckpoint, LayoutRequest
-from meshwright.spec.sections import (
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import (
     CheckpointSection,
     ModelSection,
     OptimizerSection,
     PrecisionSection,
     TrainSection,
 )
+from meshwright.spec.layout.layout import ActivationCheckpoint, LayoutRequest
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
 from meshwright.config.toml_text import shown, toml_value
-from meshwright.spec.job import Job
+from meshwright.spec.job.job import Job
 
 _WIDTH = 100
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.model_spec import ModelSpec
-from meshwright.spec.stack import Stack
-from meshwright.spec.workload import Workload
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.model.model_spec import ModelSpec
+from meshwright.spec.step.stack import Stack
+from meshwright.spec.step.workload import Workload
 
 Floats = NDArray[np.float64]
 

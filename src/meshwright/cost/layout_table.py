@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import UnsupportedError
-from meshwright.spec.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, ActivationCheckpoint, ContextMethod, Layout
+from meshwright.spec.layout.layout import (
+    SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
+    ActivationCheckpoint,
+    ContextMethod,
+    Layout,
+)
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -17,7 +17,7 @@ import numpy as np
 from meshwright.cost.case import Floats, Setting
 from meshwright.cost.constants import Constants
 from meshwright.errors import UnsupportedError
-from meshwright.spec.device import Device
+from meshwright.spec.machine.device import Device
 
 ARCHITECTURES = {
     "v100": "volta",

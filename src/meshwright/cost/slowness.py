@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.calibrated.measured_op import is_measured
 from meshwright.cost.case import Cases, Floats
+from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
-from meshwright.cost.fabric import Fabric
-from meshwright.cost.measured_op import is_measured
 from meshwright.cost.rates import architecture_of
-from meshwright.spec.cluster import Cluster
+from meshwright.spec.machine.cluster import Cluster
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from functools import lru_cache
 from importlib.resources import files
 
 from meshwright.errors import ConfigError
-from meshwright.spec.stack import Stack
-from meshwright.spec.suggestion import did_you_mean
+from meshwright.spec.job.suggestion import did_you_mean
+from meshwright.spec.step.stack import Stack
 
 GENERIC = "generic"
 OURS = "meshwright"

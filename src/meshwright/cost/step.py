@@ -16,33 +16,33 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from meshwright.cost.block_time import BlockPricer
+from meshwright.cost.calibrated.measured_op import measured_update_s
+from meshwright.cost.calibrated.measured_sharding import measured_exchanges_s
 from meshwright.cost.case import Cases, Floats
-from meshwright.cost.communication import Communication, communication_of
-from meshwright.cost.constants import Constants, fitted_constants
-from meshwright.cost.contention import computing_shares
-from meshwright.cost.data_parallel import (
+from meshwright.cost.communication.communication import Communication, communication_of
+from meshwright.cost.communication.contention import computing_shares
+from meshwright.cost.communication.data_parallel import (
     DataParallel,
     data_parallel_of,
     exposed_update_s,
     replicated_sums_s,
 )
-from meshwright.cost.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
-from meshwright.cost.fsdp_copies import FsdpCopies
-from meshwright.cost.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
-from meshwright.cost.measured_op import measured_update_s
-from meshwright.cost.measured_sharding import measured_exchanges_s
-from meshwright.cost.messages import Messages, messages_of
-from meshwright.cost.rank_pass import RankPass
+from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
+from meshwright.cost.communication.fsdp_copies import FsdpCopies
+from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
+from meshwright.cost.communication.messages import Messages, messages_of
+from meshwright.cost.communication.sent import Passes, Sent, senders_of
+from meshwright.cost.compute.block_time import BlockPricer
+from meshwright.cost.compute.repeats import repeated_share
+from meshwright.cost.compute.slot_compute import Computed, Prices, compute_pricer_of
+from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.pipeline.rank_pass import RankPass
+from meshwright.cost.pipeline.slots import Slot, slots_of
+from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
 from meshwright.cost.rates import peaks_of, rates_of
-from meshwright.cost.repeats import repeated_share
-from meshwright.cost.sent import Passes, Sent, senders_of
-from meshwright.cost.slot_compute import Computed, Prices, compute_pricer_of
-from meshwright.cost.slots import Slot, slots_of
 from meshwright.cost.slowness import Slowness, Stacks, stacks_of
-from meshwright.cost.stage import Stages, bubble_share, stages_of
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
-from meshwright.spec.estimate import StepTime
+from meshwright.spec.step.estimate import StepTime
 
 _OPTIMIZER_BYTES = 32.0
 """Read and written for each parameter by AdamW with float32 masters: gradient, master, two moments, the new copy."""

@@ -19,19 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
-from meshwright.cost.eager_mixture import eager_elements
-from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.matmul_lines import (
+from meshwright.cost.compute.eager_mixture import eager_elements
+from meshwright.cost.compute.matmul_lines import (
     Matmuls,
     early_terms_share,
     last_matmul_share,
     matmul_lines,
     second_matmuls_share,
 )
-from meshwright.cost.own_elements import own_elements
+from meshwright.cost.compute.own_elements import own_elements
+from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.shares import Shares
-from meshwright.spec.model_spec import BlockGroup
-from meshwright.spec.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
+from meshwright.spec.model.model_spec import BlockGroup
+from meshwright.spec.model.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

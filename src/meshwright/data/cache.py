@@ -22,7 +22,7 @@ from meshwright.data.token_file import FORMAT_VERSION, Tokens, map_tokens, write
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import DataError
 from meshwright.log import logger
-from meshwright.spec.sections import DataSection
+from meshwright.spec.job.sections import DataSection
 from meshwright.units import format_bytes, format_count
 
 _BATCH_BYTES = 8 * 2**20

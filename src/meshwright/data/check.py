@@ -7,8 +7,8 @@ from meshwright.data.readers import Piece, read_file
 from meshwright.data.sources import first_bytes, list_files, no_text
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.errors import MeshwrightError
-from meshwright.spec.sections import DataSection
-from meshwright.spec.user_object import is_object_source
+from meshwright.spec.job.sections import DataSection
+from meshwright.spec.job.user_object import is_object_source
 
 READ_BYTES = 32_000_000
 """How far into a corpus problems are looked for; training reads the rest, with the same messages."""

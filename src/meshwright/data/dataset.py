@@ -13,8 +13,8 @@ from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.data.user_data import UserData, load_user_data, read_pair, sample_hash
 from meshwright.errors import ConfigError, DataError
-from meshwright.spec.sections import DataSection
-from meshwright.spec.user_object import is_object_source
+from meshwright.spec.job.sections import DataSection
+from meshwright.spec.job.user_object import is_object_source
 
 Sample = tuple[Any, Any]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshwright.data.readers import JSONL_SUFFIXES, PARQUET_SUFFIXES, Piece, read_file, utf8_cut
 from meshwright.errors import DataError
-from meshwright.spec.sections import DataSection
+from meshwright.spec.job.sections import DataSection
 
 STDLIB = "stdlib"
 

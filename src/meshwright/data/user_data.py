@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.errors import ConfigError, DataError
-from meshwright.spec.sections import DataSection
-from meshwright.spec.user_object import make_object
+from meshwright.spec.job.sections import DataSection
+from meshwright.spec.job.user_object import make_object
 
 _NUM_HASHED_SAMPLES = 3
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.spec.flight_record import Collective, Departure
+from meshwright.spec.run.flight_record import Collective, Departure
 
 
 class CollectiveOrder:

@@ -24,9 +24,9 @@ from meshwright.fault_tolerance.places import (
     say_when,
 )
 from meshwright.fault_tolerance.waits import Wait, first_mismatch, roots, waited_for, waits_of
-from meshwright.spec.diagnosis import Diagnosis, RankState, Verdict
-from meshwright.spec.flight_record import Group
-from meshwright.spec.heartbeat import LAST_PHASES, Heartbeat
+from meshwright.spec.run.diagnosis import Diagnosis, RankState, Verdict
+from meshwright.spec.run.flight_record import Group
+from meshwright.spec.run.heartbeat import LAST_PHASES, Heartbeat
 from meshwright.units import format_duration
 
 

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from meshwright.fault_tolerance.heartbeat import process_fields, read_heartbeats
 from meshwright.fault_tolerance.stack_file import read_stack
-from meshwright.spec.diagnosis import ProcessState
-from meshwright.spec.flight_record import FlightRecord, Frame
-from meshwright.spec.heartbeat import LAST_PHASES, Heartbeat
-from meshwright.spec.run import Run
+from meshwright.spec.run.diagnosis import ProcessState
+from meshwright.spec.run.flight_record import FlightRecord, Frame
+from meshwright.spec.run.heartbeat import LAST_PHASES, Heartbeat
+from meshwright.spec.run.run import Run
 
 _NUM_RECENT_STEPS = 20
 _LEAST_SLOW_S = 5.0

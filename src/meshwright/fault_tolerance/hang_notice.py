@@ -9,9 +9,9 @@ from typing import Self
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence, look
 from meshwright.log import logger
-from meshwright.spec.diagnosis import Diagnosis
-from meshwright.spec.heartbeat import LAST_PHASES
-from meshwright.spec.run import Run
+from meshwright.spec.run.diagnosis import Diagnosis
+from meshwright.spec.run.heartbeat import LAST_PHASES
+from meshwright.spec.run.run import Run
 from meshwright.units import format_duration
 
 _LOOK_S = 1.0

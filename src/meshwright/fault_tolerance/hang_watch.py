@@ -22,10 +22,10 @@ from meshwright.fault_tolerance.heartbeat import HeartbeatFile
 from meshwright.fault_tolerance.step_record import StepRecord, groups
 from meshwright.log import logger
 from meshwright.parallelism.module_trail import module_names
-from meshwright.parallelism.stages import Stages
-from meshwright.parallelism.torch_fsdp import modules_of_unit
-from meshwright.spec.flight_record import FlightRecord, Frame
-from meshwright.spec.run import Run
+from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.torch_private.torch_fsdp import modules_of_unit
+from meshwright.spec.run.flight_record import FlightRecord, Frame
+from meshwright.spec.run.run import Run
 
 _LONGEST_LOOK_S = 1.0
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.spec.heartbeat import Heartbeat
-from meshwright.spec.run import Run
+from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.run import Run
 
 # One write of a fixed length: what a shorter mark leaves of a longer one would be no JSON.
 _NUM_BYTES = 512

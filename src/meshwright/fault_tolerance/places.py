@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.fault_tolerance.waits import Wait
-from meshwright.spec.action import ACTION_MARK
-from meshwright.spec.flight_record import Collective, Departure, FlightRecord, Frame, Group
-from meshwright.spec.heartbeat import Heartbeat
+from meshwright.spec.layout.schedule.action import ACTION_MARK
+from meshwright.spec.run.flight_record import Collective, Departure, FlightRecord, Frame, Group
+from meshwright.spec.run.heartbeat import Heartbeat
 
 # Whose frames say nothing about a user's code.
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python")

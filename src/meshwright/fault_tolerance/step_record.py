@@ -9,10 +9,14 @@ from contextlib import contextmanager
 
 from meshwright.fault_tolerance.collective_order import CollectiveOrder
 from meshwright.parallelism.module_trail import ModuleTrail
-from meshwright.parallelism.stages import Stages
-from meshwright.parallelism.torch_flight_recorder import RecordedCollective, recorded_collectives, recorded_groups
-from meshwright.spec.action import ACTION_MARK
-from meshwright.spec.flight_record import Collective, Departure, Group
+from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.torch_private.torch_flight_recorder import (
+    RecordedCollective,
+    recorded_collectives,
+    recorded_groups,
+)
+from meshwright.spec.layout.schedule.action import ACTION_MARK
+from meshwright.spec.run.flight_record import Collective, Departure, Group
 
 # Phases whose collectives are the same in every step.
 _STEP_PHASES = ("data", "sends", "gradients", "optimizer")

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.spec.flight_record import Collective, FlightRecord, Group
-from meshwright.spec.heartbeat import Heartbeat
+from meshwright.spec.run.flight_record import Collective, FlightRecord, Group
+from meshwright.spec.run.heartbeat import Heartbeat
 
 # What each rank gives to these has the same shape everywhere; others may take parts of any size.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "allgather", "allreduce")

@@ -21,8 +21,8 @@ from meshwright.errors import ConfigError
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
 from meshwright.hardware.local import CALIBRATED, LOCAL, UNMEASURED, local_cluster
 from meshwright.log import logger
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.device import NAME_PATTERN, Device
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.machine.device import NAME_PATTERN, Device
 
 CATALOGUE_VARIABLE = "MESHWRIGHT_CATALOGUE"
 Kind = Literal["devices", "clusters"]

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import Entry, cluster_names, entries, load_cluster, user_folder
-from meshwright.spec.cluster import Cluster
+from meshwright.spec.machine.cluster import Cluster
 
 
 def choose_cluster(text: str) -> Cluster:

@@ -17,8 +17,8 @@ from pydantic_core import ErrorDetails
 
 from meshwright.errors import ConfigError
 from meshwright.hardware import quantity
-from meshwright.spec.cluster import Cluster, Link
-from meshwright.spec.device import Device, MatmulRates
+from meshwright.spec.machine.cluster import Cluster, Link
+from meshwright.spec.machine.device import Device, MatmulRates
 
 _RATES = dict.fromkeys(MatmulRates.model_fields, quantity.FLOPS_PER_S)
 DEVICE_UNITS: dict[str, Any] = {

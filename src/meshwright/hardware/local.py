@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from meshwright.hardware.machine import num_usable_cores, usable_memory_bytes
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.device import Device
-from meshwright.spec.figure import Figure, Source
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.machine.device import Device
+from meshwright.spec.machine.figure import Figure, Source
 
 LOCAL = "local"
 UNMEASURED = "cpu"

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.errors import ConfigError
-from meshwright.spec.device import Device
-from meshwright.spec.figure import Figure
-from meshwright.spec.measured import MemoryOp
+from meshwright.spec.machine.device import Device
+from meshwright.spec.machine.figure import Figure
+from meshwright.spec.machine.measured import MemoryOp
 
 
 class RateTable:

@@ -8,8 +8,8 @@ from typing import Any
 
 from meshwright.hardware.entry import CLUSTER_UNITS, DEVICE_UNITS
 from meshwright.hardware.quantity import format_quantity
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.device import Device
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.machine.device import Device
 
 
 def device_toml(device: Device) -> str:

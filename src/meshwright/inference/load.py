@@ -23,9 +23,9 @@ from meshwright.extras import import_extra
 from meshwright.models.build import build_architecture
 from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.hf_config import architecture_from_hf
-from meshwright.spec.run import Run
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.run.run import Run
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from meshwright.models.latent_attention import LatentAttention
 from meshwright.models.llama import Block, FeedForward, Llama
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.models.yarn import latent_attention_scale, yarn_tables
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.gpt2_architecture import GPT2Architecture
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.moe_architecture import MoEArchitecture
-from meshwright.spec.sections import ModelSection
-from meshwright.spec.user_object import make_object
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.job.user_object import make_object
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 
 def build_model(section: ModelSection) -> nn.Module:

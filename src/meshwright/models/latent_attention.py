@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from meshwright.models.attention import CausalAttention, LayerCache
 from meshwright.models.rope import rotate
-from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _LATENT_NORM_EPS = 1e-6
 """That of DeepSeek's own code and of transformers, whatever the model's norm_eps."""

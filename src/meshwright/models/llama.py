@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from meshwright.models.attention import CausalAttention, KVCache, LayerCache, next_positions
 from meshwright.models.initial import Constant, Normal
 from meshwright.models.rope import Rope, rope_tables, rotate
-from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.model.architecture import LlamaArchitecture
 
 _ADDED_TO_THE_STREAM = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")
 _BIASES = ("query.bias", "key.bias", "value.bias")

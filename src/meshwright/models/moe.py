@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from meshwright.models.expert_rows import collect, reorder, spread, swiglu, token_rows
 from meshwright.models.grouped_matmul import grouped_matmul, required_alignment
-from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 
 class Routing(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
+from meshwright.spec.model.architecture import LlamaArchitecture, RopeScaling
 
 Rope = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 """(architecture, positions_S) -> (cos_SH, sin_SH)."""

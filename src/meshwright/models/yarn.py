@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meshwright.models.rope import rope_frequencies, rope_tables, turns
-from meshwright.spec.moe_architecture import MoEArchitecture, YarnScaling
+from meshwright.spec.model.moe_architecture import MoEArchitecture, YarnScaling
 
 
 def yarn_tables(architecture: MoEArchitecture, positions_S: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,10 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from meshwright.pages.curves import thinned
-from meshwright.pages.messages import Message
-from meshwright.pages.streams import stream_names
-from meshwright.spec.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
+from meshwright.pages.figures.curves import thinned
+from meshwright.pages.figures.messages import Message
+from meshwright.pages.figures.streams import stream_names
+from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.units import MiB
 
 _US_PER_S, _NS_PER_S, _NS_PER_US = 1e6, 1e9, 1e3

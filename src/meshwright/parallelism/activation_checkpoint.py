@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy
 
-from meshwright.parallelism.partial_sums import makes_term
-from meshwright.parallelism.torch_checkpoint import selective_contexts
-from meshwright.spec.layout import ActivationCheckpoint, Layout
+from meshwright.parallelism.tensor.partial_sums import makes_term
+from meshwright.parallelism.torch_private.torch_checkpoint import selective_contexts
+from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 
 _MATMULS = (
     "aten::mm",

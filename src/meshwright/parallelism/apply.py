@@ -16,25 +16,26 @@
 9. materialise             last: only now does a rank know which part of each tensor is its own, so no rank ever
                            holds the whole model
 
-Each is a file next to this one. Which layouts can be applied at all, spec/validity.py says before any process starts.
+Each is a file next to this one. Which layouts can be applied at all, spec/job/validity.py says before any process
+starts.
 """
 
 from torch import nn
 
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
-from meshwright.parallelism.async_tensor import apply_async_tensor_parallel
 from meshwright.parallelism.compile_blocks import compile_blocks
-from meshwright.parallelism.context import apply_context_parallel
-from meshwright.parallelism.experts import apply_expert_parallel
-from meshwright.parallelism.fully_sharded import shard_model
+from meshwright.parallelism.context.context import apply_context_parallel
+from meshwright.parallelism.data.fully_sharded import shard_model
+from meshwright.parallelism.data.materialize import materialize
+from meshwright.parallelism.expert.experts import apply_expert_parallel
 from meshwright.parallelism.gradients import share_tied
-from meshwright.parallelism.materialize import materialize
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.stages import Stages, split
-from meshwright.parallelism.tensor import apply_tensor_parallel
-from meshwright.spec.schedule import Schedule
-from meshwright.spec.sections import PrecisionSection
+from meshwright.parallelism.pipeline.stages import Stages, split
+from meshwright.parallelism.tensor.async_tensor import apply_async_tensor_parallel
+from meshwright.parallelism.tensor.tensor import apply_tensor_parallel
+from meshwright.spec.job.sections import PrecisionSection
+from meshwright.spec.layout.schedule.schedule import Schedule
 
 
 def parallelize(

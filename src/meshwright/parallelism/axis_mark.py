@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 from torch.profiler import record_function
 
-from meshwright.spec.marks import AXIS_MARK
+from meshwright.spec.trace.marks import AXIS_MARK
 
 
 def axis_mark(group: dist.ProcessGroup) -> AbstractContextManager[object]:

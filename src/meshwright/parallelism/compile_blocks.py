@@ -10,10 +10,10 @@ from torch import nn
 
 from meshwright.log import logger
 from meshwright.parallelism.activation_checkpoint import checkpoints_of
-from meshwright.parallelism.torch_compat import keep_backward_inputs
-from meshwright.parallelism.torch_overlap import overlap_collectives
-from meshwright.parallelism.torch_partitioner import save_meshes_last
-from meshwright.spec.layout import ActivationCheckpoint, Layout
+from meshwright.parallelism.torch_private.torch_compat import keep_backward_inputs
+from meshwright.parallelism.torch_private.torch_overlap import overlap_collectives
+from meshwright.parallelism.torch_private.torch_partitioner import save_meshes_last
+from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 
 _SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
 """Modules that are one kernel already: compiled alone they would gain nothing and cost a check of guards each time."""

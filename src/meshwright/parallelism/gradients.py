@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.parallelism.axis_mark import axis_mark
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.stages import Stages, shared_parts
+from meshwright.parallelism.pipeline.stages import Stages, shared_parts
 
 
 class Gradients:

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from meshwright.models.contract import Loss, loss_of, next_token_loss
 from meshwright.parallelism.collectives import all_gather_dim
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.vocabulary import vocabulary_parallel_losses
+from meshwright.parallelism.tensor.vocabulary import vocabulary_parallel_losses
 
 
 def make_loss(model: nn.Module, meshes: Meshes) -> Loss:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from meshwright.spec.layout import AXES, Layout
+from meshwright.spec.layout.layout import AXES, Layout
 
 _VIEWS = {
     "dense": ("pp", "dp_replicate", "fsdp", "tp"),

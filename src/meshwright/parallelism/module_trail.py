@@ -15,8 +15,8 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from meshwright.parallelism.stages import Stages
-from meshwright.parallelism.torch_compat import canonical_fqn
+from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.torch_private.torch_compat import canonical_fqn
 
 
 class ModuleTrail:

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost.compute.recompute import drops_attention, nth_share
+from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.recompute import drops_attention, nth_share
-from meshwright.cost.repeats import repeated_share
-from meshwright.cost.stage import recompute_passes
-from meshwright.planner.bubble import num_actions, num_microbatches_of, replayed_step
-from meshwright.planner.cases import cases_of
-from meshwright.planner.price import Priced, price
+from meshwright.cost.pipeline.stage import recompute_passes
+from meshwright.planner.explain.unmeasured import unmeasured_features, widened
 from meshwright.planner.question import Question
 from meshwright.planner.rate import dense_peak
-from meshwright.planner.unmeasured import unmeasured_features, widened
-from meshwright.spec.estimate import Estimate
-from meshwright.spec.layout import Layout
-from meshwright.spec.plan import Candidate
+from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replayed_step
+from meshwright.planner.search.cases import cases_of
+from meshwright.planner.search.price import Priced, price
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.plan import Candidate
+from meshwright.spec.step.estimate import Estimate
 
 _CARRIED = (
     "stage_boundaries",

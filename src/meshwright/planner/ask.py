@@ -14,18 +14,18 @@ from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError
 from meshwright.hardware.catalogue import load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
 from meshwright.hardware.local import LOCAL
-from meshwright.planner.menu import divisors
 from meshwright.planner.question import Question
 from meshwright.planner.rate import rate_problem
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.job import Job
-from meshwright.spec.layout import AXES, Layout, LayoutRequest
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.model_spec import model_spec
-from meshwright.spec.sections import ModelSection
-from meshwright.spec.size_rules import length_problems
-from meshwright.spec.suggestion import did_you_mean
-from meshwright.spec.workload import Precision, Workload
+from meshwright.planner.search.menu import divisors
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.job.size_rules import length_problems
+from meshwright.spec.job.suggestion import did_you_mean
+from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.step.workload import Precision, Workload
 from meshwright.units import counted, format_count
 
 _BATCH_TOLERANCE = 0.05

@@ -8,22 +8,22 @@ import numpy as np
 
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.answer import judge
-from meshwright.planner.best import best_of, played_if_fast
-from meshwright.planner.complete import ROUNDS, Known, complete
-from meshwright.planner.contrasts import contrasts
-from meshwright.planner.explain import change_of, misfits
-from meshwright.planner.finalists import SPLIT_KEYS, Finalist, distinct_splits, finalists
-from meshwright.planner.infeasible import no_layout
-from meshwright.planner.menu import menu_of
-from meshwright.planner.plain import plain_layout
-from meshwright.planner.price import Priced, memory_of_ranks
+from meshwright.planner.explain.contrasts import contrasts
+from meshwright.planner.explain.explain import change_of, misfits
+from meshwright.planner.explain.infeasible import no_layout
+from meshwright.planner.explain.plain import plain_layout
+from meshwright.planner.explain.refused import invalid_neighbours
+from meshwright.planner.explain.what_if import sensitivities, what_ifs
 from meshwright.planner.question import Question
-from meshwright.planner.refused import invalid_neighbours
-from meshwright.planner.search import Found, search
-from meshwright.planner.simplicity import MEMORY_STEP, simplest
-from meshwright.planner.what_if import sensitivities, what_ifs
-from meshwright.spec.layout import Layout
-from meshwright.spec.plan import Candidate, Contrast, Plan
+from meshwright.planner.search.best import best_of, played_if_fast
+from meshwright.planner.search.complete import ROUNDS, Known, complete
+from meshwright.planner.search.finalists import SPLIT_KEYS, Finalist, distinct_splits, finalists
+from meshwright.planner.search.menu import menu_of
+from meshwright.planner.search.price import Priced, memory_of_ranks
+from meshwright.planner.search.search import Found, search
+from meshwright.planner.search.simplicity import MEMORY_STEP, simplest
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.plan import Candidate, Contrast, Plan
 
 _PARETO_LENGTH = 12
 _MOST_SPLITS_PLAYED = 64

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright.cost.case import Setting
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.layout import Layout
-from meshwright.spec.sections import DEFAULT_MEMORY_MARGIN
-from meshwright.spec.workload import Workload
+from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.step.workload import Workload
 
 
 @dataclass(frozen=True)

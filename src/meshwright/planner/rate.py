@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import get_args
 
-from meshwright.spec.device import Device, MatmulRates
-from meshwright.spec.sections import DType
-from meshwright.spec.workload import MATMUL_DTYPE, Precision
+from meshwright.spec.job.sections import DType
+from meshwright.spec.machine.device import Device, MatmulRates
+from meshwright.spec.step.workload import MATMUL_DTYPE, Precision
 
 
 def dense_peak(device: Device, dtype: str) -> float | None:

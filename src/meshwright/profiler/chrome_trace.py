@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.errors import ConfigError
-from meshwright.spec.marks import STEP_MARK
+from meshwright.spec.trace.marks import STEP_MARK
 
 ON_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -21,8 +21,8 @@ from meshwright.profiler.host_rank import gaps_of, outermost
 from meshwright.profiler.places import Places
 from meshwright.profiler.span_table import Span
 from meshwright.profiler.torch_operators import trace_name
-from meshwright.spec.marks import DATA_MARK
-from meshwright.spec.timeline import SpanKind
+from meshwright.spec.trace.marks import DATA_MARK
+from meshwright.spec.trace.timeline import SpanKind
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ITEM_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2}

@@ -18,8 +18,8 @@ from meshwright.profiler.gloo import gloo_communications
 from meshwright.profiler.places import Places
 from meshwright.profiler.span_table import Span
 from meshwright.profiler.torch_operators import Role, role_of, trace_name
-from meshwright.spec.marks import DATA_MARK
-from meshwright.spec.timeline import SpanKind
+from meshwright.spec.trace.marks import DATA_MARK
+from meshwright.spec.trace.timeline import SpanKind
 
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction")
 Stretch = tuple[int, int]

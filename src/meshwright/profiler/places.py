@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from meshwright.profiler.chrome_trace import MARK, Event
-from meshwright.spec.action import ACTION_MARK, parse_action
-from meshwright.spec.marks import AXIS_MARK
+from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
+from meshwright.spec.trace.marks import AXIS_MARK
 
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 _FSDP = "FSDP::"

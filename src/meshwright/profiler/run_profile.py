@@ -7,8 +7,8 @@ from pathlib import Path
 
 from meshwright.errors import ConfigError
 from meshwright.profiler.timeline import timeline_of
-from meshwright.spec.run import HOW_TO_PROFILE, Run
-from meshwright.spec.timeline import Timeline
+from meshwright.spec.run.run import HOW_TO_PROFILE, Run
+from meshwright.spec.trace.timeline import Timeline
 
 _TRACE = re.compile(r"step-(\d+)-rank-\d+\.json\.gz")
 

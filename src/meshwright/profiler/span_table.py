@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.profiler.places import Place
-from meshwright.spec.timeline import Floats, SpanKind, Spans
+from meshwright.spec.trace.timeline import Floats, SpanKind, Spans
 
 TEXTS = ("names", "scopes", "phases", "actions", "axes")
 

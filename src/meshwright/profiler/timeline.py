@@ -13,7 +13,7 @@ from meshwright.profiler.communication import Communication, begin_together
 from meshwright.profiler.device_rank import spans_of_device, waits_of_device
 from meshwright.profiler.host_rank import spans_of_host
 from meshwright.profiler.span_table import Span, spans_from
-from meshwright.spec.timeline import SpanKind, Timeline, TimelineSource
+from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
 
 
 def timeline_of(files: Sequence[Path], name: str, step: int | None = None) -> Timeline:

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.prover.assemble import Incomparable, Tensors, WholeRecord
 from meshwright.prover.boxes import Array
-from meshwright.spec.proof import Difference, DifferenceKind, ProofPrecision
+from meshwright.spec.run.proof import Difference, DifferenceKind, ProofPrecision
 
 _LEAST_SHARE = 1e-3
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from meshwright.spec.layout import Layout
-from meshwright.spec.proof import PlantedAxis
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.proof import PlantedAxis
 
 FAULTS: Mapping[PlantedAxis, str] = {
     "tp": "gradients of what every tp rank holds are not summed over tp",

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.spec.covering import COVERED_AXES
-from meshwright.spec.job import Job
-from meshwright.spec.layout import SCHEDULES, Layout
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.proof import LayoutProof
-from meshwright.spec.validity import split_problems
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.validity import split_problems
+from meshwright.spec.layout.covering import COVERED_AXES
+from meshwright.spec.layout.layout import SCHEDULES, Layout
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.proof import LayoutProof
 
 
 @dataclass(frozen=True, eq=False)

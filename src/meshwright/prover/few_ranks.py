@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.layout import Layout
 
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 _MOST_RANKS = 8

@@ -8,8 +8,8 @@ from itertools import combinations
 
 from meshwright.prover.features import AXES, CHOICES, PIPELINES, Feature, Meeting, meeting
 from meshwright.prover.table import HEADERS, changes_text, notes, row_of, share_text
-from meshwright.spec.layout_text import layout_text
-from meshwright.spec.proof import Proof
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.proof import Proof
 
 _PACKAGES = ("meshwright", "torch", "python")
 

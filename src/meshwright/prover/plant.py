@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share
-from meshwright.parallelism.sequence_split import sequence_indices
-from meshwright.parallelism.token_exchange import TokenExchange
+from meshwright.parallelism.context.sequence_split import sequence_indices
+from meshwright.parallelism.expert.token_exchange import TokenExchange
 from meshwright.prover.faults import degree
-from meshwright.spec.proof import PlantedAxis
-from meshwright.trainer.training import Training
+from meshwright.spec.run.proof import PlantedAxis
+from meshwright.trainer.step.training import Training
 
 
 def plant(axis: PlantedAxis, training: Training) -> None:

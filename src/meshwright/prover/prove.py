@@ -17,13 +17,13 @@ from meshwright.prover.faults import degree
 from meshwright.prover.few_ranks import on_few_ranks
 from meshwright.prover.record import record
 from meshwright.prover.small_job import SmallJob, small_job, write_corpus
-from meshwright.spec.job import Job
-from meshwright.spec.layout import Layout
-from meshwright.spec.layout_text import layout_text
-from meshwright.spec.proof import Difference, LayoutProof, PlantedAxis, Proof, ProofPrecision
-from meshwright.spec.validity import layout_problems
-from meshwright.trainer.local_ranks import RanksFailed, run_ranks
-from meshwright.trainer.provenance import versions
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.validity import layout_problems
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.proof import Difference, LayoutProof, PlantedAxis, Proof, ProofPrecision
+from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+from meshwright.trainer.run.provenance import versions
 
 MAX_RANKS = 64
 """More processes of torch than any laptop has room for."""

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.data.dataset import Dataset, TokenDataset, build_dataset
-from meshwright.parallelism.torch_compat import canonical_parameters, local_box, silence_known_warnings
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, silence_known_warnings
 from meshwright.prover.boxes import Box, Boxes, Record
 from meshwright.prover.ignored_targets import WithIgnoredTargets
 from meshwright.prover.plant import plant
-from meshwright.spec.job import Job
-from meshwright.spec.proof import PlantedAxis
-from meshwright.trainer.ranks import Ranks
-from meshwright.trainer.training import Training
+from meshwright.spec.job.job import Job
+from meshwright.spec.run.proof import PlantedAxis
+from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.step.training import Training
 
 
 def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> tuple[Record, bool | None]:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.layout import Layout
-from meshwright.spec.moe_architecture import LatentAttention, MoEArchitecture
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture
 
 _DIM = 32
 _HEAD_DIM = 8

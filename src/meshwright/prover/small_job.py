@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.prover.shrink import shrink
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.job import Job
-from meshwright.spec.layout import Layout, LayoutRequest
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.proof import Change, ProofPrecision
-from meshwright.spec.sections import CheckpointSection, DataSection, ModelSection, PrecisionSection, TrainSection
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import CheckpointSection, DataSection, ModelSection, PrecisionSection, TrainSection
+from meshwright.spec.layout.layout import Layout, LayoutRequest
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.proof import Change, ProofPrecision
 
 _SEQ_LEN = 32
 _NUM_DOCUMENTS = 2000

@@ -7,27 +7,27 @@ from functools import partial
 
 import numpy as np
 
+from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.host_memory import host_seconds
-from meshwright.cost.op_time import op_seconds
+from meshwright.cost.memory.host_memory import host_seconds
 from meshwright.errors import ConfigError
-from meshwright.simulator.apart import apart
 from meshwright.simulator.background import in_background
-from meshwright.simulator.check import check
-from meshwright.simulator.clocks import clocks
-from meshwright.simulator.collective_times import comm_op_times, our_stack_on
-from meshwright.simulator.conditions import USUAL, Conditions, comm_ops_under, records_under
-from meshwright.simulator.host_comm_ops import on_the_host
-from meshwright.simulator.matching import CommOps, match
-from meshwright.simulator.memory import memory_of, totals_of
-from meshwright.simulator.moments import moments_of
-from meshwright.simulator.play_traces import Costs, play_traces
-from meshwright.simulator.program import RecordTimes
-from meshwright.simulator.spans import timeline_of
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.timeline import Timeline, TimelineSource
-from meshwright.spec.trace import RecordKind, Trace
-from meshwright.spec.traces import Traces
+from meshwright.simulator.checks.check import check
+from meshwright.simulator.engine.apart import apart
+from meshwright.simulator.engine.clocks import clocks
+from meshwright.simulator.engine.collective_times import comm_op_times, our_stack_on
+from meshwright.simulator.engine.conditions import USUAL, Conditions, comm_ops_under, records_under
+from meshwright.simulator.engine.host_comm_ops import on_the_host
+from meshwright.simulator.engine.matching import CommOps, match
+from meshwright.simulator.engine.moments import moments_of
+from meshwright.simulator.engine.play_traces import Costs, play_traces
+from meshwright.simulator.engine.program import RecordTimes
+from meshwright.simulator.engine.spans import timeline_of
+from meshwright.simulator.memory.memory import memory_of, totals_of
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.trace.timeline import Timeline, TimelineSource
+from meshwright.spec.trace.trace import RecordKind, Trace
+from meshwright.spec.trace.traces import Traces
 
 _OPTIMIZER = "optimizer"
 """The phase that only training steps have."""

@@ -11,20 +11,20 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.log import logger
-from meshwright.simulator.apart import moved
-from meshwright.simulator.siblings import mesh_groups
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.moe_architecture import MoEArchitecture
-from meshwright.spec.trace import Ints, Trace
-from meshwright.spec.trace_order import first_difference
-from meshwright.spec.traces import Traces
-from meshwright.tracer.cache import TraceCache
-from meshwright.tracer.chunks import NotAlike
-from meshwright.tracer.classes import Classes, class_labels, token_labels
-from meshwright.tracer.job_steps import WHOLE, JobSteps, job_steps
-from meshwright.tracer.routing import rows_arriving
-from meshwright.tracer.token_load import LoadedRanks, UnlikePrograms
-from meshwright.tracer.trace import DeviceType, Program
+from meshwright.simulator.checks.siblings import mesh_groups
+from meshwright.simulator.engine.apart import moved
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.trace.trace import Ints, Trace
+from meshwright.spec.trace.trace_order import first_difference
+from meshwright.spec.trace.traces import Traces
+from meshwright.tracer.extrapolate.cache import TraceCache
+from meshwright.tracer.extrapolate.chunks import NotAlike
+from meshwright.tracer.extrapolate.classes import Classes, class_labels, token_labels
+from meshwright.tracer.extrapolate.routing import rows_arriving
+from meshwright.tracer.extrapolate.token_load import LoadedRanks, UnlikePrograms
+from meshwright.tracer.programs.job_steps import WHOLE, JobSteps, job_steps
+from meshwright.tracer.programs.trace import DeviceType, Program
 
 
 @dataclass(frozen=True)

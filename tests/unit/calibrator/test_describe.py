@@ -10,15 +10,15 @@ from meshwright.calibrator.describe import Machine, describe
 from meshwright.calibrator.measure import Measurements, mean_of
 from meshwright.calibrator.menu import CPU_MENU
 from meshwright.calibrator.watched_step import OpSample, WatchedStep
-from meshwright.cost.op_time import op_seconds
+from meshwright.cost.compute.op_time import op_seconds
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.hardware.write import cluster_toml, device_toml
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.device import Device
-from meshwright.spec.figure import Figure, Source
-from meshwright.spec.measured import CollectivePoint
-from meshwright.spec.trace import Signature, TensorShape
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.machine.device import Device
+from meshwright.spec.machine.figure import Figure, Source
+from meshwright.spec.machine.measured import CollectivePoint
+from meshwright.spec.trace.trace import Signature, TensorShape
 
 SOURCE = Source(title="meshwright calibrate: 2 ranks", date="2026-11-21", kind="measured")
 

@@ -14,7 +14,7 @@ from meshwright.calibrator.op_lines import exchange_line, fitted_lines
 from meshwright.calibrator.step_jobs import JOB_TEXT, step_jobs
 from meshwright.calibrator.watched_step import OpSample, WatchedStep, watched_step
 from meshwright.config.load import load_job
-from meshwright.spec.trace import Signature, TensorShape
+from meshwright.spec.trace.trace import Signature, TensorShape
 
 SIZES = (2**14, 2**17, 2**20)
 

@@ -24,9 +24,9 @@ from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.load import load_parameters
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.job import Job
-from meshwright.spec.run import Manifest, Run
+from meshwright.spec.job.job import Job
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.run.run import Manifest, Run
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "square": {},

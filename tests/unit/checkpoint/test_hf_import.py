@@ -17,8 +17,8 @@ from meshwright.checkpoint.load import load, load_parameters, read_metadata
 from meshwright.config.load import load_job
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.inference.load import build_with, load_model
-from meshwright.spec.hf_config import architecture_from_hf
-from meshwright.spec.run import Manifest, Run
+from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.run.run import Manifest, Run
 
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_ROPE |= {"original_max_position_embeddings": 32, "rope_theta": 10_000.0}

@@ -23,12 +23,12 @@ from meshwright.inference.load import load_model
 from meshwright.inference.sampling import Sampling
 from meshwright.models.attention import KVCache
 from meshwright.models.moe import MixtureOfExperts
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.hf_config import architecture_from_hf
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.moe_architecture import MoEArchitecture
-from meshwright.spec.presets import PRESETS
-from meshwright.spec.run import Manifest, Run
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.run.run import Manifest, Run
 
 CPU = torch.device("cpu")
 YARN = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "original_max_position_embeddings": 32, "rope_theta": 100.0}

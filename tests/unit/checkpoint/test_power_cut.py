@@ -11,7 +11,7 @@ import torch
 from meshwright.checkpoint.load import load
 from meshwright.checkpoint.save import save
 from meshwright.errors import CheckpointError
-from meshwright.spec.run import Run
+from meshwright.spec.run.run import Run
 
 STATE = {"model": {"weight": torch.arange(24.0).view(4, 6)}}
 

@@ -16,7 +16,7 @@ from meshwright.checkpoint.contents import hash_bytes
 from meshwright.checkpoint.load import load, load_parameters, newest, read_metadata
 from meshwright.checkpoint.save import prune, save
 from meshwright.errors import CheckpointError
-from meshwright.spec.run import Run
+from meshwright.spec.run.run import Run
 
 State = dict[str, Any]
 METADATA = {"step": 20, "layout": {"dp_shard": 1}, "position": {"seed": 0, "loss": 1.5}}

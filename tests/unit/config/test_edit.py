@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.config.edit import with_layout
 from meshwright.config.load import load_job
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.layout import Layout
 
 LAYOUT = Layout(pp=2, dp_shard=4, schedule="GPipe", stage_boundaries=(3,), compile=True)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.config.load import inspect_job, load_job
 from meshwright.errors import ConfigError
-from meshwright.spec.job import Job
+from meshwright.spec.job.job import Job
 
 
 def write(folder: Path, text: str, name: str = "job.toml") -> Path:

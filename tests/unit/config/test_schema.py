@@ -7,8 +7,8 @@ import pytest
 from meshwright.config.keys import SECTIONS, job_keys
 from meshwright.config.reference import REFERENCE_FILE, reference_text
 from meshwright.config.schema import SCHEMA_FILE, job_schema, schema_line, schema_text
+from repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 HOW = "run `python -m meshwright.config.reference` in the repository's root"
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from meshwright.config.starting import starting_job
-from meshwright.spec.model_spec import model_spec
-from meshwright.spec.presets import PRESETS
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from meshwright.config.keys import job_keys
 from meshwright.config.load import inspect_job
 from meshwright.config.write import key_comment, to_toml
-from meshwright.spec.job import Job
+from meshwright.spec.job.job import Job
 from random_jobs import jobs
 
 

@@ -11,7 +11,7 @@ from cost_cases import cases, changed, setting
 from meshwright.cost.constants import Constant, all_constants, fitted_constants
 from meshwright.cost.step import step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.layout import Layout
 
 
 @pytest.mark.parametrize("name", all_constants())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from meshwright.cost.layout_table import layout_table
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.layout import Layout
 
 
 def test_blocks_are_compiled_where_the_layout_says_so() -> None:

@@ -12,8 +12,8 @@ from meshwright.cost.stacks import stacks
 from meshwright.cost.step import step_times
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import cluster_names, load_cluster
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.machine.cluster import Cluster
 
 
 def rates(cluster: str | Cluster, stack: str = "generic", precision: str = "bfloat16") -> Rates:

@@ -16,10 +16,10 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.stacks import stacks
 from meshwright.cost.step import StepTerms, step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
-from meshwright.spec.cluster import Cluster, Link
-from meshwright.spec.device import MatmulRates
-from meshwright.spec.figure import Figure
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.machine.cluster import Cluster, Link
+from meshwright.spec.machine.device import MatmulRates
+from meshwright.spec.machine.figure import Figure
 from meshwright.spec.noun import Noun
 
 TERMS = [field.name for field in fields(StepTerms)]

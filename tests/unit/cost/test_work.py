@@ -13,8 +13,8 @@ from meshwright.cost.case import Cases
 from meshwright.cost.work import BLOCK, FIRST, LAST, Work, work_of
 from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
-from meshwright.spec.layout import Layout
-from meshwright.spec.presets import PRESETS
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.presets import PRESETS
 from torch_flops import counted_flops
 
 STACKS = ("generic", "megatron-core-2024")  # Matmuls one by one, and joined.

@@ -15,7 +15,7 @@ from meshwright.data import cache, readers
 from meshwright.data.cache import cached_tokens
 from meshwright.data.tokenizer import ByteTokenizer, Tokenizer
 from meshwright.errors import DataError
-from meshwright.spec.sections import DataSection
+from meshwright.spec.job.sections import DataSection
 
 MADE = "tokenising"
 
@@ -144,7 +144,7 @@ import sys, time
 from pathlib import Path
 from meshwright.data.cache import cached_tokens
 from meshwright.data.tokenizer import ByteTokenizer
-from meshwright.spec.sections import DataSection
+from meshwright.spec.job.sections import DataSection
 
 source, cache_dir, ledger, delay_s, start = sys.argv[1:]
 

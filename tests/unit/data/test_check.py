@@ -8,7 +8,7 @@ from meshwright.data import check
 from meshwright.data.check import problems
 from meshwright.data.dataset import build_dataset
 from meshwright.errors import DataError
-from meshwright.spec.sections import DataSection
+from meshwright.spec.job.sections import DataSection
 
 
 def make(folder: Path, text: str = "some text " * 100) -> DataSection:

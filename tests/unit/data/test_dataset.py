@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.data.dataset import Dataset, build_dataset, num_validation, num_windows, token_shortage
 from meshwright.errors import ConfigError, DataError
-from meshwright.spec.sections import DataSection
+from meshwright.spec.job.sections import DataSection
 
 USER_MODULE = """
 import numpy as np
@@ -204,7 +204,7 @@ def test_all_but_the_loader_work_without_torch() -> None:
         + "".join(f"import meshwright.data.{name}\n" for name in names)
         + "assert 'pyarrow' not in sys.modules and 'tokenizers' not in sys.modules\n"
         + "from meshwright.data.check import problems\n"
-        + "from meshwright.spec.sections import DataSection\n"
+        + "from meshwright.spec.job.sections import DataSection\n"
         + "print(problems(DataSection(), 256, 257))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

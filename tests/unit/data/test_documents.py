@@ -15,7 +15,7 @@ from meshwright.data.loader import Loader
 from meshwright.data.order import Share
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.errors import ConfigError
-from meshwright.spec.sections import DataSection
+from meshwright.spec.job.sections import DataSection
 
 END = ByteTokenizer.end_of_text
 

@@ -16,8 +16,8 @@ from meshwright.data.content import measure
 from meshwright.data.readers import Piece
 from meshwright.data.sources import first_bytes, list_files, pieces
 from meshwright.errors import DataError, UnsupportedError
-from meshwright.spec.sections import DataSection
-from meshwright.spec.user_object import is_object_source
+from meshwright.spec.job.sections import DataSection
+from meshwright.spec.job.user_object import is_object_source
 
 
 def documents(source: Path | str, **options: Any) -> list[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.fault_tolerance.evidence import look
-from meshwright.spec.flight_record import FlightRecord, Frame
-from meshwright.spec.heartbeat import Heartbeat
-from meshwright.spec.run import Run
+from meshwright.spec.run.flight_record import FlightRecord, Frame
+from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.run import Run
 
 MARK_S = 1000.0
 STACK = 'Current thread 0x1 (most recent call first):\n  File "mine.py", line 7 in wait\n'

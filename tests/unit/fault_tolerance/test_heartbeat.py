@@ -9,7 +9,7 @@ from pathlib import Path
 
 from meshwright.fault_tolerance.evidence import process_state
 from meshwright.fault_tolerance.heartbeat import HeartbeatFile, read_heartbeats
-from meshwright.spec.run import Run
+from meshwright.spec.run.run import Run
 
 
 def test_the_newest_mark_is_read_whatever_came_before(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from meshwright.hardware.catalogue import (
     recognise_device,
     with_example_rates,
 )
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.device import Device
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.machine.device import Device
 
 SHIPPED = {
     kind: sorted(file.name.removesuffix(".toml") for file in (files("meshwright.hardware") / kind).iterdir())

@@ -10,8 +10,8 @@ from torch import nn
 from meshwright.errors import ConfigError
 from meshwright.models.build import build_model
 from meshwright.models.llama import Llama
-from meshwright.spec.sections import ModelSection
-from meshwright.spec.user_object import import_object
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.job.user_object import import_object
 
 OWN = """
 from torch import nn

@@ -24,8 +24,8 @@ from meshwright.models.build import build_architecture
 from meshwright.models.contract import next_token_loss
 from meshwright.models.gpt2 import GPT2
 from meshwright.models.initial import initialize
-from meshwright.spec.gpt2_architecture import GPT2Architecture
-from meshwright.spec.model_spec import model_spec
+from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.model_spec import model_spec
 
 SIZES = {"vocab_size": 264, "dim": 24, "num_layers": 2, "num_heads": 3, "num_kv_heads": 3, "head_dim": 8}
 SMALL = GPT2Architecture.from_dict({**SIZES, "ffn_dim": 40, "max_seq_len": 64, "tie_embeddings": True})

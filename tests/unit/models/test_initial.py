@@ -12,7 +12,7 @@ from torch import Tensor
 
 from meshwright.models.initial import fill_normal, initialize
 from meshwright.models.llama import Llama
-from meshwright.spec.presets import PRESETS
+from meshwright.spec.model.presets import PRESETS
 
 
 def normal(shape: tuple[int, ...], *, seed: int = 0, name: str = "weight", std: float = 1.0) -> Tensor:

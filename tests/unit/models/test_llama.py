@@ -14,10 +14,10 @@ from meshwright.models.build import build_architecture
 from meshwright.models.contract import next_token_loss
 from meshwright.models.initial import Constant, initialize
 from meshwright.models.llama import Llama
-from meshwright.spec.architecture import LlamaArchitecture, RopeScaling
-from meshwright.spec.hf_config import architecture_to_hf
-from meshwright.spec.model_spec import model_spec
-from meshwright.spec.presets import PRESETS
+from meshwright.spec.model.architecture import LlamaArchitecture, RopeScaling
+from meshwright.spec.model.hf.hf_config import architecture_to_hf
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.presets import PRESETS
 
 GROUPED = LlamaArchitecture(
     vocab_size=97, dim=48, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16, ffn_dim=80, max_seq_len=512

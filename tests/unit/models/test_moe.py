@@ -15,10 +15,10 @@ from meshwright.models.grouped_matmul import grouped_matmul
 from meshwright.models.initial import Constant, initialize
 from meshwright.models.moe import Experts, MixtureOfExperts, Router
 from meshwright.models.shardable import require_shardable
-from meshwright.spec.model_spec import model_spec
-from meshwright.spec.moe_architecture import MoEArchitecture
-from meshwright.spec.op import GroupedMatmul
-from meshwright.spec.presets import PRESETS
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.model.op import GroupedMatmul
+from meshwright.spec.model.presets import PRESETS
 
 SIZES = {"vocab_size": 97, "dim": 16, "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "ffn_dim": 24}
 DEEPSEEK = {

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, loss_of
-from meshwright.spec.job import Job
+from meshwright.spec.job.job import Job
+from repository import ROOT
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(params=["spectral_denoiser", "hf_causal_lm"])

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.pages.messages import Message
+from meshwright.pages.figures.messages import Message
 from meshwright.pages.perfetto import write_perfetto
-from meshwright.spec.timeline import SpanKind, Timeline
+from meshwright.spec.trace.timeline import SpanKind, Timeline
 from simulated_steps import NAMES, SEND, simulated_step
 
 MESSAGES = [(2, 9), (5, 30)]

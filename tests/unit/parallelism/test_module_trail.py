@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from meshwright.parallelism.module_trail import ModuleTrail
-from meshwright.parallelism.stages import Stages
+from meshwright.parallelism.pipeline.stages import Stages
 
 
 def test_modules_are_noted_in_forward_and_in_backward() -> None:

@@ -15,10 +15,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError, UnsupportedError
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.mesh import build_meshes
-from meshwright.parallelism.tensor import apply_tensor_parallel
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.layout import Layout
-from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.parallelism.tensor.tensor import apply_tensor_parallel
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 32,

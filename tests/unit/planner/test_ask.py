@@ -9,7 +9,7 @@ import pytest
 from meshwright.config.load import load_job
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.planner.ask import Named, Options, num_sequences, question_of, resolve_named
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.layout import Layout
 
 JOB = """
 [model]

@@ -9,28 +9,28 @@ from functools import cache
 import numpy as np
 import pytest
 
+from meshwright.cost.communication.messages import hops_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.messages import hops_of
-from meshwright.cost.replay import Hops, StageTimes, pipeline_ops, replay
+from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
+from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.stacks import load_stack
-from meshwright.cost.unit_shares import unit_shares
 from meshwright.planner.answer import judge, recomputed_share
-from meshwright.planner.bubble import replayed_share, replayed_step
-from meshwright.planner.cases import cases_of
-from meshwright.planner.hardware_change import scaled_network
-from meshwright.planner.menu import menu_of
+from meshwright.planner.explain.hardware_change import scaled_network
+from meshwright.planner.explain.refused import invalid_neighbours
+from meshwright.planner.explain.what_if import LATENCIES
 from meshwright.planner.plan import make_plan
-from meshwright.planner.price import price, steps_of_each_s
-from meshwright.planner.refused import invalid_neighbours
-from meshwright.planner.simplicity import RANKING_ERROR
-from meshwright.planner.space import layout_space
-from meshwright.planner.stage_times import BackwardShares, StageShare
-from meshwright.planner.what_if import LATENCIES
-from meshwright.spec.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
-from meshwright.spec.layout_text import layout_text
-from meshwright.spec.plan import Plan
-from meshwright.spec.schedule import build_schedule, lower
+from meshwright.planner.search.bubble import replayed_share, replayed_step
+from meshwright.planner.search.cases import cases_of
+from meshwright.planner.search.menu import menu_of
+from meshwright.planner.search.price import price, steps_of_each_s
+from meshwright.planner.search.simplicity import RANKING_ERROR
+from meshwright.planner.search.space import layout_space
+from meshwright.planner.search.stage_times import BackwardShares, StageShare
+from meshwright.spec.layout.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.layout.schedule.schedule import build_schedule, lower
+from meshwright.spec.run.plan import Plan
 from questions import ask
 
 QUESTION = ask("llama3-70b", 64, seq_len=8192, batch=64)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from meshwright.profiler.timeline import timeline_of
-from meshwright.spec.step_parts import step_parts
-from meshwright.spec.timeline import SpanKind
+from meshwright.spec.step.step_parts import step_parts
+from meshwright.spec.trace.timeline import SpanKind
 
 HOST, BACKWARD_THREAD = 100, 101
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from meshwright.data.dataset import TokenDataset, build_dataset
 from meshwright.prover.ignored_targets import IGNORED, WithIgnoredTargets
 from meshwright.prover.small_job import write_corpus
-from meshwright.spec.sections import DataSection
+from meshwright.spec.job.sections import DataSection
 
 
 def test_samples_ignore_unequal_numbers_of_targets(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ import pytest
 
 from meshwright.prover.features import AXES, CHOICES, PIPELINES, meeting
 from meshwright.prover.page import matrix_page
-from meshwright.spec.covering import covering_layouts
-from meshwright.spec.job import Job
-from meshwright.spec.layout_text import layout_text, parse_layout
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.proof import Difference, LayoutProof, Proof
-from meshwright.spec.sections import ModelSection
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.layout.covering import covering_layouts
+from meshwright.spec.layout.layout_text import layout_text, parse_layout
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.proof import Difference, LayoutProof, Proof
 
 JOB = Job(model=ModelSection(source="moe-4m"))
 

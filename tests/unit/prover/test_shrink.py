@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from meshwright.prover.shrink import shrink
 from meshwright.prover.small_job import small_job
-from meshwright.spec.job import Job
-from meshwright.spec.layout import Layout
-from meshwright.spec.layout_text import layout_text
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.model_spec import model_spec
-from meshwright.spec.moe_architecture import LatentAttention, MoEArchitecture, Router
-from meshwright.spec.presets import PRESETS
-from meshwright.spec.sections import DataSection, ModelSection, TrainSection
-from meshwright.spec.validity import layout_problems
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import DataSection, ModelSection, TrainSection
+from meshwright.spec.job.validity import layout_problems
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture, Router
+from meshwright.spec.model.presets import PRESETS
 
 DEEPSEEK = MoEArchitecture(
     vocab_size=129_280,

@@ -9,9 +9,9 @@ from rich.console import Console
 from meshwright.prover.faults import FAULTS, degree
 from meshwright.prover.plant import plant
 from meshwright.prover.table import changes_text, difference_text, notes, proof_table, reasons, verdict, worst_text
-from meshwright.spec.job import Job
-from meshwright.spec.layout import Layout
-from meshwright.spec.proof import Change, Difference, DifferenceKind, LayoutProof, Proof
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.proof import Change, Difference, DifferenceKind, LayoutProof, Proof
 
 
 def difference(kind: DifferenceKind, relative: float, name: str = "blocks.0.ffn.up.weight") -> Difference:

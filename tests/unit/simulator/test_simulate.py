@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from hand_traces import ALL_GATHER, ALL_REDUCE, Script, all_of
-from meshwright.cost.all_to_all import all_to_all_s
-from meshwright.cost.collective import all_gather_s, all_reduce_s
-from meshwright.cost.group import group_of
-from meshwright.cost.point_to_point import send_s
+from meshwright.cost.communication.all_to_all import all_to_all_s
+from meshwright.cost.communication.collective import all_gather_s, all_reduce_s
+from meshwright.cost.communication.group import group_of
+from meshwright.cost.communication.point_to_point import send_s
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.collective_times import comm_op_times, group_at, kind_of, reached_fabric
-from meshwright.simulator.conditions import Conditions
-from meshwright.simulator.matching import match
+from meshwright.simulator.engine.collective_times import comm_op_times, group_at, kind_of, reached_fabric
+from meshwright.simulator.engine.conditions import Conditions
+from meshwright.simulator.engine.matching import match
 from meshwright.simulator.simulate import simulate
-from meshwright.spec.device import Device
-from meshwright.spec.fault import Fault
-from meshwright.spec.timeline import SpanKind, Timeline
-from meshwright.spec.traces import Traces
+from meshwright.spec.machine.device import Device
+from meshwright.spec.trace.fault import Fault
+from meshwright.spec.trace.timeline import SpanKind, Timeline
+from meshwright.spec.trace.traces import Traces
 
 CLUSTER = load_cluster("h100-ib400").with_num_devices(16)
 RANKS = tuple(range(16))

@@ -3,11 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from meshwright.spec.estimate import Estimate, MemoryUse, StepTime
-from meshwright.spec.field_docs import field_docs
-from meshwright.spec.layout import Layout, LayoutRequest
-from meshwright.spec.noun import Noun
-from meshwright.spec.sections import (
+from meshwright.spec.job.field_docs import field_docs
+from meshwright.spec.job.sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
@@ -18,6 +15,9 @@ from meshwright.spec.sections import (
     RunSection,
     TrainSection,
 )
+from meshwright.spec.layout.layout import Layout, LayoutRequest
+from meshwright.spec.noun import Noun
+from meshwright.spec.step.estimate import Estimate, MemoryUse, StepTime
 
 NOUNS: list[type[Noun]] = [
     CheckpointSection, ClusterSection, DataSection, ModelSection, OptimizerSection, PlannerSection, PrecisionSection,

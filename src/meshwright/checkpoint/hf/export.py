@@ -22,7 +22,7 @@ from meshwright.checkpoint.hf.side_files import write_side_files
 from meshwright.checkpoint.load import load_parameters
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.errors import CheckpointError, ConfigError
-from meshwright.spec.architecture import LlamaArchitecture
+from meshwright.spec.model.architecture import LlamaArchitecture
 
 ExportDType = Literal["float32", "bfloat16"]
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -11,8 +11,8 @@ from meshwright.checkpoint.hf.llama import HEAD, LLAMA
 from meshwright.checkpoint.hf.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
 from meshwright.checkpoint.hf.name_map import Drop, NameMap
 from meshwright.models.build import build_architecture
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.hf_config import hf_model_type
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.hf_config import hf_model_type
 
 BUFFER = "buffer."
 """What a buffer's name begins with in a checkpoint, where parameters have theirs as they are."""

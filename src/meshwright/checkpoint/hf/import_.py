@@ -15,10 +15,10 @@ from meshwright.checkpoint.save import save
 from meshwright.checkpoint.saved_model import IMPORTED_FROM
 from meshwright.config.write import to_toml
 from meshwright.errors import CheckpointError, ConfigError, ExitCode
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.hf_config import architecture_from_hf
-from meshwright.spec.job import Job
-from meshwright.spec.run import Manifest, Run
+from meshwright.spec.job.job import Job
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.run.run import Manifest, Run
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from meshwright.checkpoint.hf.folder import read_json
 from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.data.tokenizer import BYTES, Tokenizer
 from meshwright.errors import ConfigError
-from meshwright.spec.hf_config import architecture_to_hf, hf_obstacles
-from meshwright.spec.job import Job
-from meshwright.spec.model_source import resolve_architecture
-from meshwright.spec.run import Run
-from meshwright.spec.user_object import is_object_source
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.model.hf.hf_config import architecture_to_hf, hf_obstacles
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.run import Run
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

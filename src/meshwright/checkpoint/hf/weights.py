@@ -16,9 +16,9 @@ from meshwright.checkpoint.hf.llama import HEAD
 from meshwright.checkpoint.hf.name_map import NameMap
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.log import logger
-from meshwright.spec.architecture import LlamaArchitecture
-from meshwright.spec.hf_config import architecture_from_hf
-from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _NUM_NAMED = 4
 # Sizes show in the tensors; these change what the same tensors compute.

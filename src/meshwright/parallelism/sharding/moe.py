@@ -7,7 +7,7 @@ experts. With etp = tp the whole mixture computes on the gathered sequence, and 
 from meshwright.parallelism.sharding.latent_attention import LATENT_ATTENTION
 from meshwright.parallelism.sharding.llama import ATTENTION, ENDS, FEED_FORWARD
 from meshwright.parallelism.sharding.role import Table
-from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _TOKENS_APART: Table = {
     "blocks.*.ffn.shared": "gather",

@@ -12,8 +12,8 @@ from meshwright.parallelism.sharding.gpt2 import GPT2_TABLE
 from meshwright.parallelism.sharding.llama import LLAMA
 from meshwright.parallelism.sharding.moe import moe_table
 from meshwright.parallelism.sharding.role import Role, Table
-from meshwright.spec.layout import Layout
-from meshwright.spec.moe_architecture import MoEArchitecture
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 
 def table_of(model: nn.Module, layout: Layout) -> Table:

@@ -1,0 +1,144 @@
+"""plan: the best layout for a job or a model on a cluster; needs no torch unless finalists are simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.app.jobs import as_job
+from meshwright.config.load import COMMAND_LINE, ResolvedJob
+from meshwright.cost.stacks import OURS
+from meshwright.errors import ConfigError
+from meshwright.planner.ask import Named, Options, question_of, resolve_named, set_layout_keys
+from meshwright.planner.plan import make_plan
+from meshwright.planner.question import Question
+from meshwright.spec.run.plan import Plan
+from meshwright.units import parse_count
+
+_NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is planned: a job, or a model on a cluster with a batch."""
+
+    job: Path | str | ResolvedJob | None = None
+    overrides: tuple[str, ...] = ()
+    """section.key=value."""
+    model: str | None = None
+    """A preset, or the config.json of a Hugging Face model."""
+    cluster: str | None = None
+    """NAME:COUNT, such as "h100:256"; None for the job's."""
+    seq_len: int | None = None
+    """None for 8192."""
+    global_batch_tokens: int | str | None = None
+    """Such as 4_000_000 or "4M"."""
+    global_batch_size: int | None = None
+    """Sequences of a step."""
+    precision: str | None = None
+    """Format of the matmuls; None for the job's, or bfloat16."""
+    stack: str = OURS
+    """Software to predict."""
+    given: tuple[Path, ...] = ()
+    """Past runs that calibrate the software."""
+    simulate: int | None = None
+    """Finalists to trace and simulate; None for what the job says."""
+    top: int = 8
+    """Layouts to list."""
+
+    def resolved(self) -> ResolvedJob:
+        """Return the job; raises ConfigError for arguments that do not belong together."""
+        named = [f"--{name.replace('_', '-')}" for name in _NAMES if getattr(self, name) is not None]
+        if self.job is not None:
+            if named:
+                raise ConfigError(
+                    f"{_name(self.job)} says the model and the batch already: leave out {', '.join(named)}"
+                )
+            return _open_layout(as_job(self.job, self.overrides), self.overrides)
+        if self.model is None:
+            raise ConfigError("what should be planned is missing: name a job file, or give --model and --cluster")
+        if self.cluster is None:
+            raise ConfigError("--model needs --cluster NAME:COUNT of devices, such as --cluster h100:256")
+        tokens = None if self.global_batch_tokens is None else count("global-batch-tokens", self.global_batch_tokens)
+        if tokens is not None and self.global_batch_size is not None:
+            raise ConfigError("--global-batch-tokens and --global-batch-size are both given: keep one of them")
+        named_job = Named(self.model, self.cluster, self.seq_len, tokens, self.global_batch_size)
+        return resolve_named(named_job, self.overrides)
+
+    def question(self, resolved: ResolvedJob) -> Question:
+        """Return what the planner is asked of the job; raises ConfigError or UnsupportedError."""
+        question = question_of(resolved, Options(self.cluster, self.precision, self.stack, takes_example=True))
+        if not self.given:
+            return question
+        from meshwright.evaluation.fitting.given_runs import calibrated_stack
+
+        return question.with_setting(stack=calibrated_stack(question.setting.stack, self.given))
+
+
+def plan(
+    job: Path | str | ResolvedJob | None = None,
+    *overrides: str,
+    model: str | None = None,
+    cluster: str | None = None,
+    seq_len: int | None = None,
+    global_batch_tokens: int | str | None = None,
+    global_batch_size: int | None = None,
+    precision: str | None = None,
+    stack: str = OURS,
+    simulate: int | None = None,
+    top: int = 8,
+) -> Plan:
+    """Return the best layout for `job`, or for `model` on `cluster`, with what is expected of it and of others.
+
+    Layouts: keys given as overrides such as "layout.tp=8" are kept; those of a job file are judged next to the pick,
+    or kept with layout.search = true. With `simulate` that many finalists are traced and simulated before one is
+    picked, which takes torch. Raises ConfigError for bad input, InfeasibleLayout where no layout fits.
+    """
+    request = PlanRequest(
+        job=job,
+        overrides=overrides,
+        model=model,
+        cluster=cluster,
+        seq_len=seq_len,
+        global_batch_tokens=global_batch_tokens,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        stack=stack,
+        simulate=simulate,
+        top=top,
+    )
+    resolved = request.resolved()
+    return answer(request, resolved, request.question(resolved))
+
+
+def answer(request: PlanRequest, resolved: ResolvedJob, question: Question) -> Plan:
+    """Return the plan of a request whose job and question are known."""
+    num_simulated = resolved.job.planner.simulate if request.simulate is None else request.simulate
+    if not num_simulated:
+        return make_plan(question, num_runners_up=request.top - 1)
+    from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
+
+    return simulated_plan(question, Finalists(resolved, num_simulated, num_runners_up=request.top - 1))
+
+
+def count(name: str, value: int | str) -> int:
+    """Return a count such as "4M"; raises ConfigError that names the option `name`."""
+    try:
+        number = parse_count(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ConfigError(f"--{name}: {error}") from None
+    if number < 1:
+        raise ConfigError(f"--{name} {value} is less than 1: give a positive number")
+    return number
+
+
+def _name(job: Path | str | ResolvedJob) -> str:
+    return str(job.path if isinstance(job, ResolvedJob) else job)
+
+
+def _open_layout(resolved: ResolvedJob, overrides: tuple[str, ...]) -> ResolvedJob:
+    """Return the job with layout.search where only overrides set keys of its layout: they are kept."""
+    origins = {resolved.origins[f"layout.{name}"] for name in set_layout_keys(resolved)}
+    if resolved.job.layout.search or origins != {COMMAND_LINE}:
+        return resolved
+    return as_job(resolved.path, (*overrides, "layout.search=true"))

@@ -1,0 +1,67 @@
+"""prove: whether layouts train what one process trains, on local ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from meshwright.app.jobs import as_job
+from meshwright.config.load import ResolvedJob
+from meshwright.prover.prove import MAX_RANKS, ProofRequest
+from meshwright.prover.prove import prove as _prove
+from meshwright.spec.layout.covering import covering_layouts
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import parse_layout
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.proof import LayoutProof, PlantedAxis, Proof, ProofPrecision
+
+Report = Callable[[LayoutProof], None]
+
+
+def prove(
+    job: Path | str | ResolvedJob,
+    *layouts: Layout | str,
+    steps: int = 3,
+    precision: ProofPrecision = "float32",
+    repeat: bool = False,
+    plant: PlantedAxis | None = None,
+    device: str = "cpu",
+    timeout_s: float = 300.0,
+    max_ranks: int = MAX_RANKS,
+    report: Report = lambda _: None,
+) -> Proof:
+    """Return how each of `layouts`, such as "dp_shard=2,tp=2", compares with one process.
+
+    The model of `job` is made small, its architecture kept. Without layouts a set is proven in which every pair of axes
+    is used together. `precision` is what is computed in: "float64" leaves no rounding to hide a mistake. `repeat` runs
+    each layout twice, `plant` breaks an axis, which must be found, and `report` is called with each layout's result.
+    Raises ConfigError for a layout that does not fit the job.
+    """
+    resolved = as_job(job)
+    # A module that the job names may lie next to the job file.
+    sys.path.insert(0, str(resolved.folder))
+    asked = layouts_of(resolved, layouts)
+    request = ProofRequest(
+        job=resolved.job,
+        layouts=asked,
+        num_steps=steps,
+        precision=precision,
+        repeat=repeat,
+        planted=plant,
+        device=device,
+        timeout_s=timeout_s,
+        max_ranks=max_ranks,
+    )
+    return _prove(request, report)
+
+
+def layouts_of(resolved: ResolvedJob, layouts: Sequence[Layout | str]) -> list[Layout]:
+    """Return the layouts to prove: those given, or a set in which every pair of axes is used together."""
+    given = [one if isinstance(one, Layout) else parse_layout(_bare(one)) for one in layouts]
+    return given or list(covering_layouts(resolve_architecture(resolved.job.model)))
+
+
+def _bare(text: str) -> str:
+    """Return a layout without the `layout.` that other commands ask for before each key."""
+    return ",".join(pair.strip().removeprefix("layout.") for pair in text.split(","))

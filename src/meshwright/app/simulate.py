@@ -1,0 +1,80 @@
+"""simulate: a job's own step, or a program's, traced for all of its ranks and simulated on a cluster; needs torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.app.garbage import kept_garbage
+from meshwright.app.progress import elapsed
+from meshwright.app.simulated.dry_run import dry_run
+from meshwright.app.simulated.simulate_conditions import conditions_of
+from meshwright.app.simulated.simulate_target import trace_of_job, trace_of_program
+from meshwright.config.load import ResolvedJob
+from meshwright.simulator.engine.apart import apart
+from meshwright.spec.step.dry_run import DryRun
+from meshwright.spec.trace.timeline import Timeline
+from meshwright.spec.trace.traces import Traces
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What the step would do, and what that follows from."""
+
+    run: DryRun
+    timeline: Timeline | None
+    """None where the step would not end."""
+    traces: Traces
+
+
+def simulate(
+    job: Path | str | ResolvedJob | None = None,
+    *overrides: str,
+    cluster: str | None = None,
+    build: str | None = None,
+    ranks: int | None = None,
+    every_rank: bool = False,
+    routing: str = "balanced",
+    jitter: float = 0.0,
+    slow_rank: tuple[str, ...] = (),
+    seed: int = 0,
+    use_cache: bool = True,
+) -> Simulation:
+    """Return what the step of `job` would do on `cluster` ("NAME:COUNT"; None for the job's).
+
+    `build` names a program in place of a job, "FILE.py:FUNCTION", and `ranks` how many it has; `every_rank` traces all
+    of them. `routing` is how tokens are spread over experts, `jitter` the spread of each operation's time drawn with
+    `seed`, `slow_rank` ranks that compute slower ("3:1.5"). Raises ConfigError before anything is traced for what
+    cannot be simulated.
+    """
+    given: dict[str, Any] = {
+        "cluster": cluster,
+        "build": build,
+        "ranks": ranks,
+        "every_rank": every_rank,
+        "routing": routing,
+        "jitter": jitter,
+        "slow_rank": slow_rank,
+        "seed": seed,
+        "no_cache": not use_cache,
+    }
+    if isinstance(job, ResolvedJob):
+        overrides = (*job.overrides, *overrides)
+        job = job.path
+    return simulated((*([] if job is None else [str(job)]), *overrides), given)
+
+
+def simulated(
+    words: tuple[str, ...], given: dict[str, Any], traced: Callable[[Traces, float], None] = lambda *_: None
+) -> Simulation:
+    """Return the simulation of what a command line says; `traced` is called with the traces and their seconds."""
+    conditions, start_s = conditions_of(given), time.monotonic()
+    subject, traces = (trace_of_program if given["build"] else trace_of_job)(words, given, conditions)
+    traced(traces, time.monotonic() - start_s)
+    with elapsed("checking and simulating"), kept_garbage():
+        traces = apart(traces, [fault.rank for fault in conditions.faults])
+        run, timeline = dry_run(subject, traces, conditions)
+    return Simulation(run, timeline, traces)

@@ -1,0 +1,146 @@
+"""From the traces of a job's ranks to all that a dry run says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.cost.communication.padding import padding_of
+from meshwright.cost.compute.op_time import op_seconds
+from meshwright.errors import ConfigError
+from meshwright.planner.answer import judge
+from meshwright.planner.explain.memory_fixes import memory_fixes
+from meshwright.planner.question import Question
+from meshwright.simulator.analysis.advice import suggestions
+from meshwright.simulator.analysis.exposure import collective_uses, exposed_places
+from meshwright.simulator.analysis.outcome import compute_seconds, rank_memory, rank_times
+from meshwright.simulator.analysis.overlap import overlap_of
+from meshwright.simulator.analysis.stragglers import stragglers_of
+from meshwright.simulator.checks.check import check, mismatches, with_earlier
+from meshwright.simulator.checks.hazards import hazards_in_background
+from meshwright.simulator.checks.message_order import message_hazards
+from meshwright.simulator.checks.rank_classes import grouped
+from meshwright.simulator.engine.conditions import Conditions
+from meshwright.simulator.memory.liveness import liveness_of
+from meshwright.simulator.memory.savings import savings_of
+from meshwright.simulator.simulate import NeverEnds, fixed_host_s, simulate
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.step.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
+from meshwright.spec.step.expected_parts import expected_parts
+from meshwright.spec.step.step_parts import step_parts
+from meshwright.spec.step.workload import Workload
+from meshwright.spec.trace.timeline import Timeline
+from meshwright.spec.trace.traces import Traces
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run dry."""
+
+    name: str
+    """The job file, or the program."""
+    model: str
+    cluster: Cluster
+    layout: Layout | None
+    """None for a program that is no job, as are the next two."""
+    workload: Workload | None
+    question: Question | None
+    """What the planner would be asked; None, too, for a model that its formulas do not know."""
+
+
+def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[DryRun, Timeline | None]:
+    """Return what the traces come to on the subject's cluster, and the played step; None where it would not end.
+
+    Where `conditions` has a fault of a rank, `traces` gives that rank a class of its own (simulator/engine/apart.py).
+    """
+    problems = mismatches(traces, conditions)
+    classes = traces if problems or conditions.faults else grouped(traces)
+    try:
+        timeline = None if problems else simulate(classes, subject.cluster, subject.name, conditions)
+    except NeverEnds:
+        # Of all ranks, so that the ones to blame are named.
+        timeline, problems = None, check(traces, conditions)
+    problems = with_earlier(traces, problems)
+    timeline = None if problems else timeline
+    if timeline is not None and timeline.step_s == 0:
+        raise ConfigError(f"{subject.name}: nothing that its step runs takes time: return a step that computes")
+    # Tables are made by one process, so that other processors are free.
+    with hazards_in_background(traces) as found:
+        outcome = None if timeline is None else _outcome(subject, classes, timeline, conditions)
+        of_ranks = found()
+    device = subject.cluster.device
+    run = DryRun(
+        job=subject.name,
+        model=subject.model,
+        cluster=subject.cluster.name,
+        device=device.name,
+        num_devices=traces.world_size,
+        layout=subject.layout,
+        workload=subject.workload,
+        usable_memory_bytes=round(device.usable_memory_bytes),
+        problems=problems,
+        hazards=of_ranks if problems else (*of_ranks, *message_hazards(traces)),
+        num_traced=len(traces.traced or traces.traces),
+        traced_ranks=traces.traced if len(traces.traced) < traces.world_size else (),
+        guesses=tuple(map(str, traces.guesses())),
+        padding=_padding(subject),
+        outcome=outcome,
+    )
+    return run, timeline
+
+
+def _padding(subject: Subject) -> Padding | None:
+    if subject.layout is None or subject.question is None:
+        return None
+    setting = subject.question.setting
+    return padding_of(setting.model, subject.layout, setting.workload.activation_element_bytes)
+
+
+def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Outcome:
+    memory = rank_memory(timeline, traces, subject.layout)
+    ranks = rank_times(timeline, subject.layout, traces)
+    # An idle rank has no operation that could hold less, and a program of the host alone no rank with memory.
+    busy = [rank for rank in memory if len(traces.of_rank(rank.rank).records)]
+    most = max(busy, key=lambda rank: rank.reserved_bytes).rank if busy else timeline.ranks[0]
+    fullest, device = traces.of_rank(most), subject.cluster.device
+    most_exposed = max(ranks, key=lambda one: one.parts.exposed_s).rank
+    overlap = overlap_of(traces.of_rank(most_exposed), timeline)
+    parts = step_parts(timeline)
+    return Outcome(
+        step_s=timeline.step_s,
+        parts=parts,
+        compute=compute_seconds(timeline),
+        fixed_host_s=min(fixed_host_s(fullest, subject.cluster), parts.host_s),
+        memory=memory,
+        savings=savings_of(liveness_of(fullest, op_seconds(fullest.signatures, device)), is_host=device.is_host),
+        ranks=ranks,
+        stragglers=_stragglers(subject, traces, timeline, conditions),
+        collectives=collective_uses(timeline, traces),
+        exposed=exposed_places(timeline),
+        suggestions=suggestions(overlap, timeline.step_s, is_job=subject.layout is not None),
+        **_formulas(subject, timeline, memory),
+    )
+
+
+def _stragglers(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Stragglers | None:
+    if not conditions.has_stragglers:
+        return None
+    return stragglers_of(timeline, simulate(traces, subject.cluster, subject.name), traces)
+
+
+def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]) -> dict[str, Any]:
+    """Return what the planner's formulas add to an outcome: nothing for a model that they do not know."""
+    layout, question = subject.layout, subject.question
+    if layout is None or question is None:
+        return {}
+    expected = judge(layout, question).estimate
+    missing = max((rank.reserved_bytes for rank in memory), default=0) - question.cluster.device.usable_memory_bytes
+    return {
+        "expected": expected,
+        "expected_parts": expected_parts(expected.step),
+        # The floor is the model's FLOPs at the peak, where one is stated.
+        "mfu": None if expected.mfu is None else expected.step.floor_s / timeline.step_s,
+        "fixes": memory_fixes(layout, question, missing) if missing > 0 else (),
+    }

@@ -1,0 +1,158 @@
+"""What `meshwright simulate` runs: a job or a program on a cluster, and the traces of its ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshwright.app.simulated.simulate_conditions import require_ranks
+
+if TYPE_CHECKING:
+    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.config.load import ResolvedJob
+    from meshwright.simulator.engine.conditions import Conditions
+    from meshwright.spec.machine.cluster import Cluster
+    from meshwright.spec.trace.traces import Traces
+
+
+def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
+    """Return the job named by `words` and its traces; raises ConfigError for a bad argument before it traces."""
+    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.config.load import load_job
+    from meshwright.planner.ask import Options, layout_on
+    from meshwright.tracer.dry_run import How, trace_job
+    from meshwright.tracer.programs.job_steps import layout_of
+    from meshwright.tracer.programs.trace import device_type_of
+
+    files, overrides = _split(words)
+    _require_job(files, given)
+    resolved = load_job(files[0], overrides)
+    require_ranks(conditions, _named_cluster(resolved, given["cluster"]).num_devices)
+    resolved, overrides = _settled(resolved, overrides, given["cluster"])
+    cluster, question = _asked(resolved, given["cluster"])
+    if not resolved.job.layout.search:
+        layout_on(cluster, resolved.job, Options(given["cluster"]))
+    layout = layout_of(resolved.job, cluster.num_devices)
+    subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, question)
+    _tell(" ".join(words))
+    traces = trace_job(
+        files[0],
+        overrides,
+        cluster.num_devices,
+        device=device_type_of(cluster.device),
+        how=How(routing=given["routing"], use_cache=not given["no_cache"]),
+    )
+    return subject, traces
+
+
+def _require_job(files: list[str], given: dict[str, Any]) -> None:
+    """Raise ConfigError unless one job is named, without what belongs to a program."""
+    from meshwright.errors import ConfigError
+
+    if given["ranks"]:
+        raise ConfigError("--ranks is for --build; a job's ranks are its cluster's devices: give --cluster NAME:COUNT")
+    if given["every_rank"]:
+        raise ConfigError("--every-rank is for --build; of a job one rank of each kind stands for all: leave it out")
+    if len(files) != 1:
+        named = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
+        raise ConfigError(f"{named}: name one, or give --build and --ranks for a program of your own")
+
+
+def _tell(what: str) -> None:
+    """Say that tracing begins: after all that can be refused at once."""
+    click.echo(f"tracing {what}", err=True)
+
+
+def _settled(
+    resolved: ResolvedJob, overrides: tuple[str, ...], text: str | None
+) -> tuple[ResolvedJob, tuple[str, ...]]:
+    """Return the job with what its blocks save, chosen as before training if it leaves that open, and its overrides."""
+    from meshwright.config.load import load_job
+
+    if resolved.job.layout.activation_checkpoint != "auto":
+        return resolved, overrides
+    from meshwright.trainer.launch.recompute_budget import checkpoint_keys, settle_checkpoints
+
+    cluster = _cluster(resolved, text)
+    layout = settle_checkpoints(resolved, cluster.num_devices, overrides, cluster.device)
+    overrides = (*overrides, *checkpoint_keys(layout))
+    return load_job(resolved.path, overrides), overrides
+
+
+def _cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
+    from meshwright.hardware.catalogue import with_example_rates
+
+    return with_example_rates(_named_cluster(resolved, text))
+
+
+def _named_cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
+    """Return the cluster as --cluster or the job names it, whether its rates are measured or not."""
+    from meshwright.planner.ask import Options, cluster_of, set_layout_keys
+
+    return cluster_of(resolved.job, Options(text, takes_example=True), set_layout_keys(resolved))
+
+
+def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
+    """Return the cluster, and the planner's question; None for a model or schedule that its formulas do not know."""
+    from meshwright.planner.ask import Options, question_of
+    from meshwright.spec.layout.schedule.schedule_csv import is_csv
+    from meshwright.spec.model.model_source import resolve_architecture
+
+    if resolve_architecture(resolved.job.model) is None or is_csv(resolved.job.layout):
+        return _cluster(resolved, text), None
+    question = question_of(resolved, Options(text, takes_example=True))
+    return question.cluster, question
+
+
+def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
+    """Return the program of --build and its traces; raises ConfigError for a bad argument before it traces."""
+    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.errors import ConfigError
+    from meshwright.hardware.choice import choose_cluster
+    from meshwright.tracer.programs.program_ranks import trace_program
+    from meshwright.tracer.programs.trace import Program
+
+    files, _ = _split(words)
+    if files:
+        raise ConfigError(f"{files[0]} and --build {given['build']} both say what to run: leave out one of them")
+    if not given["ranks"]:
+        raise ConfigError("--build needs --ranks, how many ranks the program has, such as --ranks 4")
+    cluster = choose_cluster(given["cluster"] or f"h100:{given['ranks']}")
+    if cluster.num_devices != given["ranks"]:
+        raise ConfigError(
+            f"--ranks {given['ranks']} and --cluster {given['cluster']} differ: make COUNT {given['ranks']}"
+        )
+    require_ranks(conditions, given["ranks"])
+    program = Program(_importable(given["build"]), given["ranks"], tuple(words), routing=given["routing"])
+    _tell(given["build"])
+    traces = trace_program(program, every_rank=given["every_rank"])
+    if not any(len(trace.records) for trace in traces.traces.values()):
+        raise ConfigError(
+            f"{given['build']}: its step runs no operation of the device on any rank, so there is nothing to simulate: "
+            "return a step that computes on tensors of `device`"
+        )
+    return Subject(given["build"], given["build"], cluster, None, None, None), traces
+
+
+def _importable(build: str) -> str:
+    """Return a builder as module:function; the folder of one that is in a file is where modules are looked for."""
+    place, colon, function = build.partition(":")
+    from meshwright.errors import ConfigError
+
+    if not colon or not function:
+        raise ConfigError(f"--build {build} names no function: write FILE.py:FUNCTION or MODULE:FUNCTION")
+    file = Path(place)
+    if file.suffix != ".py":
+        return build
+    if not file.is_file():
+        raise ConfigError(f"--build {build}: there is no file {file.resolve()}: give the path of a Python file")
+    sys.path.insert(0, str(file.resolve().parent))
+    return f"{file.stem}:{function}"
+
+
+def _split(words: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+    """Return what names files and what sets keys."""
+    return [word for word in words if "=" not in word], tuple(word for word in words if "=" in word)

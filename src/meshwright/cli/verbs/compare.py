@@ -1,0 +1,43 @@
+"""`meshwright compare`: two steps or two runs side by side: a prediction and a measurement, or two of either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_LEAST_WIDTH = 120
+_PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("a", metavar="A", type=_PATH)
+@click.argument("b", metavar="B", type=_PATH)
+@click.option("--step", type=click.IntRange(min=1), help="Step of a profile; default: its last one.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
+    """Show where step A and step B differ: by component, by operation, by rank.
+
+    Each is the folder of a run that was profiled (run.profile_start), a folder or a .npz that `meshwright simulate
+    --out` wrote, or a trace of torch.profiler (.json or .json.gz) of one rank. Two runs of which no step was profiled
+    are compared by their settings, losses and throughput.
+    """
+    from meshwright.app.compare import compare
+    from meshwright.pages.tables.compare_table import compare_page
+    from meshwright.pages.tables.run_comparison_table import run_comparison_page
+    from meshwright.spec.step.comparison import Comparison
+
+    found = compare(a, b, step=step)
+    if as_json:
+        click.echo(found.to_json())
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if isinstance(found, Comparison):
+        console.width = max(console.width, _LEAST_WIDTH)
+        parts = compare_page(found)
+    else:
+        parts = run_comparison_page(found)
+    for part in parts:
+        console.print(part)

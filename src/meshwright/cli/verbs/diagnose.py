@@ -1,0 +1,57 @@
+"""`meshwright diagnose`: why a run stands still: which rank did not reach which collective; needs no torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from meshwright.errors import ExitCode
+
+if TYPE_CHECKING:
+    from meshwright.spec.run.diagnosis import Diagnosis
+
+_LEAST_WIDTH = 140
+_HARMLESS = ("ended", "moving")
+# The same command would go wrong in the same place.
+_LASTING = ("departed", "mismatch", "failed")
+
+
+@click.command()
+@click.argument("folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
+@click.option("--wait", "wait_s", type=float, default=5.0, show_default=True, help="Seconds to wait for the ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(folder: Path, wait_s: float, as_json: bool) -> None:
+    """Tell why the run in RUN_FOLDER stands still: which rank did not reach which collective, in which layer.
+
+    Ranks that are alive are asked for what they have entered; a run that has died is told from what it left. Exit code
+    0: it moves, or has ended; 70: it would hang or fail again; 75: start it again with --resume.
+    """
+    from meshwright.app.diagnose import diagnose
+
+    diagnosis = diagnose(folder, wait_s=wait_s)
+    if as_json:
+        click.echo(diagnosis.to_json())
+    else:
+        _show(folder, diagnosis)
+    sys.exit(exit_code_of(diagnosis))
+
+
+def exit_code_of(diagnosis: Diagnosis) -> ExitCode:
+    """Return what a scheduler is to do with the run."""
+    if diagnosis.verdict in _HARMLESS:
+        return ExitCode.DONE
+    return ExitCode.DO_NOT_RETRY if diagnosis.verdict in _LASTING else ExitCode.RETRY
+
+
+def _show(folder: Path, diagnosis: Diagnosis) -> None:
+    from rich.console import Console
+
+    from meshwright.pages.tables.diagnosis_table import diagnosis_page
+
+    console = Console(highlight=False)
+    console.width = max(console.width, _LEAST_WIDTH)
+    for part in diagnosis_page(str(folder), diagnosis):
+        console.print(part)

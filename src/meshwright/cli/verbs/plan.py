@@ -1,0 +1,209 @@
+"""`meshwright plan`: the best layout for a job or a model on a cluster, and why; starts nothing and needs no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshwright.app.garbage import kept_garbage
+from meshwright.cli.finite_range import FiniteRange
+
+if TYPE_CHECKING:
+    from meshwright.app.plan import PlanRequest
+    from meshwright.config.load import ResolvedJob
+    from meshwright.planner.budget.budget import Run
+    from meshwright.planner.question import Question
+    from meshwright.spec.run.budget import Budget, Reliability
+    from meshwright.spec.run.plan import Plan
+
+_LEAST_WIDTH = 80
+_RATE = FiniteRange(min=0, max=1e9)
+"""A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...")
+@click.option("--model", help="A preset, or a Hugging Face config.json, in place of a job file.")
+@click.option("--cluster", multiple=True, help="NAME:COUNT of devices, such as h100:256; several with --tokens.")
+@click.option("--seq-len", type=click.IntRange(min=1), help="Tokens in one sequence; default 8192.")
+@click.option("--global-batch-tokens", help="Tokens of a step, such as 4M: taken to a number that ranks can share.")
+@click.option("--global-batch-size", type=click.IntRange(min=1), help="Sequences of a step.")
+@click.option("--precision", help="Format of the matmuls, such as bfloat16 or float8-rowwise.")
+@click.option("--stack", help="Software to predict; default: meshwright.")
+@click.option("--given", multiple=True, type=click.Path(path_type=Path), help="Past runs that calibrate the software.")
+@click.option("--tokens", help="Tokens of the whole run, such as 15T: adds days, failures and cost.")
+@click.option("--price-per-gpu-hour", type=_RATE, multiple=True, help="One for each --cluster.")
+@click.option("--deadline", help="Days that the run may take, such as 60d.")
+@click.option("--frontier", is_flag=True, help="With --tokens: the same run on fewer devices and on more.")
+@click.option("--failures-per-gpu-day", type=_RATE, help="Default: Llama 3's, 4.7e-4.")
+@click.option("--restart-minutes", type=_RATE, help="From a failure to new steps; default 15.")
+@click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
+@click.option("--simulate", type=click.IntRange(min=0), help="Finalists to trace and simulate before one is picked.")
+@click.option("--write", is_flag=True, help="Put the layout into the job file.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(words: tuple[str, ...], **given: Any) -> None:
+    """Find the best layout for JOB_FILE, or for --model on --cluster, and tell why it is.
+
+    Keys of [layout] given as layout.tp=8 are kept; those of a job file only with layout.search = true.
+    Exit code 0: there is a layout; 2: bad input, or nothing fits.
+    """
+    with kept_garbage():
+        _answer(words, given)
+
+
+def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
+    from meshwright.app.plan import answer
+
+    _check(words, given)
+    request = _request(words, given)
+    resolved = request.resolved()
+    question = request.question(resolved)
+    plan = answer(request, resolved, question)
+    budgets = _budgets(question, plan, given)
+    if given["write"]:
+        # Before anything is printed: the reader of a pipe may close it early.
+        _write(resolved, plan)
+    if given["as_json"]:
+        click.echo(json.dumps(_record(plan, budgets), indent=2))
+    else:
+        _show(plan, budgets, given)
+
+
+def _request(words: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
+    from meshwright.app.plan import PlanRequest
+    from meshwright.cost.stacks import OURS
+
+    overrides, files = (tuple(word for word in words if ("=" in word) == is_override) for is_override in (True, False))
+    names = ("model", "seq_len", "global_batch_tokens", "global_batch_size", "precision", "given", "simulate", "top")
+    return PlanRequest(
+        job=files[0] if files else None,
+        overrides=overrides,
+        cluster=given["cluster"][0] if given["cluster"] else None,
+        stack=given["stack"] or OURS,
+        **{name: given[name] for name in names},
+    )
+
+
+def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Raise ConfigError for arguments that do not belong together."""
+    from meshwright.errors import ConfigError
+    from meshwright.hardware.choice import choose_cluster
+
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"{' and '.join(files)} are {len(files)} job files: plan one at a time")
+    for text in given["cluster"]:
+        choose_cluster(text)
+    if given["write"] and not files:
+        raise ConfigError("--write puts the layout into a job file: name one in place of --model")
+    others = [word for word in words if "=" in word and not word.startswith("layout.")]
+    if given["write"] and (others or given["cluster"] or given["precision"]):
+        said = ", ".join([*others, *(f"--{name}" for name in ("cluster", "precision") if given[name])])
+        raise ConfigError(f"--write would write a layout for what {files[0]} does not say ({said}): put it in first")
+    for name in ("price_per_gpu_hour", "deadline", "frontier"):
+        if given[name] and not given["tokens"]:
+            raise ConfigError(f"--{name.replace('_', '-')} needs --tokens, the tokens of the whole run, such as 15T")
+    if len(given["cluster"]) > 1 and not given["tokens"]:
+        raise ConfigError("several --cluster are compared by days and cost: give --tokens too, or one --cluster")
+    prices, clusters = given["price_per_gpu_hour"], given["cluster"]
+    if len(prices) > 1 and len(prices) != len(clusters):
+        raise ConfigError(
+            f"{len(prices)} times --price-per-gpu-hour for {len(clusters)} times --cluster: give one for each, or one"
+        )
+
+
+def _budgets(question: Question, plan: Plan, given: dict[str, Any]) -> list[Budget]:
+    """Return the budget of the pick, followed by those of the frontier; none without --tokens."""
+    if not given["tokens"]:
+        return []
+    from meshwright.hardware.choice import choose_cluster
+    from meshwright.planner.budget.budget import budget
+    from meshwright.planner.budget.frontier import frontier
+
+    prices = given["price_per_gpu_hour"] or (None,)
+    run, reliability = _run(question, given, prices[0]), _reliability(given)
+    found = [budget(run, question.cluster, plan.pick, reliability)]
+    clusters = [choose_cluster(text) for text in given["cluster"]] or [question.cluster]
+    if given["frontier"] or len(clusters) > 1:
+        each = prices if len(prices) == len(clusters) else prices * len(clusters)
+        found += frontier(question, zip(clusters, each, strict=True), run, reliability)
+    return found
+
+
+def _run(question: Question, given: dict[str, Any], price: float | None) -> Run:
+    from meshwright.app.plan import count
+    from meshwright.planner.budget.budget import Run
+
+    return Run(
+        num_tokens=count("tokens", given["tokens"]),
+        num_parameters=question.setting.model.num_parameters,
+        workload=question.workload,
+        price_per_device_hour=price,
+        deadline_s=None if given["deadline"] is None else _duration_s(given["deadline"]),
+    )
+
+
+def _reliability(given: dict[str, Any]) -> Reliability:
+    from meshwright.spec.run.budget import Reliability
+
+    said: dict[str, float] = {}
+    if given["failures_per_gpu_day"] is not None:
+        said["failures_per_device_day"] = given["failures_per_gpu_day"]
+    if given["restart_minutes"] is not None:
+        said["restart_s"] = 60 * given["restart_minutes"]
+    return Reliability(**said)
+
+
+def _duration_s(text: str) -> float:
+    from meshwright.errors import ConfigError
+
+    units = {"d": 86_400.0, "h": 3_600.0, "w": 604_800.0}
+    number, unit = text[:-1], text[-1:]
+    try:
+        seconds = float(number) * units[unit]
+    except (KeyError, ValueError):
+        raise ConfigError(f"--deadline {text} is no duration: write days, hours or weeks, such as 60d") from None
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"--deadline {text} must be a positive time: write days, hours or weeks, such as 60d")
+    return seconds
+
+
+def _record(plan: Plan, budgets: list[Budget]) -> dict[str, Any]:
+    record = plan.to_dict()
+    if budgets:
+        record["budget"], *points = (one.to_dict() for one in budgets)
+        record["frontier"] = points
+    return record
+
+
+def _show(plan: Plan, budgets: list[Budget], given: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from meshwright.pages.tables.budget_table import budget_page, frontier_page
+    from meshwright.pages.tables.plan_table import plan_page
+
+    console = Console(highlight=False)
+    # Figures side by side take as much, also on a narrower terminal.
+    console.width = max(console.width, _LEAST_WIDTH)
+    for part in plan_page(plan):
+        console.print(part)
+    if budgets:
+        console.print()
+        for line in budget_page(budgets[0], given["tokens"], given["deadline"]):
+            console.print(line)
+    if len(budgets) > 1:
+        console.print()
+        for part in frontier_page(budgets[1:]):
+            console.print(part)
+
+
+def _write(resolved: ResolvedJob, plan: Plan) -> None:
+    from meshwright.config.edit import with_layout
+
+    path = Path(resolved.path)
+    path.write_text(with_layout(path.read_text(encoding="utf-8"), plan.pick.layout), encoding="utf-8")
+    click.echo(f"the layout is now in {path}", err=True)

@@ -1,0 +1,126 @@
+"""`meshwright prove`: runs one process and layouts on local ranks, and tells whether they train the same model."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from meshwright.cli.finite_range import FiniteRange
+
+if TYPE_CHECKING:
+    from meshwright.spec.run.proof import LayoutProof, Proof
+
+
+_NO_LIMIT = 10_000
+_SECONDS = FiniteRange(min=1)
+
+
+@click.command()
+@click.argument("job_file", type=click.Path(dir_okay=False))
+@click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Optimizer steps to compare.")
+@click.option("--exact", is_flag=True, help="Compute in float64: rounding then hides no mistake, however small.")
+@click.option("--mixed", is_flag=True, help="Compute in bfloat16 over float32 masters, as most training does.")
+@click.option("--repeat", is_flag=True, help="Run each layout twice, which must give the same bits.")
+@click.option("--plant", type=click.Choice(["tp", "cp", "pp", "ep", "dp"]), help="Break this axis; it must be found.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What ranks use.")
+@click.option("--timeout", "timeout_s", type=_SECONDS, default=300.0, show_default=True, help="Seconds for a layout.")
+@click.option("--max-ranks", type=click.IntRange(min=1), help="Processes that a layout may start.  [default: 64]")
+@click.option("--matrix", type=click.Path(dir_okay=False, path_type=Path), help="Write what composes as a page.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
+def command(
+    job_file: str,
+    layouts: tuple[str, ...],
+    steps: int,
+    exact: bool,
+    mixed: bool,
+    repeat: bool,
+    plant: str | None,
+    device: str,
+    timeout_s: float,
+    max_ranks: int | None,
+    matrix: Path | None,
+    as_json: bool,
+) -> None:
+    """Prove that LAYOUTs (such as dp_shard=2,tp=2) train what one process trains, on local ranks.
+
+    The model of JOB_FILE is made small, its architecture kept; losses, gradients and updated weights are compared by
+    name. Without LAYOUTs a set is proven in which every pair of axes meets.
+
+    Exit code 0: all agree; 2: bad input; 70: one does not.
+    """
+    from meshwright.app.jobs import load_job
+    from meshwright.app.prove import layouts_of, prove
+    from meshwright.cli.cuda import require_cuda
+    from meshwright.cli.output_files import require_file
+    from meshwright.errors import ConfigError, ExitCode
+    from meshwright.prover.page import matrix_page
+    from meshwright.prover.prove import MAX_RANKS
+
+    if exact and mixed:
+        raise ConfigError("--exact computes in float64 and --mixed in bfloat16: give one of them")
+    if matrix is not None:
+        require_file("--matrix", matrix)
+    resolved = load_job(job_file)
+    asked = layouts_of(resolved, layouts)
+    if device == "cuda":
+        require_cuda(max(layout.num_ranks for layout in asked))
+    proof = prove(
+        resolved,
+        *asked,
+        steps=steps,
+        precision="float64" if exact else "mixed" if mixed else "float32",
+        repeat=repeat,
+        plant=plant,  # type: ignore[arg-type]
+        device=device,
+        timeout_s=timeout_s,
+        max_ranks=MAX_RANKS if max_ranks is None else max_ranks,
+        report=_progress(len(asked)),
+    )
+    if matrix is not None:
+        matrix.write_text(matrix_page(proof, _own_words()), encoding="utf-8")
+    if as_json:
+        click.echo(proof.to_json())
+    else:
+        _print(proof)
+    sys.exit(ExitCode.DONE if proof.holds else ExitCode.DO_NOT_RETRY)
+
+
+def _own_words() -> str:
+    """Return the command as it was written."""
+    return shlex.join(["meshwright", *sys.argv[1:]])
+
+
+def _progress(num_layouts: int) -> Callable[[LayoutProof], None]:
+    from meshwright.prover.table import reasons, verdict
+    from meshwright.spec.layout.layout_text import layout_text
+
+    numbers = count(1)
+
+    def tell(one: LayoutProof) -> None:
+        place = f"[{next(numbers)}/{num_layouts}]"
+        what = f"{layout_text(one.layout)}: {verdict(one)}"
+        click.echo(f"{place} {what}{'' if one.holds else f': {reasons(one)}'} ({one.took_s:.1f} s)", err=True)
+
+    return tell
+
+
+def _print(proof: Proof) -> None:
+    from rich.console import Console
+
+    from meshwright.prover.table import changes_text, notes, proof_table
+
+    console = Console(highlight=False)
+    table = proof_table(proof)
+    needed = console.measure(table, options=console.options.update(max_width=_NO_LIMIT)).maximum
+    console.width = max(console.width, needed)
+    console.print(table)
+    console.print()
+    for line in (*notes(proof), changes_text(proof)):
+        console.print(line, style="dim", soft_wrap=True, markup=False)

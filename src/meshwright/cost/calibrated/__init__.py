@@ -1,0 +1,1 @@
+"""What was measured on a machine, in place of formulas."""

@@ -1,0 +1,166 @@
+"""MeasuredTimes: seconds of a block's kernels as they were timed on the very machine, in place of formulas.
+
+    matmul      6 m n k / rate(m, n, k), a third of it forward
+    attention   FLOPs / rate(tokens attended to, head width), and 2.5 x the FLOPs backward at a rate of their own
+    memory      elements / rate(elements) of every norm, rope, gate, addition and loss, forward and backward
+    host        kernels x seconds of a kernel
+
+Source: the points in a device's catalogue entry, as `meshwright calibrate` writes them, interpolated by hardware/rates.
+What nobody measured is nan, and formulas hold. Ignored: that a kernel finds in the cache what the one before wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
+from meshwright.cost.shares import Shares
+from meshwright.cost.work import Work, groups_of, moved_elements
+from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
+from meshwright.spec.machine.measured import MemoryOp
+from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope
+
+KERNELS_PER_OP = 8.0
+"""Kernels of an op in the eager modules of our models, forward and backward."""
+_OPTIMIZER_OPS: tuple[MemoryOp, MemoryOp] = ("update", "clip")
+_FORWARD_SHARE = 1 / 2.7
+"""Of a block's kernels."""
+
+
+@dataclass(frozen=True)
+class MeasuredTimes:
+    """Forward and backward seconds, one element an owner; nan where nobody measured the owner's device."""
+
+    matmul: tuple[Floats, Floats]
+    best_matmul: Floats
+    """Forward matmuls at the best rate that was measured."""
+    attention: tuple[Floats, Floats]
+    memory: tuple[Floats, Floats]
+    host: tuple[Floats, Floats]
+
+
+def is_measured(setting: Setting) -> bool:
+    """Return whether somebody measured matrix products on the setting's device, in the format of its workload."""
+    dtype = setting.workload.matmul_dtype
+    return any(point.dtype == dtype for point in setting.cluster.device.matmul_points)
+
+
+def measured_times(work: Work, settings: tuple[Setting, ...]) -> MeasuredTimes | None:
+    """Return what was measured of each owner's kernels; None where nobody measured any of the settings' devices."""
+    measured = [position for position, setting in enumerate(settings) if is_measured(setting)]
+    if not measured:
+        return None
+    unknown = np.full(len(work.owners.key), np.nan)
+    times = MeasuredTimes((unknown, unknown), unknown, *[(unknown, unknown)] * 3)
+    of_owner = work.setting[work.owners.key]
+    for position in measured:
+        here = of_owner == position
+        if here.any():
+            times = _filled(times, here, _times_of(work, settings[position], here))
+    return times
+
+
+def measured_update_s(cases: Cases, num_parameters: Floats) -> Floats:
+    """Return the seconds in which a rank clips and updates so many parameters; nan where nobody measured that."""
+    seconds = np.full(len(cases), np.nan)
+    for position, setting in enumerate(cases.settings):
+        (update, _), (clip, _) = (memory_op_rates(setting.cluster.device, op, "float32") for op in _OPTIMIZER_OPS)
+        if update is not None and clip is not None:
+            here = cases.setting == position
+            number = num_parameters[here]
+            seconds[here] = number / update(number) + number / clip(number)
+    return seconds
+
+
+def _filled(times: MeasuredTimes, here: NDArray[np.bool_], part: MeasuredTimes) -> MeasuredTimes:
+    """Return `times` with those of `part` where `here`."""
+
+    def both(name: str) -> tuple[Floats, Floats]:
+        (old_f, old_b), (new_f, new_b) = getattr(times, name), getattr(part, name)
+        return np.where(here, new_f, old_f), np.where(here, new_b, old_b)
+
+    return MeasuredTimes(
+        both("matmul"),
+        np.where(here, part.best_matmul, times.best_matmul),
+        both("attention"),
+        both("memory"),
+        both("host"),
+    )
+
+
+def _times_of(work: Work, setting: Setting, here: NDArray[np.bool_]) -> MeasuredTimes:
+    """Return the seconds on the setting's device; those of owners that are not `here` mean nothing."""
+    matmul, best = _matmuls(work, setting, here)
+    return MeasuredTimes(
+        matmul=(matmul / 3, 2 * matmul / 3),
+        best_matmul=best / 3,
+        attention=_attention(work, setting),
+        memory=_memory(work, setting, here),
+        host=_host(work, setting),
+    )
+
+
+def _matmuls(work: Work, setting: Setting, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return the seconds of all three products of each owner's matmuls, as measured and at the best rate."""
+    lines, dtype = work.matmuls, setting.workload.matmul_dtype
+    rate = matmul_rates(setting.cluster.device, dtype)
+    assert rate is not None
+    rows = here[lines.owner]
+    m, n, k = (side[rows] for side in (lines.m, lines.n, lines.k))
+    flops, owner, num_owners = 6 * lines.groups[rows] * m * n * k, lines.owner[rows], len(here)
+    best = max(point.flops_per_s.value for point in setting.cluster.device.matmul_points if point.dtype == dtype)
+    seconds, best_s = (np.bincount(owner, one, num_owners) for one in (flops / rate(m, n, k), flops / best))
+    return np.asarray(seconds, np.float64), np.asarray(best_s, np.float64)
+
+
+def _attention(work: Work, setting: Setting) -> tuple[Floats, Floats]:
+    owners = work.owners
+    forward, backward = attention_rates(setting.cluster.device, setting.workload.activation_dtype)
+    if forward is None or backward is None:
+        unknown = np.full(len(owners.key), np.nan)
+        return unknown, unknown
+    # A causal token attends to half of the sequence in the mean; blocks without attention have no FLOPs either.
+    sizes = np.maximum(2 * owners.context, 1), np.maximum(owners.head_width, 1)
+    flops = owners.attention_flops
+    return flops / forward(*sizes), ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
+
+
+def _memory(work: Work, setting: Setting, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    device, dtype, num_owners = setting.cluster.device, setting.workload.activation_dtype, len(here)
+    totals = np.zeros(num_owners), np.zeros(num_owners)
+    groups = list(groups_of(setting))
+    # work_of writes the owners of one setting group by group, each with the setting's keys in order.
+    for (group, _), owner in zip(groups, np.flatnonzero(here).reshape(len(groups), -1), strict=True):
+        shares = Shares(setting, work.keys.take(work.owners.key[owner]))
+        for op, elements in _memory_ops(group.ops, shares):
+            for total, rate in zip(totals, memory_op_rates(device, op, dtype), strict=True):
+                total[owner] += np.nan if rate is None else elements / rate(np.maximum(elements, 1))
+    return totals
+
+
+def _memory_ops(ops: tuple[Op, ...], shares: Shares) -> Iterator[tuple[MemoryOp, Floats]]:
+    """Yield the measured operation that each op is, or is nearest to, and the elements of its result."""
+    for op in ops:
+        moved = moved_elements(op, shares)
+        if isinstance(op, Head):
+            yield "loss", shares.tokens * op.vocab_size / shares.tp
+        elif isinstance(op, Norm):
+            yield "norm", moved / 2
+        elif isinstance(op, Rope):
+            yield "rope", moved / 2
+        elif isinstance(op, Embedding):
+            yield "add", moved / 2
+        elif isinstance(op, Elementwise):
+            written = op.writes_per_token / (op.reads_per_token + op.writes_per_token)
+            yield "swiglu" if op.keeps_inputs else "add", moved * written
+
+
+def _host(work: Work, setting: Setting) -> tuple[Floats, Floats]:
+    figure = setting.cluster.device.host_launch_s
+    seconds = work.owners.num_ops * KERNELS_PER_OP * (np.nan if figure is None else figure.value)
+    return seconds * _FORWARD_SHARE, seconds * (1 - _FORWARD_SHARE)

@@ -1,0 +1,1 @@
+"""What ranks send each other, over which links, and what hides it."""

@@ -1,0 +1,161 @@
+"""Fabric: what joins a cluster's devices, as numbers that communication formulas divide by.
+
+    bytes per second = datasheet rate of one device and direction x achievable share
+    seconds          = base + steps x seconds per step + bytes / bytes per second
+
+The latency of each step is what makes small messages slow; no bandwidth grows with the message size besides. Shares are
+the catalogue's where it has them. Latencies are NCCL's own for its Simple protocol (src/graph/tuning.cc at 5067397).
+Ignored: the other protocols (LL, LL128), which only messages below a few MB notice; slower steps over PCI Express; how
+many switches lie between two nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from meshwright.cost.calibrated.measured_collective import MeasuredCollectives, join_measured, measured_collectives
+from meshwright.spec.machine.cluster import Cluster, Link
+from meshwright.spec.machine.figure import Figure
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FabricConstants:
+    """Achievable shares of datasheet rates, and latencies; a fit may replace the defaults."""
+
+    intra_efficiency: float = 0.79
+    """Share of the link inside a domain that a ring reaches with large messages, where the catalogue has none."""
+    inter_efficiency: float = 0.92
+    """Share of the network cards' rate that a ring reaches with large messages, where the catalogue has none."""
+    nvls_efficiency: float = 0.68
+    """Share of the link that a reduction inside the switch reaches (475 GB/s bus bandwidth on 8 H100)."""
+    all_to_all_efficiency: float = 0.9
+    """Bandwidth of an all-to-all as a share of a ring's."""
+    base_s: float = 8.4e-6
+    """Seconds to start a collective."""
+    intra_step_s: float = 3.4e-6
+    """Seconds of one step from device to device inside a domain."""
+    inter_step_s: float = 14e-6
+    """Seconds of one step from domain to domain."""
+    nvls_s: float = 25e-6
+    """Seconds of the smallest all-reduce inside the switch."""
+    all_to_all_intra_s: float = 30e-6
+    """Seconds of the smallest all-to-all inside a domain."""
+    all_to_all_inter_s: float = 80e-6
+    """Seconds that the network adds to an all-to-all, however small."""
+    all_to_all_peer_s: float = 0.4e-6
+    """Seconds for each peer of an all-to-all."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """One cluster's links, or many clusters' as arrays with one element a case; an unknown link is nan."""
+
+    cluster: NDArray[np.str_]
+    """Catalogue name, for messages."""
+    domain_size: Floats
+    """Devices that reach each other without a network card: an NVLink domain, or a node."""
+    intra_bytes_per_s: Floats
+    """What one device sends inside its domain, to all peers together."""
+    intra_bytes_per_s_per_peer: Floats
+    """What it sends to one peer; inf behind a switch, where only the total counts."""
+    nvls_bytes_per_s: Floats
+    """What one device sends in an all-reduce inside the switch; 0 where the switch cannot add."""
+    inter_bytes_per_s: Floats
+    """One device's share of its node's network cards."""
+    oversubscription: Floats
+    """How many times less the network carries between pods than within one."""
+    nonblocking_devices: Floats
+    """Devices of a pod; inf where the network has none."""
+    all_to_all_efficiency: Floats
+    base_s: Floats
+    intra_step_s: Floats
+    inter_step_s: Floats
+    nvls_s: Floats
+    all_to_all_intra_s: Floats
+    all_to_all_inter_s: Floats
+    all_to_all_peer_s: Floats
+    measured: MeasuredCollectives
+    """What was measured inside a domain: one table for each cluster, not for each case."""
+    measured_at: NDArray[np.int64]
+    """Position of the case's cluster in `measured`."""
+    measured_slowdown: Floats
+    """Collectives that share what was measured with one."""
+
+    def shared(self, inter: ArrayLike = 1.0, intra: ArrayLike = 1.0) -> Fabric:
+        """Return what one of several collectives gets that run at once: `inter` over the network, `intra` inside."""
+        inside, network = np.asarray(intra, np.float64), np.asarray(inter, np.float64)
+        return replace(
+            self,
+            intra_bytes_per_s=self.intra_bytes_per_s / inside,
+            intra_bytes_per_s_per_peer=self.intra_bytes_per_s_per_peer / inside,
+            nvls_bytes_per_s=self.nvls_bytes_per_s / inside,
+            inter_bytes_per_s=self.inter_bytes_per_s / network,
+            measured_slowdown=self.measured_slowdown * inside,
+        )
+
+    def take(self, rows: NDArray[Any]) -> Fabric:
+        """Return the cases at `rows` (positions or a mask); one cluster for all cases stays that."""
+        if self.domain_size.ndim == 0:
+            return self
+        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+
+
+_ARRAYS = [field.name for field in fields(Fabric) if field.name != "measured"]
+_TAKEN_OVER = {field.name for field in fields(Fabric)} & {field.name for field in fields(FabricConstants)}
+
+
+def fabric_of(cluster: Cluster, constants: FabricConstants) -> Fabric:
+    """Return the links of `cluster`, every field a 0-d array."""
+    values: dict[str, float] = {name: getattr(constants, name) for name in _TAKEN_OVER}
+    values |= _inside(cluster.intra_node, constants) | _network(cluster, constants)
+    values |= {"domain_size": cluster.domain_size, "measured_slowdown": 1.0}
+    return Fabric(
+        cluster=np.asarray(cluster.name),
+        measured=measured_collectives(cluster.intra_node.collectives if cluster.intra_node else ()),
+        measured_at=np.asarray(0),
+        **{name: np.asarray(value, np.float64) for name, value in values.items()},
+    )
+
+
+def stack_fabrics(fabrics: Sequence[Fabric], index: NDArray[Any]) -> Fabric:
+    """Return `fabrics` of one cluster each as one, with one element for each of `index`: positions in `fabrics`."""
+    arrays = {name: np.array([getattr(one, name) for one in fabrics])[index] for name in _ARRAYS}
+    arrays["measured_at"] = np.asarray(index)
+    return Fabric(measured=join_measured([one.measured for one in fabrics]), **arrays)
+
+
+def _inside(link: Link | None, constants: FabricConstants) -> dict[str, float]:
+    if link is None:
+        return {"intra_bytes_per_s": np.nan, "intra_bytes_per_s_per_peer": np.nan, "nvls_bytes_per_s": 0.0}
+    share = _value_or(link.efficiency, constants.intra_efficiency)
+    nvls_share = constants.nvls_efficiency if link.reduces_in_switch else 0.0
+    return {
+        "intra_bytes_per_s": link.bytes_per_s.value * share,
+        "intra_bytes_per_s_per_peer": _value_or(link.bytes_per_s_per_peer, np.inf) * share,
+        "nvls_bytes_per_s": link.bytes_per_s.value * nvls_share,
+    }
+
+
+def _network(cluster: Cluster, constants: FabricConstants) -> dict[str, float]:
+    link, bytes_per_s = cluster.inter_node, cluster.inter_node_bytes_per_s_per_device
+    if link is None or bytes_per_s is None:
+        return {"inter_bytes_per_s": np.nan, "oversubscription": 1.0, "nonblocking_devices": np.inf}
+    oversubscription = _value_or(link.oversubscription, 1.0)
+    # Oversubscribed without pods: what leaves a domain competes already.
+    pod = link.nonblocking_devices or (np.inf if oversubscription == 1 else cluster.domain_size)
+    return {
+        "inter_bytes_per_s": bytes_per_s * _value_or(link.efficiency, constants.inter_efficiency),
+        "oversubscription": oversubscription,
+        "nonblocking_devices": pod,
+    }
+
+
+def _value_or(figure: Figure | None, other: float) -> float:
+    return other if figure is None else figure.value

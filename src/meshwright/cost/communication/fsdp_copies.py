@@ -1,0 +1,122 @@
+"""What FSDP itself computes: casts of shards, copies out of and into the buffers of its collectives, sums of gradients.
+
+    gathers     2 bytes moved for each byte gathered, again in backward where blocks are freed
+    kept        2 bytes for each byte of the copy that a group of ranks keeps of what it frees
+    reductions  a microbatch's gradients cast, added up and copied into the reduction's input
+
+Counted from traces of FSDP2. Ignored: casts of shards before they are gathered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Floats
+from meshwright.cost.communication.data_parallel import DataParallel, Index, dense_parameters
+from meshwright.cost.compute.block_time import BlockTimes
+from meshwright.cost.constants import Constants
+from meshwright.cost.pipeline.slots import Slot
+from meshwright.cost.slowness import Stacks
+from meshwright.cost.work import BLOCK, FIRST
+
+_MASTER_BYTES = 4.0
+"""Of a parameter as the optimizer keeps it."""
+
+
+@dataclass(frozen=True)
+class FsdpCopies:
+    """Prices what FSDP itself computes for one microbatch."""
+
+    parallel: DataParallel
+    stacks: Stacks
+    slots: list[Slot]
+    is_host: NDArray[np.bool_]
+
+    def of_slot(self, slot: Slot, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
+        """Return the seconds of a slot, forward and backward."""
+        forward, backward = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=slot.kind == BLOCK)
+        # Multipliers of other software were fitted to whole steps with copies that nothing slows.
+        slow = self.stacks.slowness(c)
+        slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
+        backward = backward + c["kernel_s"] * fsdp_kernels(self.parallel, slot.owner)
+        return np.where(self.is_host, 0.0, forward * slower), np.where(self.is_host, 0.0, backward * slower)
+
+    def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:
+        """Return the seconds before the first block, forward and backward: of the embedding, and copies of the ends."""
+        forward, backward = np.zeros(len(self.is_host)), np.zeros(len(self.is_host))
+        for slot in self.slots:
+            if slot.kind != BLOCK:
+                copies = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=False)
+                has_embedding = slot.kind == FIRST
+                forward += slot.count * (copies[0] + has_embedding * times.memory[0][slot.owner])
+                backward += slot.count * (copies[1] + has_embedding * times.memory[1][slot.owner])
+        return forward, backward
+
+
+def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_block: bool) -> tuple[Floats, Floats]:
+    """Return the seconds of what FSDP itself computes for one owner and one microbatch, forward and backward: casts,
+    copies, sums.
+
+    Blocks may be gathered again in backward, what stands before and after them is not.
+    """
+    owners, layouts = dp.work.owners, dp.layouts
+    parameters = dense_parameters(dp, owner) + owners.expert_parameters[owner]
+    reordered = reordered_experts(dp, owner)
+    last = 1.0 / dp.num_microbatches
+    # Out of the buffer that was gathered; blocks that are freed are gathered again.
+    out = 2 * np.where(layouts.is_resharded, 1.0, last) * dp.gather_bytes * (parameters + reordered)
+    kept = np.where(layouts.kept_on > 0, 2 * dp.gather_bytes * parameters / np.maximum(layouts.kept_on, 1), 0.0)
+    num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
+    reduced = parameters * _bytes_to_reduce(dp) + 2 * reordered * num_reductions * dp.element_bytes
+    is_shared = layouts.fsdp > 1
+    forward = np.where(is_shared, out + (kept if is_block else 0.0), 0.0)
+    backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
+    forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
+    return forward / memory_rate, backward / memory_rate
+
+
+def fsdp_kernels(dp: DataParallel, owner: Index) -> Floats:
+    """Return the kernels that add up one owner's gradients after each microbatch: ours, one for each tensor."""
+    adds = dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1)
+    return np.where(adds, dp.work.owners.num_tensors[owner], 0.0)
+
+
+def reordered_experts(dp: DataParallel, owner: Index) -> Floats:
+    """Return the parameters of experts that ranks cut in another dim than FSDP2's first, since there are fewer of them
+    than ranks, or the ranks do not divide them: what is gathered and what is reduced is copied once more into order.
+    """
+    owners, efsdp = dp.work.owners, np.maximum(dp.layouts.efsdp, 1)
+    is_cut_across = np.mod(owners.num_local_experts[owner], efsdp) != 0
+    return np.where(is_cut_across & dp.is_own, owners.expert_parameters[owner], 0.0)
+
+
+def _bytes_of_whole(dp: DataParallel) -> Floats:
+    """Return the bytes that FSDP moves for each parameter and microbatch where no rank shares it with another.
+
+    FSDP2 still casts parameters and copies them, takes each microbatch's gradients into a sum, and copies that three
+    times: into its buffer, divided, and out of it.
+    """
+    last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
+    parameters = last * (_MASTER_BYTES + 3 * element)
+    out = 4 * reduce
+    # The first microbatch's gradients are cast, those of others added.
+    summed = element + reduce + (1 - last) * reduce + last * (2 * reduce + out)
+    summed = np.where(dp.num_microbatches > 1, summed, element + reduce + out)
+    each = element + reduce + out + (1 - last) * 3 * reduce
+    return np.asarray(parameters + np.where(dp.layouts.reduces_each_microbatch, each, summed))
+
+
+def _bytes_to_reduce(dp: DataParallel) -> Floats:
+    """Return the bytes that are moved for each parameter to add up a microbatch's gradients, or to copy them into the
+    input of a reduction, once a step or in each microbatch.
+    """
+    last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
+    # The first microbatch's gradients are cast, those of others added, and the sums are copied.
+    summed = np.where(dp.num_microbatches > 1, element + 2 * reduce + last * reduce, element + reduce)
+    # The shards of gradients that are reduced each time are added up.
+    added = np.where(dp.is_own, 3 * reduce * (1 - last) / np.maximum(dp.layouts.fsdp, 1), 0.0)
+    copied = np.where(dp.layouts.reduces_each_microbatch, element + reduce + added, summed)
+    return np.where(dp.fuses_sum, 0.0, copied)

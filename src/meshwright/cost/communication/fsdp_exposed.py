@@ -1,0 +1,231 @@
+"""What of FSDP's gathers and reductions computation does not hide.
+
+    forward    exposed = max(block, gather) - block + slowdown x the shorter of the two x the share of the block in
+               which the device computes (1 of other software)
+    backward   the same of gather, if blocks are freed, and reduction, which one communicator runs one by one; where a
+               group of ranks has kept a copy both run at once: the longer + (load - 1) x the shorter (contention.py)
+    prefetch   with none a block is gathered when the one after it is reduced, and neither hides; forward gathers ahead
+               anyway, since the host does not wait for the device
+    offload    parameters are copied to the device next to the gather of the block before, gradients to the host next
+               to the next gather; all but the first microbatch's are added to those on the host, which waits for them
+    ends       what stands before and after the blocks is gathered and reduced at the ends of a pass: all exposed
+
+Kept parameters travel once a step, gradients once a step or after each microbatch (Layout.gradient_sync). After a
+backward in two parts they are reduced unit by unit, and nothing hides it. Sources: FSDP (arXiv:2304.11277), Galvatron
+(arXiv:2211.13878) for the slowdown; the order of FSDP2's own calls for prefetch and offload. Ignored: what prefetch of
+more than one block hides besides; casts of shards; that copies take bandwidth from collectives within a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.communication.contention import joint_load, ring_shares
+from meshwright.cost.communication.data_parallel import (
+    DataParallel,
+    Index,
+    block_collectives_s,
+    dense_parameters,
+    gather_again_s,
+    replicas_all_reduce_s,
+)
+from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.communication.group import group_of
+from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import Bools, LayoutTable
+from meshwright.cost.memory.offload import copy_s, sums_on_host
+
+
+@dataclass(frozen=True)
+class _Exchanges:
+    """The seconds of one block's exchanges, none hidden, one element a case."""
+
+    gather: Floats
+    again: Floats
+    """Of gathering it for backward; 0 where it is not freed."""
+    scatter: Floats
+    summed: Floats
+    """Of summing its gradient shards over replicas."""
+    copied: Floats
+    """Of copying its parameters to the device, or its gradients to the host."""
+    copied_again: Floats
+    is_freed: Bools
+    load: Floats
+    """Of the links that it is gathered again over next to a reduction; 2 where one waits for the other."""
+    sums_beside: Bools
+    """Whether replicas are summed over other links than those of gathers and reductions."""
+
+
+def fsdp_exposed_s(
+    dp: DataParallel,
+    owner: Index,
+    fabric: Fabric,
+    c: Constants,
+    block: tuple[Floats, Floats],
+    computes: tuple[Floats, Floats],
+) -> Floats:
+    """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch.
+
+    `block` are the seconds of its forward and backward, of our own software with fsdp_copies_s; `computes` the shares
+    of them in which the device computes, which is what communication slows down.
+    """
+    layouts, last = dp.layouts, 1.0 / dp.num_microbatches
+    unit = _exchanges_of(dp, owner, fabric)
+    # Shares of microbatches: what is freed is gathered for each, what is kept for one.
+    gathered = np.where(unit.is_freed, 1.0, last)
+    forward = gathered * _exposed(np.maximum(unit.gather, unit.copied), block[0], c, computes[0])
+    usual, at_end = _backward_exposed_s(dp, unit, c, block[1], computes[1])
+    is_shared = (layouts.dp * layouts.cp > 1) | _shares_experts(dp, owner) | layouts.cpu_offload
+    exposed = forward + (1 - last) * usual + last * at_end
+    return np.where(dp.shards_parameters & is_shared, exposed, 0.0)
+
+
+def _exchanges_of(dp: DataParallel, owner: Index, fabric: Fabric) -> _Exchanges:
+    owners, layouts = dp.work.owners, dp.layouts
+    gather, scatter = block_collectives_s(dp, owner, fabric)
+    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
+    kept, from_kept = gather_again_s(dp, owner, fabric)
+    shards = group_of(layouts.tp, layouts.fsdp, fabric)
+    is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | _shares_experts(dp, owner))
+    is_kept = layouts.kept_on > 0
+    load = joint_load(ring_shares(kept, fabric), ring_shares(shards, fabric), fabric) if is_kept.any() else 2.0
+    own = owners.dense_parameters[owner] / layouts.fsdp + owners.expert_parameters[owner] / np.maximum(layouts.efsdp, 1)
+    copied = copy_s(layouts, own)
+    return _Exchanges(
+        gather=gather,
+        again=np.where(is_freed, np.where(is_kept, from_kept, gather), 0.0),
+        scatter=scatter,
+        summed=summed,
+        copied=copied,
+        # What a group keeps is on the device.
+        copied_again=np.where(is_freed & ~is_kept, copied, 0.0),
+        is_freed=is_freed,
+        load=np.where(is_kept, load, 2.0),
+        # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
+        sums_beside=dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1),
+    )
+
+
+def _shares_experts(dp: DataParallel, owner: Index) -> Bools:
+    """Return where ranks that share their tokens, by tp alone, still share out experts (ours)."""
+    return np.asarray(dp.is_own & (dp.layouts.efsdp > 1) & (dp.work.owners.expert_parameters[owner] > 0))
+
+
+def _backward_exposed_s(
+    dp: DataParallel, unit: _Exchanges, c: Constants, block_s: Floats, computes: Floats
+) -> tuple[Floats, Floats]:
+    """Return the seconds exposed in one block's backward, of the usual microbatch and of the one whose gradients are
+    left to reduce at the end of a step, or are the first that the host gets.
+    """
+    layouts = dp.layouts
+    # Sums over replicas, which follow the last microbatch, are of what the device holds.
+    copied_out = np.where(layouts.dp_replicate == 1, unit.copied, 0.0)
+    behind = np.where(layouts.splits_backward, 0.0, block_s)
+    after_stage = _hidden_after_stage(dp, unit.scatter + copied_out, block_s, c)
+    gathered = _exposed(unit.again + unit.copied_again, block_s, c, computes)
+    reduced = _exposed(_at_once(unit, copied_out), behind, c, computes) - after_stage
+    exchanged = _at_once(unit, unit.copied)
+    both = np.where(unit.sums_beside, np.maximum(exchanged, unit.summed), exchanged + unit.summed)
+    # Nothing is computed after the stage that a rank is done with last.
+    at_end = _exposed(both, behind, c, computes) - (1 - 1 / layouts.stages_per_rank) * after_stage
+    in_line = unit.is_freed & gathers_in_line(layouts)
+    # A stage's last block is gathered behind the loss, or behind another microbatch.
+    waited = unit.again * (1 - _last_of_stage(dp)) + unit.scatter
+    reduced = np.where(in_line, waited, reduced)
+    at_end = np.where(in_line, waited + _exposed(unit.summed, block_s, c, computes), at_end)
+    # The device waits for the host, which waits for gradients to add them.
+    gathered = np.where(in_line & sums_on_host(layouts), unit.again + unit.copied_again, gathered)
+    usual = np.where(layouts.reduces_each_microbatch, reduced, gathered)
+    usual = np.where(sums_on_host(layouts), gathered + unit.scatter + unit.copied, usual)
+    return usual, at_end
+
+
+def _at_once(unit: _Exchanges, copied_out: Floats) -> Floats:
+    """Return the seconds between the exchanges of one block's backward and those of the next, if nothing else waits.
+
+    Copies run next to the other collective, but before the block's own gather and after its own reduction.
+    """
+    shorter, longer = np.minimum(unit.again, unit.scatter), np.maximum(unit.again, unit.scatter)
+    with_copies = np.maximum(unit.again + unit.copied_again, unit.scatter + copied_out)
+    return np.maximum(longer + (unit.load - 1) * shorter, with_copies)
+
+
+def gathers_in_line(layouts: LayoutTable) -> Bools:
+    """Return where a freed block is gathered again only after the reduction of the one that backward does before it.
+
+    FSDP2 calls both on the same communicator; groups that keep a copy have one of their own.
+    """
+    return np.asarray(layouts.is_resharded & (layouts.prefetch == 0) & (layouts.kept_on == 0))
+
+
+def _last_of_stage(dp: DataParallel) -> Floats:
+    """Return the share of blocks that are the last of their stage."""
+    return np.minimum(dp.layouts.num_stages / dp.num_blocks, 1.0)
+
+
+def _hidden_after_stage(dp: DataParallel, scatter: Floats, backward_s: Floats, c: Constants) -> Floats:
+    """Return the seconds of a block's reduction that hide where a backward has two parts, in the mean over blocks.
+
+    A stage reduces its blocks one by one when its backward is done. The last one hides behind what is computed next,
+    which is at least the backward to the weights of another stage.
+    """
+    last_of_stage = _last_of_stage(dp)
+    weights_s = backward_s / 2 / last_of_stage
+    return np.where(dp.layouts.splits_backward, last_of_stage * (scatter - _exposed(scatter, weights_s, c)), 0.0)
+
+
+def first_block_exposed_s(
+    dp: DataParallel,
+    owner: Index,
+    fabric: Fabric,
+    c: Constants,
+    block: tuple[Floats, Floats],
+    ends: tuple[Floats, Floats],
+) -> Floats:
+    """Return the seconds, for one microbatch, that the first block's gather and the reduction of its gradients, the
+    last one, are exposed for longer than those of others: they hide behind what stands before it, not behind a block.
+
+    `block` and `ends` are the seconds of either, forward and backward. 0 in a pipeline, whose stages gather ahead, and
+    reduce when all of it is done; and 0 of other software, whose multipliers were fitted to whole steps without it.
+    """
+    layouts, last = dp.layouts, 1.0 / dp.num_microbatches
+    # Experts on ranks of their own are a unit within their block, which hides behind the rest of it.
+    is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
+    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=is_one_unit)
+    gathers = np.where(layouts.is_resharded, 1.0, last)
+    # What the host waits for is exposed of all blocks, as is what stands in line.
+    reduces = np.where(layouts.reduces_each_microbatch & ~sums_on_host(layouts), 1.0, last)
+    reduces = np.where(gathers_in_line(layouts), 0.0, reduces)
+    longer = [
+        np.maximum(_exposed(own_s, end_s, c) - _exposed(own_s, block_s, c), 0)
+        for own_s, end_s, block_s in zip((gather, scatter), ends, block, strict=True)
+    ]
+    is_alone = dp.shards_parameters & dp.is_own & (layouts.dp * layouts.cp > 1) & (layouts.pp == 1)
+    return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
+
+
+def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric) -> Floats:
+    """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
+    gradients: at the ends of a pass there is nothing to hide them behind.
+    """
+    layouts, parameters = dp.layouts, dense_parameters(dp, owner)
+    group = group_of(layouts.tp, layouts.fsdp, fabric)
+    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
+    whole = all_gather_s(parameters * dp.element_bytes, group, fabric)
+    scatter = reduce_scatter_s(parameters * dp.reduce_bytes, group, fabric)
+    summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
+    last = 1.0 / dp.num_microbatches
+    # Kept from forward to backward, but for one microbatch only if blocks are freed.
+    gathers = np.where(layouts.is_resharded, 1.0, last)
+    reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
+    copied = (gathers + np.where(sums_on_host(layouts), 1.0, last)) * copy_s(layouts, parameters / layouts.fsdp)
+    return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed + copied, 0.0)
+
+
+def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats | float = 1.0) -> Floats:
+    longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
+    return np.asarray(longer_by_s + c["overlap_slowdown"] * computes * np.minimum(own_s, hidden_behind_s))

@@ -1,0 +1,111 @@
+"""Messages: what pipeline ranks send each other, in seconds.
+
+    message      the residual stream of a microbatch to the next stage, its gradient to the one before
+    exposed      2 (share x microbatches x chunks x slowest hop + (pp - 1) x mean hop): a share, fitted by stack, of the
+                 steady state, and the way there and back of one microbatch through the empty pipeline
+    tied head    the first and the last stage exchange its gradients once a step, in our own software, unless one rank
+                 holds both
+
+A finalist's exposed messages are replayed instead, each by the border that it crosses (replay.py). Source: Narayanan et
+al. 2021 (arXiv:2104.04473). Ignored: what others' software does about a tied head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.communication.collective import all_gather_s
+from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
+from meshwright.cost.communication.group import Group, group_of
+from meshwright.cost.communication.point_to_point import hops_by_border_s, mean_send_s, send_s
+from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.pipeline.replay import Hops
+from meshwright.cost.slowness import stacks_of
+from meshwright.cost.work import Work, work_of
+from meshwright.spec.layout.layout import V_SCHEDULES
+
+
+def messages_of(cases: Cases, work: Work) -> Messages:
+    """Return the cases' messages, to be priced with a fabric and constants."""
+    owners, layouts = work.owners, cases.layouts
+    tied = np.bincount(owners.key, owners.tied_parameters * owners.count, minlength=len(work.setting))
+    gradient_bytes = cases.each(lambda s: 4.0 if s.workload.gradient_dtype == "float32" else 2.0)
+    has_copy = (cases.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
+    return Messages(
+        layouts=layouts,
+        work=work,
+        element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
+        has_sequence_parallel=cases.each(lambda s: float(s.stack.sequence_parallel)) > 0,
+        overlaps=cases.each(lambda s: float(s.stack.p2p_overlap)) > 0,
+        tied_bytes=has_copy * tied[work.key_of_case] / layouts.fsdp * gradient_bytes,
+    )
+
+
+def hops_of(cases: Cases, constants: Constants) -> Hops:
+    """Return how long messages are on their way between the pipeline ranks of the only case."""
+    fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in cases.settings]
+    fabric = stacks_of(cases).slowed(stack_fabrics(fabrics, cases.setting), constants)
+    return messages_of(cases, work_of(cases)).hops(fabric, constants)
+
+
+@dataclass(frozen=True)
+class Messages:
+    """One element a case."""
+
+    layouts: LayoutTable
+    work: Work
+    element_bytes: Floats
+    has_sequence_parallel: NDArray[np.bool_]
+    overlaps: NDArray[np.bool_]
+    tied_bytes: Floats
+    """Of a tied head's gradients on one rank."""
+
+    def exposed_s(self, fabric: Fabric, c: Constants, num_microbatches: Floats) -> Floats:
+        """Return the exposed seconds of all messages in a step."""
+        layouts, group = self.layouts, self._group(fabric)
+        num_bytes, added_s = self._bytes(), np.where(layouts.pp > 1, self._added_s(fabric, c), 0.0)
+        # The slowest sets the pace of a full pipeline; filling it takes all of them once.
+        slowest = send_s(num_bytes, group, fabric) + added_s
+        mean = mean_send_s(num_bytes, group, fabric) + added_s
+        share = np.where(self.overlaps, c["pp_exposed"], c["pp_plain_exposed"])
+        waits = np.where(self.overlaps | (layouts.pp == 1), 0.0, c["pp_sync_s"] * num_microbatches)
+        steady = share * num_microbatches * layouts.stages_per_rank * slowest
+        return 2 * (steady + (layouts.pp - 1) * mean) + waits + self._tied_s(fabric)
+
+    def hops(self, fabric: Fabric, c: Constants) -> Hops:
+        """Return how long messages are on their way between the pipeline ranks of the only case."""
+        group, added_s = self._group(fabric), self._added_s(fabric, c)
+        ranks = np.arange(self.layouts.pp[0])
+        per_domain = np.maximum(fabric.domain_size // group.stride, 1)
+        return Hops(
+            hop_s=tuple(float((one + added_s)[0]) for one in hops_by_border_s(self._bytes(), group, fabric)),
+            domains=tuple((ranks // per_domain).astype(int).tolist()),
+            pods=tuple((ranks * group.stride // fabric.nonblocking_devices).astype(int).tolist()),
+            tied_s=float(self._tied_s(fabric)[0]),
+        )
+
+    def _group(self, fabric: Fabric) -> Group:
+        return group_of(self.layouts.num_ranks // self.layouts.pp, self.layouts.pp, fabric)
+
+    def _bytes(self) -> Floats:
+        """Return the bytes of a message. Each tp rank sends its part (Narayanan 2021, 4.1)."""
+        owners = self.work.owners
+        first = np.zeros(len(self.work.setting), np.int64)
+        first[owners.key[::-1]] = np.arange(len(owners.key))[::-1]
+        owner = first[self.work.key_of_case]
+        return owners.tokens[owner] * owners.width[owner] * self.element_bytes / self.layouts.tp
+
+    def _added_s(self, fabric: Fabric, c: Constants) -> Floats:
+        """Return what a hop takes besides: without sequence parallelism tp ranks gather the whole again."""
+        tp = self.layouts.tp
+        whole_s = all_gather_s(self._bytes() * tp, group_of(1, tp, fabric), fabric)
+        return np.where(self.has_sequence_parallel, 0.0, whole_s) + c["send_s"]
+
+    def _tied_s(self, fabric: Fabric) -> Floats:
+        """Return the seconds of exchanging the gradients of a tied head, one way after the other."""
+        return np.where(self.tied_bytes > 0, 2 * send_s(self.tied_bytes, self._group(fabric), fabric), 0.0)

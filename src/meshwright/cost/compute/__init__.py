@@ -1,0 +1,1 @@
+"""What a device computes: matmuls, attention, memory-bound operators, recomputation."""

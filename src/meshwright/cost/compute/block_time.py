@@ -1,0 +1,285 @@
+"""BlockTimes: seconds of one block's forward and backward pass for one microbatch, cause by cause, nothing overlapped.
+
+    matmuls     tile_flops / rate, or their bytes / memory rate; the backward pass has two for each
+    attention   FLOPs / (rate x ramp) flash, with 2.5 x the FLOPs backward; unfused: matmuls and passes over scores
+    memory      elements x 2 bytes x passes / memory rate, plus casts to 8 bits and float32 gradient sums; for our own
+                trainer the bytes that its kernels were counted to move (own_elements.py)
+    host        launches x seconds of a launch
+
+Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions. What is fitted stands in Constants.
+Ignored: dropout, biases, L2 hits between kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.calibrated.measured_op import MeasuredTimes, measured_times
+from meshwright.cost.case import Floats, Setting
+from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
+from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
+from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
+from meshwright.cost.constants import Constants
+from meshwright.cost.rates import Peaks, Rates, architecture_of
+from meshwright.cost.work import Work
+
+_BACKWARD_LAUNCHES = 1.7
+_FLOAT32_BYTES = 4.0
+_LOSS_BYTES = 16.0
+"""Bytes for each logit: 16-bit write and read, float32 softmax, gradient."""
+_PLAIN_LOSS_BYTES = {"whole": (14.0, 22.0), "over tp": (38.0, 14.0)}
+"""The same of a loss of one kernel for each operator (Stack.has_plain_loss), forward and backward, of 16-bit logits.
+
+whole: cast (6), log-softmax (8); gradient of the picked ones (4), of the log-softmax (12), cast (6). over tp, where
+ranks share the vocabulary: cast (6), largest (4), difference (8), exponential (8), sum (4), division (8); product (8),
+cast (6)."""
+
+
+@dataclass(frozen=True)
+class BlockTimes:
+    """One element an owner; seconds unless the name says otherwise."""
+
+    ideal_matmul: Floats
+    """Forward matmuls at the dense peak."""
+    ideal_attention: Floats
+    reached_matmul: Floats
+    """Forward matmuls at the rate of large ones."""
+    matmul: tuple[Floats, Floats]
+    """Forward, backward."""
+    expert_share: Floats
+    """Share of the matmuls' backward that is experts'."""
+    attention_share: Floats
+    """Share of those around attention."""
+    attention: tuple[Floats, Floats]
+    memory: tuple[Floats, Floats]
+    host: tuple[Floats, Floats]
+
+
+class BlockPricer:
+    """What does not depend on constants, computed once: tiles, bytes, FLOPs."""
+
+    def __init__(self, work: Work, settings: tuple[Setting, ...], peaks: Peaks) -> None:
+        self.work, self.settings, self.peaks = work, settings, peaks
+        self.owner_setting = work.setting[work.owners.key]
+        lines = work.matmuls
+        self.line_setting = self.owner_setting[lines.owner]
+        low = np.array([s.is_low_precision for s in settings])
+        four = np.array([s.workload.matmul_dtype == "float4" for s in settings])
+        wide = np.array([s.workload.activation_element_bytes for s in settings], np.float64)
+        self.is_low = low[self.line_setting] & lines.is_low
+        self.element_bytes = np.where(self.is_low, np.where(four[self.line_setting], 0.5, 1.0), wide[self.line_setting])
+        self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
+        self.activation_bytes = wide[self.owner_setting]
+        new = np.array([architecture_of(s.cluster.device).startswith("blackwell") for s in settings])
+        self.is_new = new[self.line_setting]
+        self.flops = 2 * lines.groups * lines.m * lines.n * lines.k
+        self._tiles: dict[float, list[Floats]] = {}
+        m, n, k, g = lines.m, lines.n, lines.k, lines.groups
+        self.passes = [(m, n, k), (m, k, n), (k, n, m)]
+        self.bytes = [matmul_bytes(*shape, g, self.element_bytes) for shape in self.passes]
+        self.misaligned = is_misaligned(n, k, self.element_bytes)
+        self.weights = g * n * k
+        self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
+        self.own_kernels = own_kernels(work, settings)
+        self.measured = measured_times(work, settings)
+
+    def tiles(self, small_tile: float) -> list[Floats]:
+        """Return the tile FLOPs of the three passes, kept for the constant they were made with."""
+        if small_tile not in self._tiles:
+            sms = self.peaks.num_sms[self.line_setting]
+            share = np.where(self.is_new, small_tile, 1.0)
+            lines = self.work.matmuls
+            # The last pass sums over rows, whose tiles are those of the weights.
+            routed = (lines.is_expert, lines.is_expert, np.zeros_like(lines.is_expert))
+            sizes = [MatmulSizes(*one, lines.groups, is_it) for one, is_it in zip(self.passes, routed, strict=True)]
+            self._tiles = {small_tile: [tile_flops(one, sms, share) for one in sizes]}
+        return self._tiles[small_tile]
+
+    def price(self, rates: Rates, constants: Constants) -> BlockTimes:
+        """Return the seconds of every owner."""
+        reached = self._reached(rates, constants)
+        seconds = self._matmuls(rates, reached, constants)
+        forward, backward = self._by_owner(seconds[0]), self._by_owner(seconds[1] + seconds[2])
+        experts, around = (
+            self._by_owner(np.where(mask, seconds[1] + seconds[2], 0.0)) / np.maximum(backward, 1e-30)
+            for mask in (self.work.matmuls.is_expert, self.work.matmuls.is_attention)
+        )
+        attention, ideal_attention = self._attention(rates, constants)
+        ideal = self._by_owner(self.flops / self.peaks.dense[self.line_setting])
+        times = BlockTimes(
+            ideal_matmul=ideal,
+            ideal_attention=ideal_attention,
+            reached_matmul=self._by_owner(self.flops / reached),
+            matmul=(forward, backward),
+            expert_share=experts,
+            attention_share=around,
+            attention=attention,
+            memory=self._memory(rates, constants),
+            host=self._host(constants),
+        )
+        return times if self.measured is None else _measured_first(times, self.measured)
+
+    def _by_owner(self, values: Floats) -> Floats:
+        return np.asarray(np.bincount(self.work.matmuls.owner, values, len(self.work.owners.key)), np.float64)
+
+    def _reached(self, rates: Rates, constants: Constants) -> Floats:
+        rate = np.where(self.is_low, rates.matmul[self.line_setting], rates.matmul16[self.line_setting])
+        rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setting], rate)
+        slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)
+        return np.asarray(rate / slower / constants["misaligned"] ** self.misaligned)
+
+    def _matmuls(self, rates: Rates, reached: Floats, constants: Constants) -> list[Floats]:
+        """Return the seconds of each line, forward and in the two passes of backward."""
+        memory = rates.memory[self.line_setting]
+        fused = np.array([s.stack.grouped_experts for s in self.settings])[self.line_setting]
+        num_kernels = np.where(fused, 1.0, self.work.matmuls.groups)
+        return [
+            np.maximum(tiles / reached, num_bytes / memory) + constants["kernel_s"] * num_kernels
+            for tiles, num_bytes in zip(self.tiles(constants["small_tile.blackwell"]), self.bytes, strict=True)
+        ]
+
+    def _attention(self, rates: Rates, constants: Constants) -> tuple[tuple[Floats, Floats], Floats]:
+        owners, setting = self.work.owners, self.owner_setting
+        ramp = owners.context / (owners.context + constants["attention_ramp_tokens"])
+        narrow = np.where(owners.head_width < 96, constants["narrow_head"], 1.0)
+        rate = rates.attention[setting] * ramp * narrow
+        flash = owners.attention_flops / rate
+        flash_back = ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
+        whole = 4 * owners.score_elements * owners.head_width
+        alignment = np.where(owners.head_width % 64 == 0, 1.0, np.where(owners.head_width % 8 == 0, 1.15, 1.5))
+        products = whole / (rates.matmul16[setting] * constants["unfused_matmul"]) * alignment
+        passes = owners.score_elements * 2 * constants["unfused_passes"] / rates.memory[setting]
+        is_flash = np.array([s.stack.attention == "flash" for s in self.settings])[setting]
+        forward = np.where(is_flash, flash, products + passes)
+        backward = np.where(is_flash, flash_back, 2 * products + 1.3 * passes)
+        return (forward, backward), owners.attention_flops / self.peaks.dense[setting]
+
+    def _memory(self, rates: Rates, constants: Constants) -> tuple[Floats, Floats]:
+        owners, setting = self.work.owners, self.owner_setting
+        memory = rates.memory[setting]
+        passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.settings])[setting]
+        biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.settings])[setting]
+        routed = np.array([_routing_passes(s, constants) for s in self.settings])[setting]
+        is_routed = owners.routed_copies > 0
+        passes = passes * np.where(is_routed, routed, 1.0)
+        elements = owners.memory_elements * passes + owners.biased_elements * biased
+        forward = elements * self.activation_bytes / memory
+        loss_f, loss_b = (owners.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
+        casts = np.array([_casts(s, constants) for s in self.settings])[self.line_setting]
+        casts = np.where(self.is_low, 3.0 * casts, 0.0) / rates.memory[self.line_setting]
+        cast_forward, cast_backward = (self._by_owner(casts * elements) for elements in self.casts)
+        sums = np.array([_sum_bytes(s, constants) for s in self.settings])[setting]
+        sums = self._by_owner(self.weights) * sums / memory
+        started = constants["launches_per_op"] * owners.num_ops
+        starts_f, starts_b = (
+            constants["kernel_s"] * np.where(np.isnan(own), times * started, own + around)
+            for own, around, times in zip(self.own_kernels, end_kernels(self.work), (1, 2), strict=True)
+        )
+        own_forward, own_backward = (
+            moved * self.activation_bytes / memory
+            for moved in (
+                owners.own_forward_elements + owners.eager_forward_elements,
+                owners.own_backward_elements + owners.eager_backward_elements,
+            )
+        )
+        return (
+            forward + starts_f + own_forward + loss_f + cast_forward,
+            2 * forward + starts_b + own_backward + loss_b + cast_backward + sums,
+        )
+
+    def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
+        """Return what the loss moves of each logit, forward and backward."""
+        is_plain = np.array([s.stack.has_plain_loss for s in self.settings])[self.owner_setting]
+        # A cast is all of it that a wider or narrower format changes.
+        wider = self.activation_bytes - 2
+        is_shared = self.work.keys.tp[self.work.owners.key] > 1
+        plain = (
+            np.where(is_shared, shared, whole) + wider
+            for whole, shared in zip(_PLAIN_LOSS_BYTES["whole"], _PLAIN_LOSS_BYTES["over tp"], strict=True)
+        )
+        forward, backward = (np.where(is_plain, num_bytes, _LOSS_BYTES / 2 * passes) for num_bytes in plain)
+        return forward, backward
+
+    def _host(self, constants: Constants) -> tuple[Floats, Floats]:
+        owners, setting = self.work.owners, self.owner_setting
+        launch = np.array([_launch_s(s, constants) for s in self.settings])[setting]
+        exchange = np.array([_exchange_launches(s, constants) for s in self.settings])[setting]
+        low = np.array([s.is_low_precision for s in self.settings])[setting]
+        count = owners.num_ops * constants["launches_per_op"] + 8.0 * low
+        count = count + constants["collective_launches"] * owners.num_tp_collectives
+        count = count + np.where(owners.routed_copies > 0, exchange, 0.0)
+        tp = self.work.keys.tp[owners.key]
+        slowest = 1 + constants["host_jitter"] * (tp - 1)
+        matmuls, attention = self._by_owner(np.ones(len(self.flops))), owners.attention_flops > 0
+        own_f, own_b = (
+            kernels + passes * matmuls + attention + constants["collective_launches"] * owners.num_tp_collectives
+            for kernels, passes in zip(self.own_kernels, (1, 2), strict=True)
+        )
+        forward = np.where(np.isnan(own_f), count, own_f)
+        backward = np.where(np.isnan(own_b), _BACKWARD_LAUNCHES * count, own_b)
+        return forward * launch * slowest, backward * launch * slowest
+
+
+def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
+    """Return `times` with what was measured in place of what formulas say."""
+
+    def first(name: str) -> tuple[Floats, Floats]:
+        (formula_f, formula_b), (known_f, known_b) = getattr(times, name), getattr(measured, name)
+        return np.where(np.isnan(known_f), formula_f, known_f), np.where(np.isnan(known_b), formula_b, known_b)
+
+    return replace(
+        times,
+        reached_matmul=np.where(np.isnan(measured.best_matmul), times.reached_matmul, measured.best_matmul),
+        matmul=first("matmul"),
+        attention=first("attention"),
+        memory=first("memory"),
+        host=first("host"),
+    )
+
+
+def _casts(setting: Setting, constants: Constants) -> float:
+    if setting.workload.matmul_dtype == "float4":
+        return constants["casts.float4"]
+    if setting.workload.precision == "mxfp8":
+        return constants["casts.mx"]
+    # Scales of rows suit one of the two matmuls that a tensor goes to: it is cast again for the other.
+    layouts = 2.0 if setting.workload.precision == "float8-rowwise" else 1.0
+    return layouts * constants["casts.compiled" if setting.stack.kernels != "fused" else "casts.fused"]
+
+
+def _sum_bytes(setting: Setting, constants: Constants) -> float:
+    """Return the bytes that a microbatch moves to add a parameter's gradient to the sum; FSDP's: data_parallel.py."""
+    stack = setting.stack
+    if stack.sharding == "parameters":
+        return 0.0
+    element_bytes = {"float32": 4.0, "bfloat16": 2.0}[stack.gradient_accumulation_dtype]
+    if not stack.fuses_gradient_sum:
+        return 2 * element_bytes + 4.0  # The gradient is written and read before it is added.
+    return 2 * element_bytes * constants["accumulate"]
+
+
+def _routing_passes(setting: Setting, constants: Constants) -> float:
+    return constants["routing_passes"] * _unfused(setting, constants)
+
+
+def _unfused(setting: Setting, constants: Constants) -> float:
+    """Return the share of the passes around experts that their kernel does not do itself."""
+    return constants["fused_experts"] if setting.stack.fused_experts else 1.0
+
+
+def _launch_s(setting: Setting, constants: Constants) -> float:
+    stack = setting.stack
+    name = "unfused" if stack.attention == "unfused" else stack.kernels
+    share = {"none": 1.0, "routing": 0.7, "blocks": 0.3, "step": 0.1}[stack.cuda_graphs]
+    return constants[f"launch_s.{name}"] * share
+
+
+def _exchange_launches(setting: Setting, constants: Constants) -> float:
+    name = "exchange_launches" if setting.stack.dispatcher == "fused" else "plain_exchange_launches"
+    return constants[name]
+
+
+Index = NDArray[np.int64]

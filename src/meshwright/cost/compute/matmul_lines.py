@@ -1,0 +1,157 @@
+"""matmul_lines: the matmuls of one block on one rank, with their shapes and what of them is cast to low precision.
+
+    columns     (tokens, out / tp, in)    rows   (tokens, out, in / tp)    none   (tokens between matmuls, out, in)
+    experts     (tokens / tp x etp x chosen, spread evenly over num_experts / ep of them x ep senders, out, in)
+    casts       inputs once for all matmuls that read them, outputs' gradients, weights twice; what is gathered in low
+                precision is cast on its shard, weights so thinly that it is nothing
+
+Matmuls that read the same tensor (query, key and value; gate and up) are one where the stack fuses them. Source of the
+casts: torchao 0.9's float8 tensor parallelism, read 2026-11-21. Ignored: the weights' shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Floats
+from meshwright.cost.memory.footprint_tensors import is_router
+from meshwright.cost.shares import Shares
+from meshwright.spec.model.model_spec import BlockGroup
+from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Op
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Matmuls:
+    """One line for each matmul (or group of equal ones) of each owner."""
+
+    owner: Ints
+    m: Floats
+    n: Floats
+    k: Floats
+    groups: Floats
+    """Equal matmuls in one kernel, or one after the other."""
+    is_expert: Bools
+    is_attention: Bools
+    """Whether it is next to attention, in its module."""
+    is_float32: Bools
+    """Whether it is computed in float32, as our routers are."""
+    is_low: Bools
+    """Whether it is computed in the workload's precision; the head stays in 16 bits."""
+    cast_inputs: Floats
+    """Elements of its input that are cast to that precision."""
+    cast_weights: Floats
+    cast_outputs: Floats
+    """Elements of its output's gradient that are cast."""
+
+
+def matmul_lines(group: BlockGroup, shares: Shares) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the columns of Matmuls but its owner for each matmul of a block, one element a key."""
+    one = np.ones_like(shares.tokens)
+    before: Op | None = None
+    for op, num_fused in _fused(group.ops) if shares.fuses else [(op, 1.0) for op in group.ops]:
+        if isinstance(op, Matmul):
+            columns = shares.tp if op.tensor_split == "columns" else one
+            rows = shares.tp if op.tensor_split == "rows" else one
+            tokens = shares.tokens_between if op.tensor_split == "none" else shares.tokens
+            line = _line(tokens, num_fused * op.out_features / columns, op.in_features / rows, one)
+            if shares.routes_in_float32 and is_router(op, group.ops):
+                yield line | {"is_float32": ~line["is_float32"], "is_low": ~line["is_low"]}
+            elif op.name.startswith("attention."):
+                yield _cast(op, before, shares, line | {"is_attention": ~line["is_attention"]})
+            else:
+                yield _cast(op, before, shares, line)
+        elif isinstance(op, GroupedMatmul):
+            num_local = op.num_experts / shares.ep
+            rows = shares.tokens / shares.tp * shares.etp * op.experts_per_token / num_local
+            is_down = op.name.endswith(".down")
+            n = num_fused * op.out_features / (one if is_down else shares.etp)
+            k = op.in_features / (shares.etp if is_down else one)
+            yield _cast(op, before, shares, _line(rows, n, k, num_local, is_expert=True))
+        elif isinstance(op, Head):
+            yield _line(shares.tokens, op.vocab_size / shares.tp, op.dim * one, one, is_low=False)
+        before = op if isinstance(op, Matmul | GroupedMatmul) else before
+
+
+def _cast(op: Matmul | GroupedMatmul, before: Op | None, shares: Shares, line: dict[str, Any]) -> dict[str, Any]:
+    """Return `line` with what it casts to low precision: a tensor once for all that read it, and before it is gathered
+    where that is gathered in low precision.
+    """
+    split = op.tensor_split if isinstance(op, Matmul) and shares.gathers_low else "none"
+    is_read_before = isinstance(before, Matmul | GroupedMatmul) and _reads_the_same(before, op)
+    inputs, outputs = (line["groups"] * line["m"] * line[side] for side in ("k", "n"))
+    return line | {
+        "cast_inputs": 0 * inputs if is_read_before else inputs / (shares.tp if split == "columns" else 1.0),
+        "cast_weights": (0.0 if shares.gathers_low else 1.0) * line["groups"] * line["n"] * line["k"],
+        "cast_outputs": outputs / (shares.tp if split == "rows" else 1.0),
+    }
+
+
+def _fused(ops: tuple[Op, ...]) -> Iterator[tuple[Op, float]]:
+    """Yield the ops, neighbours that multiply the same tensor joined: how many times as wide the first one is."""
+    matmuls = [op for op in ops if isinstance(op, Matmul | GroupedMatmul)]
+    joined = {id(after) for before, after in pairwise(matmuls) if _reads_the_same(before, after)}
+    for op in ops:
+        if id(op) in joined:
+            continue
+        width = 1.0
+        if isinstance(op, Matmul | GroupedMatmul):
+            following = matmuls[next(i for i, other in enumerate(matmuls) if other is op) + 1 :]
+            total = float(op.out_features)
+            for other in following:
+                if id(other) not in joined:
+                    break
+                total += other.out_features
+            width = total / op.out_features
+        yield op, width
+
+
+def _reads_the_same(before: Matmul | GroupedMatmul, after: Matmul | GroupedMatmul) -> bool:
+    if type(before) is not type(after) or before.in_features != after.in_features:
+        return False
+    is_split = not isinstance(before, Matmul) or before.tensor_split == "columns"
+    same_split = not isinstance(before, Matmul) or before.tensor_split == getattr(after, "tensor_split", None)
+    return is_split and same_split and before.name.rpartition(".")[0] == after.name.rpartition(".")[0]
+
+
+def _line(
+    m: Floats, n: Floats, k: Floats, groups: Floats, is_expert: bool = False, is_low: bool = True
+) -> dict[str, NDArray[Any]]:
+    flags = np.zeros(len(groups), np.bool_)
+    shape = {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}
+    shape |= {"is_attention": flags, "is_float32": flags}
+    return shape | dict.fromkeys(("cast_inputs", "cast_weights", "cast_outputs"), 0.0 * m)
+
+
+def last_matmul_share(group: BlockGroup) -> float:
+    """Return the share of a block's matmul FLOPs in its last one; 0 where that is of experts, weighed after."""
+    matmuls, sizes = _sizes(group)
+    return sizes[-1] / sum(sizes) if matmuls and isinstance(matmuls[-1], Matmul) else 0.0
+
+
+def second_matmuls_share(group: BlockGroup) -> float:
+    """Return the share of every second matmul but the last."""
+    _, sizes = _sizes(group)
+    return sum(sizes[1:-1:2]) / sum(sizes) if sizes else 0.0
+
+
+def early_terms_share(group: BlockGroup) -> float:
+    """Return the share of row-parallel ones, whose outputs are terms of a sum over tp ranks, but the last."""
+    matmuls, sizes = _sizes(group)
+    is_term = [isinstance(op, Matmul) and op.tensor_split == "rows" for op in matmuls[:-1]]
+    return sum(size for size, term in zip(sizes, is_term, strict=False) if term) / max(1, sum(sizes))
+
+
+def _sizes(group: BlockGroup) -> tuple[list[Matmul | GroupedMatmul], list[int]]:
+    """Return a block's matmuls and what they multiply a token with; experts count as often as it goes to one."""
+    matmuls = [op for op in group.ops if isinstance(op, Matmul | GroupedMatmul)]
+    often = [op.experts_per_token if isinstance(op, GroupedMatmul) else 1 for op in matmuls]
+    return matmuls, [op.in_features * op.out_features * n for op, n in zip(matmuls, often, strict=True)]

@@ -1,0 +1,146 @@
+"""MatmulShape and AttentionShape: what a traced matmul or attention multiplies, read off its tensors.
+
+Ignored: how strides lie in memory. A grouped matmul's rows are taken to be spread evenly over its groups, since how
+many each has is data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cost.compute.op_bytes import base_name
+from meshwright.errors import UnsupportedError
+from meshwright.spec.trace.trace import Signature
+
+_FIRST_FACTOR = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "baddbmm": 1}
+"""Where among the inputs the two factors begin."""
+_GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
+_LOOP, _LOOP_GRADIENT = "grouped_matmul_by_loop", "grouped_matmul_by_loop_weight_gradient"
+_DTYPES = {"float8_e4m3fn": "float8", "float8_e5m2": "float8", "float4_e2m1fn_x2": "float4"}
+"""Formats by what devices call them, where torch has another name."""
+TF32 = "tf32"
+_BY_ROWS = ("attention_by_rows", "attention_by_rows_backward")
+"""Attention without a kernel: parallelism/context/row_attention.py."""
+ATTENTION_BACKWARD_FLOPS = 2.5
+"""Over those of the forward pass: five products for two, one of them recomputed."""
+_ATTENTION = ("flash", "efficient", "cudnn", "fused", "for_cpu")
+
+
+@dataclass(frozen=True)
+class MatmulShape:
+    """`groups` products of (m, k) and (k, n)."""
+
+    m: float
+    n: float
+    k: float
+    groups: float
+    num_kernels: float
+    dtype: str
+    """Of the factors, as devices call it."""
+    precision: str
+    """float8-rowwise or mxfp8 where scales are finer than one a tensor, else empty."""
+    is_grouped: bool
+    is_routed: bool = False
+    """Whether m is the mean of groups that differ."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Attention of all heads of all sequences at once."""
+
+    flops: float
+    """Of the forward pass, without what a causal mask leaves out."""
+    context: float
+    """Keys that a query attends to in the mean."""
+    head_width: float
+    dtype: str
+    is_backward: bool
+    by_rows: tuple[int, int, int, int, int] | None = None
+    """Where no kernel hides the scores: sequences, queries and keys of each, heads of both."""
+
+
+def op_flops(signature: Signature) -> float:
+    """Return the FLOPs of an operator, without what a causal mask leaves out; 0 of what is no matmul, no attention."""
+    name = base_name(signature)
+    if (matmul := matmul_shape(signature, name)) is not None:
+        return 2.0 * matmul.m * matmul.n * matmul.k * matmul.groups
+    attention = attention_shape(signature, name)
+    if attention is None:
+        return 0.0
+    return attention.flops * (ATTENTION_BACKWARD_FLOPS if attention.is_backward else 1.0)
+
+
+def matmul_shape(signature: Signature, name: str) -> MatmulShape | None:
+    """Return the factors of operator `name` (without namespace and overload); None if it is no matmul."""
+    dims = [shape.dims for shape in signature.inputs]
+    dtype = _matmul_dtype(signature) if dims else ""
+    if name in _FIRST_FACTOR:
+        first = _FIRST_FACTOR[name]
+        (*batch, m, k), (*_, n) = dims[first], dims[first + 1]
+        groups = float(batch[0] if batch else 1)
+        return MatmulShape(m, n, k, groups, 1, dtype, _precision(signature), is_grouped=False)
+    if name in _GROUPED or name in (_LOOP, _LOOP_GRADIENT):
+        return _grouped_shape(signature, name, dtype)
+    return None
+
+
+def _matmul_dtype(signature: Signature) -> str:
+    dtype = signature.inputs[0].dtype
+    return TF32 if signature.is_tf32 and dtype == "float32" else _DTYPES.get(dtype, dtype)
+
+
+def _grouped_shape(signature: Signature, name: str, dtype: str) -> MatmulShape:
+    first, second, result = signature.inputs[0].dims, signature.inputs[1].dims, signature.outputs[0].dims
+    groups = float(max(second[0] if len(second) == 3 else 1, result[0] if len(result) == 3 else 1))
+    if len(result) == 3:  # One product for each group: rows are what is summed over.
+        rows = first[0] if name == _LOOP_GRADIENT else first[-1]
+        m, n, k = float(result[1]), float(result[2]), rows / groups
+    else:
+        m, n, k = first[0] / groups, float(result[-1]), float(first[-1])
+    num_kernels = 1.0 if name in _GROUPED else groups
+    precision, is_routed = _precision(signature), len(result) < 3
+    return MatmulShape(m, n, k, groups, num_kernels, dtype, precision, is_grouped=True, is_routed=is_routed)
+
+
+def _precision(signature: Signature) -> str:
+    scales = [shape for shape in signature.inputs[2:] if shape.dtype.startswith(("float8_e8m0", "float32"))]
+    if "scaled" not in signature.op or not scales:
+        return ""
+    if scales[0].dtype.startswith("float8_e8m0"):
+        return "mxfp8"
+    return "float8-rowwise" if any(size > 1 for size in scales[0].dims) else ""
+
+
+def attention_shape(signature: Signature, name: str) -> AttentionShape | None:
+    """Return what operator `name` attends to; None if it is no attention, UnsupportedError if it is one unknown."""
+    if "attention" not in name:
+        return None
+    if name in _BY_ROWS:
+        return _shape_by_rows(signature, name)
+    if not name.startswith("_scaled_dot_product") or not any(kind in name for kind in _ATTENTION):
+        raise UnsupportedError(
+            f"{signature.op} is attention with a kernel that no cost is known of: "
+            "call torch.nn.functional.scaled_dot_product_attention, which is traced as flash or efficient attention"
+        )
+    is_backward = "backward" in name
+    # Backward has the gradient of the result first.
+    query, key, value = (shape.dims for shape in signature.inputs[is_backward : 3 + is_backward])
+    batch, heads, queries, width = query
+    context = key[-2] / 2 if signature.is_causal else float(key[-2])
+    head_width = (width + value[-1]) / 2
+    flops = 4.0 * batch * heads * queries * head_width * context
+    return AttentionShape(flops, context, head_width, signature.inputs[is_backward].dtype, is_backward)
+
+
+def _shape_by_rows(signature: Signature, name: str) -> AttentionShape:
+    """Return what attention by rows multiplies: positions stand before heads, and no score is left out."""
+    (batch, queries, heads, width), key, value = (shape.dims for shape in signature.inputs[:3])
+    head_width = (width + value[-1]) / 2
+    return AttentionShape(
+        flops=4.0 * batch * heads * queries * key[1] * head_width,
+        context=float(key[1]),
+        head_width=head_width,
+        dtype=signature.outputs[0].dtype,
+        is_backward=name.endswith("backward"),
+        by_rows=(batch, queries, key[1], heads, key[2]),
+    )

@@ -1,0 +1,126 @@
+"""op_seconds: how long a kernel of a traced operator takes.
+
+    matmul      max(tile_flops / reached rate, bytes / memory rate) + start
+    attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
+    the rest    bytes / memory rate + start
+    by rows     attention without a kernel: products in float32 and passes over scores, row_attention.py
+    copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
+    nothing     allocations and other looks at the same memory; collectives and messages, which links carry
+    on a host   as measured on the machine, with all that the host does besides: host_op_time.py
+
+The same tiles, rates and constants as the planner's blocks (block_time.py), for the eager stack that Meshwright is:
+here they price the very kernels that were traced, there what a model's formulas say of them. Ignored: L2 hits between
+kernels, kernels that overlap, and the host, which only issues them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.calibrated.host_op_time import HostOps
+from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flops
+from meshwright.cost.compute.op_bytes import base_name, is_communication, is_free, moved_bytes
+from meshwright.cost.compute.op_shapes import (
+    ATTENTION_BACKWARD_FLOPS,
+    TF32,
+    AttentionShape,
+    MatmulShape,
+    attention_shape,
+    matmul_shape,
+)
+from meshwright.cost.compute.row_attention import RowAttention
+from meshwright.cost.constants import fitted_constants
+from meshwright.cost.memory.host_memory import copy_seconds
+from meshwright.cost.rates import (
+    architecture_of,
+    attention_share,
+    figure_of,
+    matmul_share,
+    num_sms,
+    peak_flops_per_s,
+    power_share,
+)
+from meshwright.spec.machine.device import Device
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT
+from meshwright.spec.trace.trace import Signature
+
+Floats = NDArray[np.float64]
+_KERNELS = "eager"
+"""What Meshwright's own stack is, as in Stack.kernels."""
+_NARROW_HEAD = 96
+_ELEMENT_BYTES = {**BYTES_PER_ELEMENT, TF32: BYTES_PER_ELEMENT["float32"], "float8": 1.0, "float4": 0.5}
+
+
+def op_seconds(signatures: Sequence[Signature], device: Device) -> Floats:
+    """Return the seconds of a kernel of each signature on `device` [signatures]; those of collectives are 0.
+
+    Raises UnsupportedError where the catalogue lacks a rate that one of them needs.
+    """
+    price = HostOps(device) if device.is_host else _Pricer(device)
+    return np.array([0.0 if is_communication(one) else price.seconds(one) for one in signatures], np.float64)
+
+
+class _Pricer:
+    """Prices operators on one accelerator."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.constants = device, fitted_constants()
+        self._memory = figure_of(device, "memory_bytes_per_s") * self.constants["memory_rate"]
+        self._is_new = architecture_of(device).startswith("blackwell")
+        # No vendor tuned this stack for the very run: see slowness.py.
+        self._slow = self.constants["plain_compute.blackwell" if self._is_new else "plain_compute"]
+
+    def seconds(self, signature: Signature) -> float:
+        """Return the seconds of one kernel, or of the few that an operator is made of."""
+        name = base_name(signature)
+        if is_free(signature) or signature.place == "host":
+            return 0.0
+        if signature.place != "device":
+            return copy_seconds(signature) + self.constants["kernel_s"]
+        if (matmul := matmul_shape(signature, name)) is not None:
+            return self._slow * self._matmul_s(matmul, moved_bytes(signature))
+        if (attention := attention_shape(signature, name)) is not None:
+            return self._slow * (self._attention_s if attention.by_rows is None else self._by_rows_s)(attention)
+        moved_s = moved_bytes(signature) / self._memory + self.constants["kernel_s"]
+        return self._slow * self.constants["plain_overhead"] * moved_s
+
+    def _matmul_s(self, shape: MatmulShape, num_bytes: float) -> float:
+        constants, device = self.constants, self.device
+        m, n, k, groups = (np.array(size, np.float64) for size in (shape.m, shape.n, shape.k, shape.groups))
+        small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
+        sizes = MatmulSizes(m, n, k, groups, shape.is_routed)
+        tiles = float(tile_flops(sizes, np.array(num_sms(device)), small_tile))
+        # A device without units for TF32 multiplies in full precision, whatever the program allows.
+        is_ignored = shape.dtype == TF32 and device.peak_flops_per_s(TF32) is None
+        dtype = "float32" if is_ignored else shape.dtype
+        rate = peak_flops_per_s(device, dtype) * matmul_share(device, dtype, shape.precision, constants)
+        rate *= power_share(device) ** constants["power_exponent"]
+        element_bytes = np.array(_ELEMENT_BYTES[shape.dtype])
+        rate /= constants["misaligned"] ** float(is_misaligned(n, k, element_bytes))
+        rate /= constants["experts"] if shape.is_grouped else 1.0
+        return float(max(tiles / rate, num_bytes / self._memory) + constants["kernel_s"] * shape.num_kernels)
+
+    def _attention_s(self, shape: AttentionShape) -> float:
+        constants = self.constants
+        rate = peak_flops_per_s(self.device, shape.dtype) * attention_share(self.device, _KERNELS, constants)
+        rate *= shape.context / (shape.context + constants["attention_ramp_tokens"])
+        rate *= constants["narrow_head"] if shape.head_width < _NARROW_HEAD else 1.0
+        forward_s = shape.flops / rate
+        if shape.is_backward:
+            return ATTENTION_BACKWARD_FLOPS * forward_s / constants["attention_backward"]
+        return forward_s
+
+    def _by_rows_s(self, shape: AttentionShape) -> float:
+        assert shape.by_rows is not None
+        constants, device = self.constants, self.device
+        rows = RowAttention(*(np.array(size, np.float64) for size in (*shape.by_rows, shape.head_width)))
+        rate = peak_flops_per_s(device, shape.dtype) * matmul_share(device, shape.dtype, "", constants)
+        rate *= power_share(device) ** constants["power_exponent"]
+        small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
+        memory = np.array(self._memory)
+        products = rows.products_s(np.array(rate), memory, np.array(num_sms(device)), small_tile)
+        passes = rows.passes_s(memory, constants["kernel_s"])
+        return float(products[shape.is_backward] + constants["plain_overhead"] * passes[shape.is_backward])

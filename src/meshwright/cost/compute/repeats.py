@@ -1,0 +1,116 @@
+"""Repeats: the shares of a block's backward that compiled code computes whole in both parts of one that is split.
+
+    one graph              all of it
+    experts stay eager     attention and matmuls outside experts, and what tp sends for them
+    a ring stays eager     what is outside attention
+
+What stays eager is split (parallelism/compile_blocks.py). Ignored: that attention's rotary embedding and a router's
+casts, compiled next to eager experts, are repeated, and that norms and sums around an eager ring are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.compute.block_time import BlockTimes
+from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.pipeline.slots import Slot
+from meshwright.cost.pipeline.stage import split_share
+from meshwright.cost.work import BLOCK, Owners
+from meshwright.spec.model.model_spec import ModelSpec
+from meshwright.spec.model.op import Attention, GroupedMatmul
+
+_RING = CONTEXT_METHODS.index("ring")
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Shares of the backwards of a slot's blocks that run twice, one element a case."""
+
+    matmul: Floats
+    attention: Floats
+    memory: Floats
+    tp: Floats
+    cp: Floats
+    ep: Floats
+
+
+@dataclass(frozen=True)
+class RepeatPricer:
+    """Finds what of a slot is repeated."""
+
+    layouts: LayoutTable
+    owners: Owners
+    passes: Floats
+    """Share of the backwards of compiled blocks that run in both parts."""
+
+    def of_slot(self, slot: Slot, times: BlockTimes) -> Repeats:
+        """Return the shares of a slot's backward; `times` say which of its matmuls are whose."""
+        owners, owner = self.owners, slot.owner
+        twice = self.passes * (slot.kind == BLOCK)
+        experts = np.where(has_eager_experts(owners, owner), 1.0, 0.0)
+        ring = np.where(has_ring(self.layouts), 1.0, 0.0)
+        of_experts, of_attention = times.expert_share[owner], times.attention_share[owner]
+        # Row-parallel matmuls have two collectives each; what more there are, split experts gather and scatter.
+        collectives = np.maximum(owners.num_tp_collectives[owner], 1)
+        outside = np.minimum(2 * owners.num_tp_inputs[owner] / collectives, 1.0)
+        return Repeats(
+            matmul=twice * (1 - experts * of_experts - ring * of_attention),
+            attention=twice * (1 - ring),
+            memory=twice * (1 - experts),
+            tp=twice * np.where(experts > 0, outside, 1.0) * (1 - ring * np.minimum(2 / collectives, 1.0)),
+            cp=twice * (1 - ring),
+            ep=0.0 * twice,
+        )
+
+
+def repeats_of(cases: Cases, owners: Owners) -> RepeatPricer:
+    """Return what finds the repeated parts of `cases`."""
+    return RepeatPricer(cases.layouts, owners, _repeated_passes(cases))
+
+
+def repeated_share(cases: Cases) -> Floats:
+    """Return the share of a pipeline's backwards, by FLOPs, that compiled blocks compute twice, once in each part."""
+    return _repeated_passes(cases) * compiled_share(cases)
+
+
+def compiled_share(cases: Cases) -> Floats:
+    """Return the share of blocks' FLOPs in what is compiled where blocks are."""
+    flops = [_flops(setting.model, setting.workload.seq_len) for setting in cases.settings]
+    experts, attention = np.array(flops)[cases.setting].T
+    layouts = cases.layouts
+    is_ours = cases.each(lambda setting: float(setting.is_own)) > 0
+    stays = (layouts.ep > 1) | (layouts.tp > 1)
+    eager = np.where(stays, experts, 0.0) + np.where(has_ring(layouts), attention, 0.0)
+    return np.where(is_ours, 1 - eager, 1.0)
+
+
+def has_eager_experts(owners: Owners, owner: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return where experts stay out of a compiled block."""
+    return np.asarray(owners.eager_backward_elements[owner] > 0)
+
+
+def has_ring(layouts: LayoutTable) -> NDArray[np.bool_]:
+    """Return where attention stays out of a compiled block, since it passes keys on around a ring."""
+    return np.asarray((layouts.cp > 1) & (layouts.cp_method == _RING))
+
+
+def _repeated_passes(cases: Cases) -> Floats:
+    repeats = cases.each(lambda setting: float(setting.stack.repeats_compiled_backward))
+    return np.asarray(repeats * cases.layouts.compiles_blocks * split_share(cases.layouts, cases.num_microbatches))
+
+
+@lru_cache(maxsize=64)
+def _flops(model: ModelSpec, seq_len: int) -> tuple[float, float]:
+    """Return the shares of blocks' FLOPs in their experts, and in attention with its matmuls."""
+    ops = [(group.count, op) for group in model.groups[1:-1] for op in group.ops]
+    flops = [(op, count * op.forward_flops_per_token(seq_len)) for count, op in ops]
+    whole = max(sum(size for _, size in flops), 1)
+    experts = sum(size for op, size in flops if isinstance(op, GroupedMatmul))
+    attention = sum(size for op, size in flops if isinstance(op, Attention) or op.name.startswith("attention."))
+    return experts / whole, attention / whole

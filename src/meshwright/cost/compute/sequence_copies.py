@@ -1,0 +1,51 @@
+"""sequence_copies: what our trainer copies around tp's collectives, to join and to cut sequences.
+
+    all-gather        the parts arrive one after the other, and are joined along the sequence
+    reduce-scatter    the sequence is cut into the ranks' parts, which lie one after the other
+
+Each reads and writes the whole sequence once (parallelism/collectives.py), in backward as in forward. What a
+column-parallel matmul reads is gathered, and copied, once more in backward (gather_again.py), unless its block
+recomputes it anyway; in a compiled block that copy is part of what it recomputes. Async tp has none: its matmuls work
+part by part. Counted in traced steps on torch 2.13, 2026-11-23. Ignored: that a compiled block also normalises one of
+its inputs again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.compute.recompute import Recomputed
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.work import BLOCK, Bools, Ints, Owners
+
+_READ_AND_WRITE = 2.0
+
+
+class SequenceCopies(NamedTuple):
+    """Elements that one microbatch moves in one block, or before or after them; one element a case."""
+
+    forward: Floats
+    backward: Floats
+    again: Floats
+    """Of what backward recomputes."""
+
+
+def sequence_copies(
+    owners: Owners, owner: Ints, layouts: LayoutTable, again: Recomputed, is_own: Bools
+) -> SequenceCopies:
+    """Return what is copied for `owner` of each case; nothing where the software is another."""
+    is_block, is_compiled = owners.kind[owner] == BLOCK, layouts.compiles_blocks
+    copies = np.where(is_own & ~(is_block & layouts.async_tp), _READ_AND_WRITE, 0.0)
+    sequence = copies * owners.tokens[owner] * owners.width[owner]
+    one_way = sequence * owners.num_tp_collectives[owner]
+    regathered = sequence * owners.num_tp_inputs[owner] * (1 - again.memory)
+    # Half are gathers, half scatters; recomputation stops before a block's last scatter.
+    recomputed = (again.memory / 2 + again.collectives / 4) * one_way
+    return SequenceCopies(
+        forward=one_way,
+        backward=one_way + np.where(is_compiled, 0.0, regathered),
+        again=recomputed + np.where(is_compiled, regathered, 0.0),
+    )

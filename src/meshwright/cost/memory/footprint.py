@@ -1,0 +1,122 @@
+"""footprint: the peak memory of the fullest rank of each case, by tensor class.
+
+Ranks of one pipeline stage hold the same, so that only pipeline ranks differ: the first has the embedding and, in most
+schedules, the most microbatches in flight, the last the head and the logits; those between differ where stages are cut
+unevenly or blocks are of several kinds. All that may be the fullest are weighed. Ignored: uneven routing of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.memory.footprint_constants import SMI_BYTES
+from meshwright.cost.memory.footprint_rank import Parts, largest, rank_parts, total
+from meshwright.cost.memory.footprint_stages import Ints
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.step.estimate import MemoryUse
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """MemoryUse of many cases: the same fields, one element a case."""
+
+    parameters_bytes: Floats
+    gradients_bytes: Floats
+    optimizer_bytes: Floats
+    gathered_bytes: Floats
+    activations_bytes: Floats
+    logits_bytes: Floats
+    buffers_bytes: Floats
+    workspace_bytes: Floats
+    fragmentation_bytes: Floats
+    context_bytes: Floats
+
+    def __len__(self) -> int:
+        return len(self.context_bytes)
+
+    @property
+    def allocated_bytes(self) -> Floats:
+        """Return the peak of allocated bytes."""
+        return self.reserved_bytes - self.fragmentation_bytes
+
+    @property
+    def reserved_bytes(self) -> Floats:
+        """Return the peak of reserved bytes."""
+        return self.device_bytes - self.context_bytes
+
+    @property
+    def device_bytes(self) -> Floats:
+        """Return all bytes that the device must have."""
+        return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def smi_bytes(self) -> Floats:
+        """Return what nvidia-smi shows of a trainer such as those the constant was fitted on."""
+        return self.device_bytes + SMI_BYTES
+
+    def take(self, rows: NDArray[Any]) -> Footprint:
+        """Return the cases at `rows` (positions or a mask)."""
+        return Footprint(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+def footprint(cases: Cases, most_bytes: float = math.inf) -> Footprint:
+    """Return the memory of each case's fullest pipeline rank, or of the first that reserves more than `most_bytes`."""
+    return _footprint(cases, None, most_bytes)
+
+
+def footprint_of_rank(cases: Cases, pp_rank: int | Ints) -> Footprint:
+    """Return the memory of pipeline rank `pp_rank`, one for all cases or one each, which every case must have."""
+    assert (cases.layouts.pp > pp_rank).all(), f"pipeline rank {pp_rank} of {cases.layouts.pp.min()}"
+    return _footprint(cases, np.broadcast_to(pp_rank, len(cases)))
+
+
+def memory_use(memory: Footprint, row: int) -> MemoryUse:
+    """Return one case's memory as the noun, in whole bytes rounded up."""
+    return MemoryUse(**{field.name: math.ceil(getattr(memory, field.name)[row]) for field in fields(memory)})
+
+
+def fits(memory: Footprint, cases: Cases) -> NDArray[np.bool_]:
+    """Return which cases' reserved bytes are no more than what their device has besides context and communication."""
+    usable = cases.each(lambda setting: setting.cluster.device.usable_memory_bytes)
+    return np.asarray(memory.reserved_bytes <= usable)
+
+
+def outside_bytes(cluster: Cluster) -> float:
+    """Return what a process takes of the cluster's device outside of the allocator: context and communication."""
+    return cluster.device.memory_bytes.value - cluster.device.usable_memory_bytes
+
+
+def _footprint(cases: Cases, pp_rank: Ints | None, most_bytes: float = math.inf) -> Footprint:
+    """Return the memory of each case's rank `pp_rank`; None for the fullest, or the first beyond `most_bytes`."""
+    columns = {field.name: np.zeros(len(cases)) for field in fields(Footprint)}
+    columns["context_bytes"] = cases.each(lambda setting: outside_bytes(setting.cluster))
+    num_microbatches = cases.num_microbatches
+    for position in np.unique(cases.setting):
+        rows = np.flatnonzero(cases.setting == position)
+        memory, numbers = Memory(cases.settings[position], cases.layouts.take(rows)), num_microbatches[rows]
+        of_rank = None if pp_rank is None else rank_parts(memory, numbers, pp_rank[rows])
+        for name, values in (of_rank or _fullest(memory, numbers, most_bytes)).items():
+            columns[name][rows] = values
+    return Footprint(**columns)
+
+
+def _fullest(memory: Memory, num_microbatches: Floats, most_bytes: float) -> Parts:
+    """Return the bytes of each layout's fullest rank; a rank beyond `most_bytes` settles what does not fit."""
+    pp_ranks = memory.ranks_to_weigh
+    parts = rank_parts(memory, num_microbatches, pp_ranks[0])
+    for before, pp_rank in pairwise(pp_ranks):
+        rows = np.flatnonzero((pp_rank != before) & (total(parts) <= most_bytes))
+        if len(rows):
+            others = rank_parts(memory.take(rows), num_microbatches[rows], pp_rank[rows])
+            fuller = largest([{name: values[rows] for name, values in parts.items()}, others])
+            for name, values in fuller.items():
+                parts[name][rows] = values
+    return parts

@@ -1,0 +1,230 @@
+"""What one block of each group takes on a rank: parameters, what is kept of one microbatch, what comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from itertools import product
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Floats, Setting
+from meshwright.cost.compute.recompute import drops_attention
+from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.memory.footprint_constants import KEPT_LOSS_BYTES, LOSS_BYTES
+from meshwright.cost.memory.footprint_stages import Ints, StageCuts
+from meshwright.cost.memory.footprint_states import Elements, elements_of
+from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
+from meshwright.spec.layout.layout import ActivationCheckpoint
+from meshwright.spec.model.model_spec import BlockGroup
+from meshwright.spec.model.op import GroupedMatmul, Head, Norm, Op
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT
+
+_ALL_GATHER, _RING = CONTEXT_METHODS.index("all-gather"), CONTEXT_METHODS.index("ring")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a group; arrays have one element a layout, activations are those of one microbatch."""
+
+    count: int
+    """Blocks of the group in the whole model."""
+    elements: Elements
+    kept_bytes: Floats
+    """Kept for backward under each of ACTIVATION_CHECKPOINTS [policies, layouts]."""
+    all_kept_bytes: Floats
+    """Kept without recomputation: what a block under recomputation has for a while."""
+    transient_bytes: Floats
+    """Gradients of the op at work."""
+    pending_bytes: Floats
+    """Gradients that wait for a backward to the weights, where backward is split."""
+
+    def take(self, rows: Ints) -> Block:
+        """Return the block under the layouts at `rows`."""
+        return Block(
+            self.count,
+            self.elements.take(rows),
+            self.kept_bytes[:, rows],
+            self.all_kept_bytes[rows],
+            self.transient_bytes[rows],
+            self.pending_bytes[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What stands before the blocks and after them."""
+
+    first: Elements
+    last: Elements
+    last_kept_bytes: Floats
+    logits_bytes: Floats
+    """Of logits and what the loss makes of them, at its peak."""
+    kept_loss_bytes: Floats
+    """Of what the loss keeps of one microbatch from its forward to its backward."""
+    one_logits_bytes: Floats
+    """Of the logits alone, or of their gradient."""
+    freed_logits_bytes: Floats
+    """Of the logits alone, where they are freed before that peak."""
+
+    def take(self, rows: Ints) -> Ends:
+        """Return the ends under the layouts at `rows`."""
+        return Ends(
+            self.first.take(rows),
+            self.last.take(rows),
+            self.last_kept_bytes[rows],
+            self.logits_bytes[rows],
+            self.kept_loss_bytes[rows],
+            self.one_logits_bytes[rows],
+            self.freed_logits_bytes[rows],
+        )
+
+
+class Memory:
+    """What the parts of one setting's model take under each layout."""
+
+    def __init__(self, setting: Setting, layouts: LayoutTable) -> None:
+        self.setting, self.layouts = setting, layouts
+        self.tokens = layouts.microbatch_size * setting.workload.seq_len / layouts.cp
+        self.element_bytes = float(setting.workload.activation_element_bytes)
+        self.is_wide = self.element_bytes > BYTES_PER_ELEMENT["bfloat16"]
+        # A layout may compile an eager stack's blocks.
+        self._by_formats = [(formats, chosen) for formats, chosen in self._formats() if chosen.any()]
+        first, *groups, last = setting.model.groups
+        self.blocks = [self._block(group) for group in groups]
+        self.ends = self._ends(first.ops, last.ops)
+        self.cuts = StageCuts(setting, layouts)
+        width = next(op.width for op in last.ops if isinstance(op, Norm))
+        self.stream_bytes = self.tokens * width * self.element_bytes
+        """Of the residual stream of one microbatch, whole."""
+        self.shared_stream_bytes = self.stream_bytes * self._shares(is_one_graph=False)["stream"]
+
+    def take(self, rows: Ints) -> Memory:
+        """Return what the parts take under the layouts at `rows`."""
+        taken = copy(self)
+        taken.layouts, taken.cuts = self.layouts.take(rows), self.cuts.take(rows)
+        taken.blocks, taken.ends = [block.take(rows) for block in self.blocks], self.ends.take(rows)
+        for name in ("tokens", "stream_bytes", "shared_stream_bytes"):
+            setattr(taken, name, getattr(self, name)[rows])
+        return taken
+
+    @property
+    def ranks_to_weigh(self) -> Ints:
+        """Return the pipeline ranks that may be the fullest, (most of a layout, layouts)."""
+        if self.layouts.checkpoint_of_block is not None:
+            # Equally many blocks may save more or less.
+            each = np.arange(int(self.layouts.pp.max()))[:, None]
+            return np.minimum(each, self.layouts.pp - 1)
+        ends = np.cumsum([block.count for block in self.blocks])
+        return self.cuts.ranks_to_weigh(self.layouts, tuple(ends.tolist()))
+
+    def _formats(self) -> Iterator[tuple[Formats, NDArray[np.bool_]]]:
+        """Yield the formats of kernels that layouts make, with the layouts that do."""
+        setting, layouts, name = self.setting, self.layouts, self.setting.stack.kernels
+        compiled = layouts.compiles_blocks
+        by_kernels = {"eager": ~compiled, "compiled": compiled} if name == "eager" else {name: compiled | True}
+        stay_eager = setting.stack.eager_mixtures & ((layouts.ep > 1) | (layouts.tp > 1))
+        for (kernels, chosen), has_eager in product(by_kernels.items(), (False, True)):
+            formats = Formats.of(
+                setting.workload,
+                setting.stack,
+                kernels,
+                has_eager_mixtures=has_eager,
+                drops_attention=drops_attention(setting),
+                repeats_keys=setting.is_own and self.is_wide and not setting.cluster.device.is_host,
+            )
+            yield formats, chosen & (stay_eager == has_eager)
+
+    def _block(self, group: BlockGroup) -> Block:
+        # Mixtures are compiled in parts.
+        is_one_graph = not any(isinstance(op, GroupedMatmul) for op in group.ops)
+
+        def kept(policy: ActivationCheckpoint) -> Floats:
+            return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy), is_one_graph=is_one_graph)
+
+        by_policy = np.stack([kept(policy) for policy in get_args(ActivationCheckpoint)])
+        return Block(
+            count=group.count,
+            elements=elements_of(group.ops, self.layouts, self.setting.stack),
+            kept_bytes=by_policy,
+            all_kept_bytes=by_policy[0],
+            transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
+            pending_bytes=self._bytes(lambda formats: pending_bytes(group.ops, formats)),
+        )
+
+    def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> Ends:
+        layouts, stack = self.layouts, self.setting.stack
+        head = next(op for op in last if isinstance(op, Head))
+        own, with_copy = (elements_of(last, layouts, stack, has_copy=copy) for copy in (False, True))
+        is_piped = layouts.pp > 1
+        logits = self.tokens * head.vocab_size / layouts.tp
+        makes_gap = stack.has_plain_loss and not self.is_wide
+        return Ends(
+            first=elements_of(first, layouts, stack),
+            last=Elements(
+                np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
+            ),
+            last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none"), is_one_graph=False),
+            logits_bytes=logits * self._of_loss(LOSS_BYTES),
+            kept_loss_bytes=logits * self._of_loss(KEPT_LOSS_BYTES),
+            one_logits_bytes=logits * self.element_bytes,
+            # What a loss over tp makes first, while the logits are still there, has room for all that comes later.
+            # In 32 bits the next tensor of the loss fits where they were.
+            freed_logits_bytes=logits * self.element_bytes * (layouts.tp == 1) * makes_gap,
+        )
+
+    def _of_loss(self, bytes_by_kind: Mapping[str, tuple[float, float]]) -> Floats:
+        """Return the bytes of a logit by how the loss is computed, which compiled blocks leave as it is."""
+        stack, tp = self.setting.stack, self.layouts.tp
+        of_kind = {kind: of_format[self.is_wide] for kind, of_format in bytes_by_kind.items()}
+        if stack.joins_loss:
+            return of_kind["joined"] + np.zeros(len(tp))
+        if not stack.has_plain_loss:
+            return of_kind["fused" if stack.kernels == "fused" else "eager"] + np.zeros(len(tp))
+        return np.where(tp > 1, of_kind["freed over tp"], of_kind["freed"])
+
+    def _bytes(self, parts_of: Callable[[Formats], Bytes], *, is_one_graph: bool = True) -> Floats:
+        """Return this rank's bytes of one microbatch; `is_one_graph` where a compiler takes all these ops at once."""
+        total = np.zeros(len(self.layouts))
+        for formats, chosen in self._by_formats:
+            shares = self._shares(is_one_graph=is_one_graph and formats.kernels == "compiled")
+            parts = parts_of(formats)
+            whole = sum((size * shares[split] for split, size in parts.items()), start=np.zeros(len(self.layouts)))
+            total = np.where(chosen, whole, total)
+        return total * self.tokens
+
+    def _shares(self, *, is_one_graph: bool) -> dict[Split, Floats]:
+        """Return the share of a tensor that a rank holds, by how tp ranks divide it."""
+        tp, cp, stack, method = self.layouts.tp, self.layouts.cp, self.setting.stack, self.layouts.cp_method
+        whole, part = np.ones(len(self.layouts)), 1 / tp
+        stream = part if stack.sequence_parallel else whole
+        keeps_shards = stack.gathers_again or stack.gathers_input_again
+        # Those who do so for keys, too, know the mask.
+        gathers_keys = (method == _ALL_GATHER) & (cp > 1) & (not stack.gathers_again)
+        # In one graph with its readers, the compiler recomputes what is gathered again, and what is joined with a
+        # reduce-scatter. A ring cuts the graph.
+        recomputes = is_one_graph & stack.gathers_input_again & (tp > 1) & ~((method == _RING) & (cp > 1))
+        return {
+            "stream": stream,
+            "gathered": np.where(recomputes, 0.0, stream if keeps_shards else whole),
+            "latent": stream if stack.gathers_again else whole,
+            "heads": part,
+            # Several sequences are put in another order for the reduce-scatter, and that copy is kept.
+            "product": np.where(recomputes & self.layouts.async_tp & (self.layouts.microbatch_size == 1), 0.0, part),
+            "rows": np.where(self.layouts.etp == 1, part, whole),
+            "other_keys": np.where(gathers_keys, (cp - 1) * part, 0.0),
+            "mask": self._mask_share(gathers_keys),
+        }
+
+    def _mask_share(self, gathers_keys: NDArray[np.bool_]) -> Floats:
+        """Return what a rank keeps of a mask for each of its queries, over that of half of a sequence's keys."""
+        layouts = self.layouts
+        if not self.setting.masks_scores:
+            # One for all sequences.
+            return np.where(gathers_keys, 1 / layouts.microbatch_size, 0.0)
+        # A ring keeps none. Else, where keys are not gathered, each rank has the mask of the whole sequence.
+        is_ring = (layouts.cp_method == _RING) & (layouts.cp > 1)
+        return np.where(gathers_keys, 1.0, np.where(is_ring, 0.0, 2.0 * layouts.cp))

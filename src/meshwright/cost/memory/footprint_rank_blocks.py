@@ -1,0 +1,107 @@
+"""Which blocks a pipeline rank holds, by what they save, what these take, and their chunks that are in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
+from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.memory.footprint_chunks import ChunkBytes, HeldBytes, held_bytes
+from meshwright.cost.memory.footprint_stages import Ints, stages_of_rank
+from meshwright.cost.memory.footprint_states import Elements
+
+
+def blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
+    """Return (whether it has the first stage, the last, its blocks of each group by what they save), one element a
+    layout, blocks as [policies, layouts].
+    """
+    layouts = memory.layouts
+    ends = np.cumsum([block.count for block in memory.blocks])
+    stages = stages_of_rank(layouts, pp_rank)
+    first, stop = memory.cuts.first_block(stages), memory.cuts.first_block(stages + 1)
+    counts = []
+    for block, end in zip(memory.blocks, ends, strict=True):
+        low, high = np.maximum(first, end - block.count), np.minimum(stop, end)
+        counts.append(_by_policy(layouts, first, low, np.where(stages >= 0, np.maximum(high, low), low)))
+    is_first, is_last = (stages == 0).any(axis=0), (stages == layouts.num_stages - 1).any(axis=0)
+    return is_first.astype(np.float64), is_last.astype(np.float64), counts
+
+
+@dataclass(frozen=True)
+class RankBlocks:
+    """What a rank's blocks take, one element a layout; bytes are those of one microbatch."""
+
+    elements: Elements
+    """Of all of them and of what stands before and after them."""
+    largest: Elements
+    """Of the largest block."""
+    kept: Floats
+    """Bytes that all of them keep from forward to backward."""
+    pending: Floats
+    """Bytes that all of them hold for a backward to the weights that runs later."""
+    recomputed: Floats
+    """Bytes that recomputation of one block adds, less those that blocks behind it have freed by then."""
+    transient: Floats
+    """Bytes that backward of one block makes and frees."""
+
+
+def rank_blocks(memory: Memory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
+    """Return what the blocks of rank `pp_rank` take, whose `counts` blocks_of_rank returned, next to `outside`."""
+    kept = pending = recomputed = transient = np.zeros(len(memory.layouts))
+    elements, largest = outside, Elements(kept, kept)
+    for block, by_policy in zip(memory.blocks, counts, strict=True):
+        count = by_policy.sum(axis=0)
+        is_here = count > 0
+        kept = kept + (by_policy * block.kept_bytes).sum(axis=0)
+        pending = pending + count * block.pending_bytes
+        elements = elements + block.elements * count
+        largest = largest.maximum(block.elements * is_here)
+        again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
+        recomputed = np.maximum(recomputed, again)
+        transient = np.maximum(transient, block.transient_bytes * is_here)
+    freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * _num_kept_behind(memory, pp_rank)
+    return RankBlocks(elements, largest, kept, pending, (recomputed - freed).clip(0), transient)
+
+
+def held_by_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints, chunk: ChunkBytes) -> HeldBytes:
+    """Return what the chunks in flight take, of unequal stages where the stack balances them."""
+    stages = stages_of_rank(memory.layouts, pp_rank)
+    blocks = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
+    is_balanced = memory.setting.stack.stages == "balanced"
+    counted = blocks if is_balanced else np.ones_like(blocks)
+    return held_bytes(memory.layouts, num_microbatches, pp_rank, counted, chunk)
+
+
+def _num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:
+    """Return how many blocks behind the last recomputed one of a stage keep everything: that is freed before it runs
+    again. Of a rank's stages the one with fewest counts.
+    """
+    layouts = memory.layouts
+    if layouts.checkpoint_of_block is not None:
+        return np.zeros(len(layouts), np.int64)
+    stages = stages_of_rank(layouts, pp_rank)
+    size = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
+    behind = np.where((stages >= 0) & (size > 0), (size - 1) % layouts.activation_checkpoint_every, size.max())
+    return np.asarray(behind.min(axis=0))
+
+
+def _by_policy(layouts: LayoutTable, stage_first: Ints, first: Ints, stop: Ints) -> Floats:
+    """Return how many of the blocks from `first` to `stop` [stages, layouts] save what [policies, layouts], on stages
+    that begin at `stage_first`.
+    """
+    count = (stop - first).sum(axis=0).astype(np.float64)
+    policies = np.arange(len(ACTIVATION_CHECKPOINTS))[:, None]
+    if layouts.checkpoint_of_block is None:
+        every = layouts.activation_checkpoint_every
+        wrapped = (np.ceil((stop - stage_first) / every) - np.ceil((first - stage_first) / every)).sum(axis=0)
+        return np.where(policies == layouts.activation_checkpoint, wrapped, 0.0) + np.where(
+            policies == 0, count - wrapped, 0.0
+        )
+    saves = layouts.checkpoint_of_block[None] == policies[..., None]
+    before = np.concatenate([np.zeros((*saves.shape[:2], 1)), np.cumsum(saves, axis=2)], axis=2)
+    row = np.arange(len(layouts))
+    return np.asarray((before[:, row, stop] - before[:, row, first]).sum(axis=1))

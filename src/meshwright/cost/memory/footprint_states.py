@@ -1,0 +1,120 @@
+"""What a rank holds of each parameter between steps: the parameter, its gradient, its optimizer state.
+
+    parameters sharded (FSDP2)   float32 parameter, gradient and two moments, dim 0 padded to the ranks that share it
+    optimizer sharded (ZeRO-1)   16-bit parameter, gradient as microbatches add to it, next to which a microbatch's own
+                                 stands unless backward adds to it directly; float32 master and two moments over all
+                                 data-parallel ranks
+    nothing sharded (DDP)        the same, all whole
+
+tp divides what Matmul.tensor_split says, the embedding and the head along the vocabulary; ep and etp divide experts.
+Where a workload computes in 32 bits or more no master is kept. Ignored: buffers, and padding of anything but dim 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.case import Floats
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.spec.model.op import Embedding, GroupedMatmul, Head, Matmul, Norm, Op
+from meshwright.spec.step.stack import Stack
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
+
+_FLOAT32_BYTES = 4.0
+_MOMENTS = 2.0
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of one parameter's element: kept whole on the ranks that tp and ep leave, or shared by data parallelism."""
+
+    whole_parameter: float
+    whole_gradient: float
+    shared_parameter: float
+    shared_gradient: float
+    shared_optimizer: float
+
+
+def state_bytes(workload: Workload, stack: Stack) -> StateBytes:
+    """Return the bytes of each state; under "none" what is shared is shared by one rank."""
+    wide = max(_FLOAT32_BYTES, float(workload.activation_element_bytes))
+    if stack.sharding == "parameters":
+        return StateBytes(0.0, 0.0, wide, wide, _MOMENTS * wide)
+    element = float(workload.activation_element_bytes)
+    master = _FLOAT32_BYTES if element < _FLOAT32_BYTES else 0.0
+    # float16 gradients add up as they are: what loss scaling keeps in range, a sum of few microbatches is too.
+    adds_wide = workload.activation_dtype != "float16"
+    gradient = max(element, float(BYTES_PER_ELEMENT[stack.gradient_accumulation_dtype])) if adds_wide else element
+    if not stack.fuses_gradient_sum and gradient > element:
+        gradient += element
+    return StateBytes(element, gradient, 0.0, 0.0, master + _MOMENTS * wide)
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Parameters of some ops on one rank, one element a layout."""
+
+    whole: Floats
+    """After tp, ep and etp have divided them."""
+    shared: Floats
+    """After data-parallel ranks have, too."""
+
+    def take(self, rows: NDArray[np.int64]) -> Elements:
+        """Return those of the layouts at `rows`."""
+        return Elements(self.whole[rows], self.shared[rows])
+
+    def __add__(self, other: Elements) -> Elements:
+        return Elements(self.whole + other.whole, self.shared + other.shared)
+
+    def __mul__(self, factor: Floats | NDArray[np.int64] | NDArray[np.bool_]) -> Elements:
+        return Elements(self.whole * factor, self.shared * factor)
+
+    def maximum(self, other: Elements) -> Elements:
+        """Return the larger of both, layout by layout."""
+        return Elements(np.maximum(self.whole, other.whole), np.maximum(self.shared, other.shared))
+
+
+def elements_of(ops: tuple[Op, ...], layouts: LayoutTable, stack: Stack, *, has_copy: bool = False) -> Elements:
+    """Return the parameters of `ops` on one rank; with `has_copy` a tied head holds the embedding's weights again."""
+    zero = np.zeros(len(layouts))
+    total = Elements(zero, zero)
+    for op in ops:
+        if op.num_parameters or (has_copy and isinstance(op, Head)):
+            total = total + _elements(op, layouts, stack)
+    return total
+
+
+def _elements(op: Op, layouts: LayoutTable, stack: Stack) -> Elements:
+    if isinstance(op, GroupedMatmul):
+        whole = op.num_parameters / (layouts.ep * layouts.etp)
+        if stack.sharding == "none":
+            return Elements(whole, whole)
+        if stack.sharding == "parameters":
+            return Elements(whole, whole / np.maximum(layouts.efsdp, 1))
+        ranks = layouts.fsdp * layouts.dp_replicate * layouts.tp / (layouts.ep * layouts.etp)
+        return Elements(whole, whole / np.maximum(ranks, 1))
+    rows, width, is_split = weight_shape(op)
+    split = layouts.tp if is_split else np.ones_like(layouts.tp)
+    # tp cuts dim 1 of a matmul whose input it divides, and dim 0 of the others.
+    is_cut_across = isinstance(op, Matmul) and op.tensor_split == "rows"
+    dim_0 = np.ceil(rows / np.where(is_cut_across, 1, split))
+    dim_1 = np.ceil(width / np.where(is_cut_across, split, 1))
+    whole = dim_0 * dim_1
+    if stack.sharding == "none":
+        return Elements(whole, whole)
+    if stack.sharding == "parameters":
+        return Elements(whole, np.ceil(dim_0 / layouts.fsdp) * dim_1)
+    return Elements(whole, whole / (layouts.fsdp * layouts.dp_replicate))
+
+
+def weight_shape(op: Op) -> tuple[int, int, bool]:
+    """Return (dim 0, dim 1, whether tp divides it) of an op's weight."""
+    if isinstance(op, Matmul):
+        return op.out_features, op.in_features, op.tensor_split != "none"
+    if isinstance(op, Embedding | Head):
+        return op.vocab_size, op.dim, True
+    assert isinstance(op, Norm), f"{op.kind} has parameters"
+    return op.width, 1, False

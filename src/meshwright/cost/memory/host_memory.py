@@ -1,0 +1,46 @@
+"""Seconds of copies between the memories of host and device, and of the operators that run on the host.
+
+    copy        bytes / PCIe, of one direction
+    operator    bytes / the rank's share of the host's memory bandwidth
+
+Figures are those of a usual server, which no catalogue entry states: PCIe 5 x16 moves 63 GB/s each way by its
+specification, of which copies reach about four fifths; 2 TB for 8 devices is a DGX H100's (NVIDIA's datasheet);
+eight channels of DDR5-4800 for each of two processors are 614 GB/s. Ignored: devices that share a PCIe switch, and
+caches of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.compute.op_bytes import is_free, moved_bytes
+from meshwright.spec.trace.trace import Signature
+
+PCIE_BYTES_PER_S = 0.8 * 63e9
+HOST_BYTES_PER_S = 614e9
+HOST_BYTES = 2e12
+
+
+def copy_seconds(signature: Signature) -> float:
+    """Return the seconds of a copy between the memories of the host and the device."""
+    return _copied_bytes(signature) / PCIE_BYTES_PER_S
+
+
+def host_seconds(signatures: Sequence[Signature], devices_per_node: int) -> NDArray[np.float64]:
+    """Return what operators that run on the host take it [signatures]; 0 of those that run on the device."""
+    rate = HOST_BYTES_PER_S / devices_per_node
+    is_here = [one.place == "host" and not is_free(one) for one in signatures]
+    return np.array(
+        [moved_bytes(one) / rate if here else 0.0 for one, here in zip(signatures, is_here, strict=True)], np.float64
+    )
+
+
+def _copied_bytes(signature: Signature) -> float:
+    """Return the bytes that travel: those of the source, since a device converts what it has, or will have."""
+    if signature.outputs and len(signature.inputs) == 1:
+        return float(min(signature.read_bytes, signature.written_bytes))
+    # In place, the target is among what is read.
+    return signature.read_bytes / 2

@@ -1,0 +1,53 @@
+"""cpu_offload: what it takes that parameters, gradients and optimizer state wait in the host's memory.
+
+    copies   4 bytes of each of a unit's parameters / PCIe: before each gather, and of gradients after each reduction
+    host     bytes of each parameter / the rank's share of the host's memory bandwidth: 28 of AdamW, 12 of the norm and
+             of clipping by it, 8 of scaling sums to means, 12 of adding up each further microbatch that is reduced
+    memory   16 bytes of each parameter: float32 weights, gradients and two moments
+
+Rates are those of host_memory.py. What hides copies: data_parallel.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.layout_table import Bools, LayoutTable
+from meshwright.cost.memory.host_memory import HOST_BYTES, HOST_BYTES_PER_S, PCIE_BYTES_PER_S
+
+_STATE_BYTES = 16.0
+_UPDATE_BYTES, _CLIP_BYTES, _SCALE_BYTES, _SUM_BYTES = 28.0, 12.0, 8.0, 12.0
+
+
+def copy_s(layouts: LayoutTable, own_parameters: Floats) -> Floats:
+    """Return the seconds in which a rank's part of parameters, or of gradients, crosses PCIe; 0 without offload."""
+    return np.where(layouts.cpu_offload, own_parameters * 4 / PCIE_BYTES_PER_S, 0.0)
+
+
+def sums_on_host(layouts: LayoutTable) -> Bools:
+    """Return where the host adds each microbatch's gradients to those before."""
+    # Sums over replicas, which follow the last microbatch, are of what the device holds.
+    return np.asarray(layouts.cpu_offload & layouts.reduces_each_microbatch & (layouts.dp_replicate == 1))
+
+
+def host_s(cases: Cases) -> Floats:
+    """Return the seconds in which the host sums, scales and clips gradients and updates parameters in each step."""
+    layouts, per_node = cases.layouts, cases.each(lambda setting: setting.cluster.devices_per_node)
+    is_scaled = cases.num_microbatches * layouts.dp * layouts.cp > 1
+    num_sums = np.where(sums_on_host(layouts), cases.num_microbatches - 1, 0)
+    num_bytes = _UPDATE_BYTES + _CLIP_BYTES + _SCALE_BYTES * is_scaled + _SUM_BYTES * num_sums
+    seconds = _own_parameters(cases) * num_bytes * per_node / HOST_BYTES_PER_S
+    return np.where(layouts.cpu_offload, seconds, 0.0)
+
+
+def host_headroom_bytes(cases: Cases) -> Floats:
+    """Return what offload leaves to each rank of its share of the host's memory; infinite where a layout has none."""
+    share = HOST_BYTES / cases.each(lambda setting: setting.cluster.devices_per_node)
+    return np.where(cases.layouts.cpu_offload, share - _STATE_BYTES * _own_parameters(cases), np.inf)
+
+
+def _own_parameters(cases: Cases) -> Floats:
+    """Return the parameters that each rank keeps a part of the state for."""
+    parameters = cases.each(lambda setting: setting.model.num_parameters)
+    return np.asarray(parameters * cases.layouts.dp_replicate / cases.layouts.num_ranks)

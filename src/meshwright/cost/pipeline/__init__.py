@@ -1,0 +1,1 @@
+"""Stages, their passes and the replay of a schedule."""

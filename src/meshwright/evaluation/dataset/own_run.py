@@ -1,0 +1,92 @@
+"""read_own_run: a Meshwright run folder as one measured run: its job, the layout it took, the steps that it timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+from pydantic import ValidationError
+
+from meshwright.config.load import ResolvedJob
+from meshwright.cost.case import Setting
+from meshwright.cost.rates import peaks_of
+from meshwright.cost.stacks import OURS
+from meshwright.errors import ConfigError
+from meshwright.evaluation.dataset.read import MeasuredRun
+from meshwright.evaluation.dataset.row import RunRow
+from meshwright.planner.ask import Options, question_of
+from meshwright.planner.question import Question
+from meshwright.spec.layout.layout import Layout, LayoutRequest
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.run import Manifest, Run
+from meshwright.spec.run.run_metrics import read_metrics
+
+_NUM_WARM_UP, _FEWEST_STEPS = 3, 3
+"""First steps of an attempt, which compile and allocate, and the least that must be left."""
+
+
+def read_own_run(folder: Path) -> MeasuredRun:
+    """Return the newest attempt of the run in `folder`; raises ConfigError where there is none that was timed."""
+    run = Run(folder)
+    manifest = read_manifest(run)
+    layout = manifest.attempts[-1].layout
+    step_s = _median_step_s(run, len(manifest.attempts))
+    setting = _setting(run, manifest, layout)
+    cells = {
+        "id": folder.name,
+        "source": str(folder),
+        "stack": OURS,
+        "gpu": setting.cluster.device.name,
+        "n_gpus": str(layout.num_ranks),
+        "step_time_s": f"{step_s:.9g}",
+    }
+    return MeasuredRun(RunRow(cells), setting, layout)
+
+
+def read_manifest(run: Run) -> Manifest:
+    """Return the manifest of a run that has started; raises ConfigError where there is none."""
+    try:
+        manifest = Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{run.folder} is no run folder: {run.manifest.name} cannot be read ({error.strerror}): name a folder that "
+            "`meshwright train` made, or a CSV file of runs"
+        ) from None
+    except (ValidationError, UnicodeDecodeError):
+        raise ConfigError(f"{run.manifest} is no manifest of this version: name another run folder") from None
+    if not manifest.attempts:
+        raise ConfigError(f"{run.folder} has not started any rank yet: name a run that has trained")
+    return manifest
+
+
+def _median_step_s(run: Run, attempt: int) -> float:
+    """Return the median of the attempt's steps, the first few left out."""
+    metrics = read_metrics(run)
+    times_s = metrics.step_s[metrics.attempt == attempt].tolist()
+    timed = times_s[_NUM_WARM_UP:]
+    if len(timed) < _FEWEST_STEPS:
+        raise ConfigError(
+            f"{run.folder}: its newest attempt has {len(times_s)} steps, and the first {_NUM_WARM_UP} warm up: "
+            f"train at least {_NUM_WARM_UP + _FEWEST_STEPS} steps"
+        )
+    return float(median(timed))
+
+
+def _setting(run: Run, manifest: Manifest, layout: Layout) -> Setting:
+    """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
+    job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
+    setting = question_of(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setting
+    stack = setting.stack.replace(kernels="compiled" if layout.compiles_blocks else "eager")
+    cluster = setting.cluster.with_num_devices(layout.num_ranks)
+    found = Setting(setting.model, setting.workload, cluster, stack)
+    peaks_of((found,))  # raises for a device without the rates that pricing needs
+    return found
+
+
+def question_of_run(run: MeasuredRun) -> Question:
+    """Return the question that the layout of an own run answered."""
+    assert run.setting is not None
+    manifest = read_manifest(Run(Path(run.row.text("source"))))
+    architecture = resolve_architecture(manifest.job.model)
+    assert architecture is not None  # its setting could not have been read otherwise
+    return Question(manifest.job.model.source, architecture, run.setting)

@@ -1,0 +1,148 @@
+"""RunRow: one row of a file of measured runs, its numbers parsed and its spellings unified; empty is None."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.step.workload import Precision
+
+PRECISIONS: dict[str, Precision] = {
+    "fp32": "float32",
+    "float32": "float32",
+    "tf32": "float32",
+    "fp16": "float16",
+    "float16": "float16",
+    "bf16": "bfloat16",
+    "amp_bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp8": "float8-tensorwise",
+    "amp_fp8": "float8-tensorwise",
+    "fp8-cs": "float8-tensorwise",
+    "fp8-tensorwise": "float8-tensorwise",
+    "fp8-rowwise": "float8-rowwise",
+    "fp8-mx": "mxfp8",
+    "mxfp8": "mxfp8",
+    "mxfp8-rceil": "mxfp8",
+    "nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+}
+"""Spellings of published tables."""
+_MAX_COUNT = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One measured run as its file tells it."""
+
+    cells: Mapping[str, str]
+    """The row's non-empty cells by column."""
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    """The cell arch_json, parsed."""
+
+    def text(self, column: str, default: str = "") -> str:
+        """Return the cell, `default` if it is empty."""
+        return self.cells.get(column, default)
+
+    def number(self, column: str) -> float | None:
+        """Return the cell as a finite number, None if it is empty; raises UnsupportedError if it is something else."""
+        text = self.cells.get(column)
+        if text is None:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UnsupportedError(f"{column} = {text!r} is no number")
+        return value
+
+    def count(self, column: str) -> int | None:
+        """Return the cell as a positive whole number, None if it is empty; raises UnsupportedError otherwise."""
+        value = self.number(column)
+        if value is None:
+            return None
+        if value < 1 or value != int(value):
+            raise UnsupportedError(f"{column} = {self.cells[column]!r} is no positive whole number")
+        if value > _MAX_COUNT:
+            raise UnsupportedError(f"{column} = {self.cells[column]!r} is more than any run has ({_MAX_COUNT:,})")
+        return int(value)
+
+    def required(self, column: str) -> int:
+        """Return the cell as a positive whole number; raises UnsupportedError if it is empty."""
+        value = self.count(column)
+        if value is None:
+            raise UnsupportedError(f"{column} is empty, and nothing tells it")
+        return value
+
+    def size(self, key: str, default: int = 0) -> int:
+        """Return a size of the cell arch_json, `default` if it has none; raises UnsupportedError if it is no size."""
+        value = self.architecture.get(key)
+        if value is None:
+            return default
+        if type(value) not in (int, float) or not 0 <= value <= _MAX_COUNT or value != int(value):
+            raise UnsupportedError(f"arch_json has {key} = {value!r}, which is no whole number from 0 on")
+        return int(value)
+
+    @property
+    def id(self) -> str:
+        """Return the row's name."""
+        return self.text("id")
+
+    @property
+    def stack(self) -> str:
+        """Return the software stack's name; empty if unknown."""
+        return self.text("stack")
+
+    @property
+    def source(self) -> str:
+        """Return the family of sources that the run was published in."""
+        return self.text("source_family") or self.text("source") or "unnamed"
+
+    @property
+    def notes(self) -> str:
+        """Return the remarks, which hold configuration that has no column."""
+        return self.text("notes")
+
+    @property
+    def precision(self) -> Precision:
+        """Return the format of the matmuls; raises UnsupportedError for one that is not known."""
+        name = self.text("precision", "bf16").lower()
+        if name not in PRECISIONS:
+            raise UnsupportedError(f"precision = {name!r} is none of {', '.join(sorted(PRECISIONS))}")
+        return PRECISIONS[name]
+
+    @property
+    def measured_s(self) -> float | None:
+        """Return the measured seconds of a step, stated or from tokens per second; None if the row has neither."""
+        stated = self.number("step_time_s") or self.number("step_time_calc_s")
+        if stated is not None:
+            return stated
+        rate, devices = self.number("tokens_per_s_per_gpu"), self.number("n_gpus")
+        batch, seq_len = self.number("global_batch"), self.number("seq_len")
+        if rate and devices and batch and seq_len:
+            return batch * seq_len / (rate * devices)
+        return None
+
+    @property
+    def measured_bytes(self) -> float | None:
+        """Return the measured peak of device memory, None if the row has none (GB of the tables are GiB)."""
+        gib = self.number("mem_gb_per_gpu")
+        return None if gib is None else gib * 2**30
+
+
+def run_row(cells: Mapping[str, str | None]) -> RunRow:
+    """Return the row that `cells` hold; raises UnsupportedError where arch_json is no JSON object."""
+    filled = {key: value.strip() for key, value in cells.items() if key and value and value.strip()}
+    text = filled.get("arch_json", "{}")
+    try:
+        architecture = json.loads(text)
+    except ValueError:
+        architecture = None
+    if not isinstance(architecture, dict):
+        raise UnsupportedError(f"arch_json = {text!r} is no JSON object")
+    return RunRow(filled, architecture)

@@ -1,0 +1,104 @@
+"""calibrate: a stack's three multipliers from a few runs that somebody has made with it; everything else is fixed.
+
+A few runs may be unlike the others that their stack will make. How far they are to be trusted they tell themselves:
+the noise of the fit is how far they are from being off alike, as if two more runs had been 30 % from that. How wide the
+interval is, too: each is predicted from the others, and the mean of those errors is taken for that of a Laplace
+distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.evaluation.dataset.read import MeasuredRun
+from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS
+from meshwright.evaluation.fitting.robust import Problem, Unknowns, minimise
+from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns
+from meshwright.spec.step.stack import Stack
+
+_LAPLACE_80 = math.log(5)
+"""Half width that holds 80 % of a Laplace distribution, over its mean absolute value."""
+_NOISE, _NOISE_WEIGHT = 0.3, 2.0
+"""Spread of residuals before any run is known, and the runs that this counts as much as."""
+_ERROR, _ERROR_WEIGHT = 0.09, 5.0
+"""Mean absolute error of stacks that five runs calibrate, and the runs that this counts as much as."""
+_NUDGE = 1e-4
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What given runs tell of their stack."""
+
+    stack: str
+    """Name in the runs' `stack` column."""
+    multipliers: tuple[float, float, float]
+    """Compute, communication, overhead."""
+    num_runs: int
+    relative_error: float
+    """Half width of the interval that holds 80 % of such runs."""
+
+    def applied(self, stack: Stack) -> Stack:
+        """Return `stack` with these constants."""
+        fitted = dict(zip(MULTIPLIERS, self.multipliers, strict=True))
+        return stack.replace(name=self.stack, num_runs=self.num_runs, relative_error=self.relative_error, **fitted)
+
+
+def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
+    """Return what the timed runs of one stack tell of it, starting from its own multipliers, which are 1 if unknown."""
+    timed = TimedRuns(runs)
+    assert len(timed.stacks) == 1, f"runs of {len(timed.stacks)} stacks"
+    setting = runs[0].setting
+    assert setting is not None, "a run that cannot be priced"
+    start = np.log([getattr(setting.stack, name) for name in MULTIPLIERS])
+    logarithms, half_width = fit_given(timed, fitted_constants(), start)
+    compute, communication, overhead = np.exp(logarithms).tolist()
+    return Calibration(timed.stacks[0], (compute, communication, overhead), len(timed), half_width)
+
+
+def fit_given(runs: TimedRuns, constants: Constants, start: Floats) -> tuple[Floats, float]:
+    """Return the logarithms [3] of the multipliers of the one stack of `runs`, near `start`, and the half width of its
+    80 % interval as a share of the step.
+    """
+    problem = _linear_problem(runs, constants, start, start)
+    problem = _linear_problem(runs, constants, start, _solve(problem))
+    errors = []
+    for row in range(len(runs)):
+        weights = np.ones(len(runs))
+        weights[row] = 0
+        predicted = problem.predict(_solve(replace(problem, weights=weights)))
+        errors.append(abs(math.expm1(runs.log_measured_s[row] - predicted[row])))
+    mean = (sum(errors) + _ERROR_WEIGHT * _ERROR) / (len(errors) + _ERROR_WEIGHT)
+    return _solve(problem), _LAPLACE_80 * mean
+
+
+def _linear_problem(runs: TimedRuns, constants: Constants, start: Floats, around: Floats) -> Problem:
+    """Return the fit of the multipliers, with predictions linear around `around`: many fits then price nothing."""
+
+    def priced(logarithms: Floats) -> Floats:
+        return runs.log_predicted_s(constants, np.repeat(logarithms[:, None], len(runs), axis=1))
+
+    predicted = priced(around)
+    nudges = np.eye(len(MULTIPLIERS)) * _NUDGE
+    slopes = np.stack([(priced(around + nudge) - predicted) / _NUDGE for nudge in nudges], axis=1)
+    return Problem(
+        predict=lambda logarithms: predicted + slopes @ (logarithms - around),
+        slopes=lambda logarithms, predicted: slopes,
+        measured=runs.log_measured_s,
+        weights=np.ones(len(runs)),
+        unknowns=Unknowns(start, np.array(SPREADS), np.log(LOWEST), np.log(HIGHEST)),
+    )
+
+
+def _solve(problem: Problem) -> Floats:
+    """Return the multipliers that the used runs suggest, which are trusted as far as they agree."""
+    unknowns, used = problem.unknowns, problem.weights > 0
+    off = (problem.measured - problem.predict(unknowns.prior))[used]
+    apart = np.abs(off - np.median(off)).sum() if used.any() else 0.0
+    noise = float((apart + _NOISE_WEIGHT * _NOISE) / (used.sum() + _NOISE_WEIGHT))
+    return minimise(replace(problem, noise=noise))

@@ -1,4 +1,0 @@
-"""Device memory pools, staging buffers, snapshots.
-
-Empty until asynchronous checkpoints are built.
-"""

@@ -1,0 +1,1 @@
+"""Figures of plotly, and what they draw."""

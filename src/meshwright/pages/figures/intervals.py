@@ -1,0 +1,139 @@
+"""Spans of a timeline put together to what can be drawn: a pipeline's actions, and what each stream is busy with.
+
+A step of one rank has tens of thousands of spans, of which a screen shows a thousand. What follows each other on a
+stream and has one colour becomes one interval; while those are too many the shortest are left out, and it is said how
+short they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.pages.figures.streams import DEFAULT, HOST, stream_names
+from meshwright.pages.tables.part_words import NO_AXIS
+from meshwright.spec.model.op_kind import op_kind
+from meshwright.spec.trace.timeline import Ints, SpanKind, Spans, Timeline
+
+_LEAVES_OUT = 0.2
+"""Of intervals that are too many, at once."""
+_LEAST_GAP = 1 / 3000
+"""Of the step: what is no wider on a screen is no gap."""
+
+
+class Interval(NamedTuple):
+    """Something that can be drawn."""
+
+    row: str
+    """The rank, or the stream."""
+    start_s: float
+    end_s: float
+    key: str
+    """What it is coloured by."""
+    text: str
+    """What it is, in words."""
+
+
+class Drawn(NamedTuple):
+    """The intervals that are shown."""
+
+    intervals: list[Interval]
+    cut_s: float
+    """Runs no longer than this are left out, or are part of what they interrupt."""
+
+
+def action_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
+    """Return the pipeline's actions on one rank, and by phase what is in none of them; at most `most`."""
+    spans = timeline.of_rank(rank)
+    spans = spans.take((spans.kind == SpanKind.COMPUTE) & (spans.stream >= 0))
+    # An action is one thing whatever its phases are; a phase counts only outside of actions.
+    names = (*timeline.actions, *timeline.phases)
+    code = np.where(spans.action >= 0, spans.action, len(timeline.actions) + np.maximum(spans.phase, 0))
+    gap_s = np.where(spans.action[1:] >= 0, np.inf, _LEAST_GAP * timeline.step_s)
+    return _coarse(_merged(spans, code, gap_s, f"rank {rank}", lambda row: (names[code[row]],) * 2), most)
+
+
+def stream_intervals(timeline: Timeline, rank: int, most: int) -> Drawn:
+    """Return what each stream of one rank, and its host, is busy with or waits for; at most `most`."""
+    spans, found = timeline.of_rank(rank), []
+    for stream, row in stream_names(timeline, spans).items():
+        own = spans.take(spans.stream == stream)
+        if stream not in (HOST, DEFAULT) and (own.kind == SpanKind.WAIT).all():
+            continue  # A side stream that only orders others, as some of FSDP2's do, is a row of waits.
+        own = own.take(np.argsort(own.start_s, kind="stable"))
+        keys = _keys(timeline, own)
+        code = np.unique(np.array(keys), return_inverse=True)[1]
+        gap_s = np.full(len(own) - 1, _LEAST_GAP * timeline.step_s)
+        found += _merged(own, code, gap_s, row, _namer(timeline, own, keys))
+    return _coarse(found, most)
+
+
+def _merged(
+    spans: Spans, code: Ints, gap_s: NDArray[np.float64], row: str, words: Callable[[int], tuple[str, str]]
+) -> list[Interval]:
+    """Return runs of spans that have one code and no more than `gap_s` between them; `words` give key and text."""
+    if not len(spans):
+        return []
+    is_cut = (code[1:] != code[:-1]) | (spans.start_s[1:] - spans.end_s[:-1] > gap_s)
+    first = np.concatenate([[0], np.flatnonzero(is_cut) + 1])
+    last = np.concatenate([first[1:], [len(spans)]]) - 1
+    found = []
+    for start, stop in zip(first.tolist(), last.tolist(), strict=True):
+        key, text = words(start)
+        more = f" and {stop - start} more" if stop > start and text != key else ""
+        found.append(Interval(row, float(spans.start_s[start]), float(spans.end_s[stop]), key, text + more))
+    return found
+
+
+def _keys(timeline: Timeline, spans: Spans) -> list[str]:
+    """Return what each span is coloured by: the kind of an operation or its phase, an axis, waiting, the host."""
+    kinds = [op_kind(name) for name in timeline.names]
+    by_kind = {SpanKind.WAIT: "waiting", SpanKind.HOST: "host", SpanKind.DATA: "data"}
+    keys = []
+    for kind, name, phase, axis in zip(
+        *(getattr(spans, column).tolist() for column in ("kind", "name", "phase", "axis")), strict=True
+    ):
+        if kind == SpanKind.COMMUNICATION:
+            keys.append((timeline.axes[axis] if axis >= 0 else "") or NO_AXIS)
+        elif kind == SpanKind.COMPUTE:
+            is_forward = phase < 0 or timeline.phases[phase] in ("forward", "backward")
+            keys.append((kinds[name] if name >= 0 else "other") if is_forward else timeline.phases[phase])
+        else:
+            keys.append(by_kind[SpanKind(kind)])
+    return keys
+
+
+def _namer(timeline: Timeline, spans: Spans, keys: list[str]) -> Callable[[int], tuple[str, str]]:
+    return lambda row: (keys[row], _words(timeline, spans, row))
+
+
+def _words(timeline: Timeline, spans: Spans, row: int) -> str:
+    columns = (("names", spans.name), ("scopes", spans.scope), ("phases", spans.phase), ("actions", spans.action))
+    texts = [getattr(timeline, name)[column[row]] for name, column in columns if column[row] >= 0]
+    return ", ".join(text for text in texts if text)
+
+
+def _coarse(intervals: list[Interval], most: int) -> Drawn:
+    """Return at most `most` intervals: the shortest are left out, and what was only apart by them becomes one."""
+    cut_s = 0.0
+    while len(intervals) > most:
+        took_s = np.array([one.end_s - one.start_s for one in intervals])
+        cut_s = max(2 * cut_s, float(np.quantile(took_s, _LEAVES_OUT)))
+        kept = [one for one, long_s in zip(intervals, took_s.tolist(), strict=True) if long_s > cut_s]
+        intervals = _joined(kept, cut_s)
+    return Drawn(intervals, cut_s)
+
+
+def _joined(intervals: list[Interval], gap_s: float) -> list[Interval]:
+    """Return the intervals, those of one row and colour that have no more than `gap_s` between them as one."""
+    found: list[Interval] = []
+    for one in intervals:
+        last = found[-1] if found else None
+        if last and (last.row, last.key) == (one.row, one.key) and one.start_s - last.end_s <= gap_s:
+            found[-1] = last._replace(end_s=one.end_s)
+        else:
+            found.append(one)
+    return found

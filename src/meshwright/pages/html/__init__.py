@@ -1,0 +1,1 @@
+"""Pages of one HTML file each."""

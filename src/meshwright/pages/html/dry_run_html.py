@@ -1,0 +1,191 @@
+"""A dry run as one HTML file that needs no network: plots that zoom, and the tables of the terminal's page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from rich.text import Text
+
+from meshwright.pages.figures.dry_run_figures import exposed_figure, waterfall_figure
+from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
+from meshwright.pages.html.page import cards, plot, section, table, write_page
+from meshwright.pages.tables.dry_run_memory import saving_cells, short_op
+from meshwright.pages.tables.dry_run_table import (
+    UNLESS,
+    job_words,
+    misfit_words,
+    most_exposed,
+    rank_seconds,
+    rank_words,
+    signed_change,
+    tight_words,
+    times,
+    warnings_of,
+)
+from meshwright.pages.tables.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
+from meshwright.pages.tables.waterfall import MFU_MEANS, percent
+from meshwright.spec.step.dry_run import CollectiveUse, DryRun, LiveTensors, Outcome, Padding, RankMemory
+from meshwright.spec.trace.timeline import Timeline
+from meshwright.units import format_bytes, format_count, format_duration
+
+_Cells = Sequence[str]
+
+
+def write_html(run: DryRun, timeline: Timeline | None, file: Path) -> None:
+    """Write the page to `file`; without an outcome, and so without a timeline, it says what is wrong."""
+    parts = [*_head(run), *_problems(run)]
+    if run.outcome is not None and timeline is not None:
+        parts += [*_cards(run, run.outcome), *_misfit(run, run.outcome), *_time(run.outcome, timeline)]
+        parts += [*_memory(run, run.outcome, timeline), *_communication(run.outcome), _ranks(run.outcome)]
+        parts += _stragglers(run.outcome)
+    parts += _padding(run.padding)
+    write_page(f"Dry run of {run.job}", parts, file)
+
+
+def _head(run: DryRun) -> Iterator[str]:
+    yield f"<h1>{escape(run.model)} on {run.num_devices:,} x {escape(run.device)}</h1>"
+    yield f"<p>A dry run on {escape(run.cluster)}: {escape(job_words(run))}.</p>"
+
+
+def _problems(run: DryRun) -> Iterator[str]:
+    if run.problems:
+        listed = "".join(f"<li>{escape(str(problem))}</li>" for problem in run.problems)
+        verdict = f"The step would hang or go wrong{UNLESS if run.guesses else ''}"
+        yield f'<section class="bad"><h2>{verdict}</h2><ul class="pre">{listed}</ul></section>'
+    for what, hazards in warnings_of(run).items():
+        listed = "".join(f"<li>{escape(str(hazard))}</li>" for hazard in hazards)
+        yield section("Warnings", f"{what[0].upper()}{what[1:]}.", f'<ul class="pre">{listed}</ul>')
+    if run.guesses:
+        listed = "".join(f"<li>{escape(guess)}</li>" for guess in run.guesses)
+        what = "What is run depends on numbers that fake tensors do not hold."
+        yield section("Guessed", what, f'<ul class="pre">{listed}</ul>')
+
+
+def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
+    named = {"step": format_duration(outcome.step_s)}
+    if run.tokens_per_s is not None:
+        named["tokens/s"] = format_count(run.tokens_per_s)
+        named["tokens/s a device"] = f"{run.tokens_per_s / run.num_devices:,.0f}"
+    if outcome.mfu is not None:
+        named["MFU"] = percent(outcome.mfu)
+    held_bytes = 0 if outcome.fullest is None else outcome.fullest.reserved_bytes
+    named[f"memory of {format_bytes(run.usable_memory_bytes)}"] = format_bytes(held_bytes)
+    yield cards(named, bad="memory" if run.misfits else "")
+
+
+def _misfit(run: DryRun, outcome: Outcome) -> Iterator[str]:
+    yield from (f"<p>{escape(Text.from_markup(words).plain)}</p>" for words in tight_words(run, outcome) if words)
+    if not run.misfits:
+        return
+    listed = "".join(f"<li>{escape(misfit_words(rank, run))}</li>" for rank in run.misfits)
+    rows = [
+        (f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
+        for fix in outcome.fixes
+    ]
+    fixes = table(("changes that make it fit", "step, by formula#", "#"), rows) if rows else ""
+    yield f'<section class="bad"><h2>Out of memory</h2><ul>{listed}</ul>{fixes}</section>'
+
+
+def _time(outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+    means = f"{MFU_MEANS}." if outcome.mfu is not None else ""
+    yield section("Where the step goes", f"The mean over all ranks. {means}", plot(waterfall_figure(outcome)))
+    figure, cut_s = pipeline_figure(timeline)
+    note = "What each rank computes, one rank of each kind. Draw a range to zoom, click twice to go back."
+    yield section("Ranks", note + _cut(cut_s), plot(figure))
+    figure, cut_s = streams_figure(timeline)
+    note = "What the streams of one rank do: operations by kind, communication by mesh axis."
+    yield section("Streams of a rank", note + _cut(cut_s), plot(figure))
+
+
+def _cut(cut_s: float) -> str:
+    return f" Runs of spans shorter than {format_duration(cut_s)} are not drawn." if cut_s > 0 else ""
+
+
+def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+    fullest = outcome.fullest
+    if fullest is None:
+        return
+    headers = ("rank", "pp#", "allocated#", "reserved#", "peak in", "module", "operation")
+    rows = [
+        (rank_words(rank), f"{rank.pipeline_rank}", format_bytes(rank.allocated_bytes), *_peak_cells(rank))
+        for rank in outcome.memory
+    ]
+    usable = format_bytes(run.usable_memory_bytes)
+    note = f"What tensors asked for by class, and what the allocator makes of it; a device can give {usable}."
+    curves = plot(memory_figure(timeline, run.usable_memory_bytes))
+    yield section("Memory", note, curves + table(headers, rows))
+    held = [
+        (live.role.replace("_", " "), format_bytes(live.num_bytes), f"{live.count:,}", live.op, _where(live))
+        for live in fullest.largest
+    ]
+    title = f"Rank {fullest.rank} at its peak"
+    note = "What takes most of the fullest rank's memory, by the operation and the module that made it."
+    yield section(title, note, table(("class", "bytes#", "tensors#", "made by", "in"), held))
+    if outcome.savings:
+        note = "Tensors that are cheapest to recompute in backward or to offload to the host, each line alone."
+        columns = ("bytes#", "tensors#", "recompute#", "or offload#", "made by", "in")
+        yield section("Recompute and offload candidates", note, table(columns, [*map(saving_cells, outcome.savings)]))
+
+
+def _where(live: LiveTensors) -> str:
+    return ", ".join(filter(None, (live.scope, live.line)))
+
+
+def _peak_cells(rank: RankMemory) -> _Cells:
+    return (format_bytes(rank.reserved_bytes), rank.phase, rank.scope or "-", rank.op)
+
+
+def _communication(outcome: Outcome) -> Iterator[str]:
+    if most_exposed(outcome):
+        note = "Communication during which a rank computes nothing, the mean over all ranks; and what of it is hidden."
+        listed = "".join(f"<li>{escape(text)}</li>" for text in outcome.suggestions)
+        yield section("Exposed communication", note, plot(exposed_figure(outcome)) + (listed and f"<ul>{listed}</ul>"))
+    if outcome.collectives:
+        headers = ("collective", "axis", "ranks#", "times#", "bytes#", "takes#", "exposed#")
+        rows = [_collective_cells(one) for one in outcome.collectives]
+        yield section("Collectives", "What a rank takes part in, the mean over those that do.", table(headers, rows))
+
+
+def _collective_cells(one: CollectiveUse) -> _Cells:
+    counts = (f"{one.num_ranks:,}", times(one.count), format_bytes(one.num_bytes))
+    return short_op(one.op), one.axis or "-", *counts, format_duration(one.total_s), format_duration(one.exposed_s)
+
+
+def _ranks(outcome: Outcome) -> str:
+    rows = [
+        (f"{one.rank}", f"{one.pipeline_rank}", *(percent(value / outcome.step_s) for value in rank_seconds(one.parts)))
+        for one in outcome.ranks
+    ]
+    headers = ("rank#", "pp#", "computes#", "exposed#", "bubble#", "optimizer#", "host#")
+    return section("What each rank does", "Shares of the step.", table(headers, rows))
+
+
+def _stragglers(outcome: Outcome) -> Iterator[str]:
+    if outcome.stragglers is not None:
+        rows = [straggling_cells(one) for one in shown_stragglers(outcome.stragglers)]
+        note = stragglers_words(outcome, outcome.stragglers)
+        yield section("Stragglers", f"{note[0].upper()}{note[1:]}.", table(HEADERS, rows))
+
+
+def _padding(padding: Padding | None) -> Iterator[str]:
+    if padding is None or not padding.parameters:
+        return
+    rows = [
+        (
+            one.name,
+            f"{one.rows:,}",
+            f"{padding.num_shards:,}",
+            f"{one.wire_factor:.3g} x",
+            format_bytes(one.wasted_bytes),
+        )
+        for one in padding.parameters
+    ]
+    note = (
+        "FSDP2 splits dim 0 and gives each rank as many rows as the first, which are gathered, too: of the whole model "
+        f"{padding.wire_factor:.3g} times what there is. {format_bytes(padding.wasted_state_bytes)} of each rank's "
+        "state is padding."
+    )
+    headers = ("parameter", "rows#", "shards#", "gathers#", "for nothing#")
+    yield section("Padding", note, table(headers, rows))

@@ -1,0 +1,88 @@
+"""A training run as one HTML file: its curves, where its steps went, and what was predicted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from meshwright.pages.figures.run_figures import curve_figure, parts_figure
+from meshwright.pages.html.page import cards, plot, section, table, write_page
+from meshwright.pages.tables.part_words import PART_WORDS
+from meshwright.pages.tables.waterfall import MFU_MEANS, percent
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.run import Manifest
+from meshwright.spec.run.run_report import RunReport
+from meshwright.units import format_bytes, format_count, format_duration
+
+_CURVES = {
+    "loss": ("Loss", "Of each step's batch, and of the validation set where it was computed."),
+    "grad_norm": ("Gradient norm", "Before clipping."),
+    "tokens_per_s": ("Tokens per second", "Of all ranks together."),
+    "step_s": ("Step time", "Seconds; the dashed line is the prediction."),
+    "memory_bytes": ("Memory", "GiB, the peak of rank 0."),
+    "learning_rate": ("Learning rate", "As the schedule set it."),
+}
+
+
+def write_run_html(report: RunReport, file: Path) -> None:
+    """Write the page of a run to `file`."""
+    body = [*_head(report), _cards(report), *_curves(report), _parts(report), _attempts(report.manifest)]
+    write_page(f"Run {report.folder}", body, file)
+
+
+def _head(report: RunReport) -> Iterator[str]:
+    job, layout = report.manifest.job, report.manifest.attempts[-1].layout
+    yield f"<h1>{escape(str(report.folder))}</h1>"
+    words = layout_text(layout) or "one rank"
+    source = f"{job.model.source}, {format_count(report.manifest.num_parameters)} parameters"
+    yield f"<p>{escape(source)}; {layout.num_ranks} ranks: {escape(words)}.</p>"
+
+
+def _cards(report: RunReport) -> str:
+    metrics, estimate, off = report.metrics, report.expected.estimate, report.predicted_s / report.measured_s
+    named = {
+        "steps": f"{len(metrics):,}",
+        "last loss": f"{metrics.loss[-1]:.4f}",
+        "step, median": format_duration(report.measured_s),
+        f"predicted step, {100 * (off - 1):+.1f} %": format_duration(report.predicted_s),
+        "memory, peak of rank 0": format_bytes(float(metrics.memory_bytes.max())),
+    }
+    if estimate.mfu is not None:
+        named["MFU"] = percent(estimate.mfu * off)
+    return cards(named)
+
+
+def _curves(report: RunReport) -> Iterator[str]:
+    for column, (title, note) in _CURVES.items():
+        figure = curve_figure(report.metrics, column, report.predicted_s if column == "step_s" else None)
+        if figure is not None:
+            yield section(title, note, plot(figure))
+
+
+def _parts(report: RunReport) -> str:
+    parts = report.parts
+    note = f"The measured step took {format_duration(report.measured_s)}, the median."
+    if report.expected.estimate.mfu is not None:
+        note += f" {MFU_MEANS}."
+    shown = [name for name in PART_WORDS if any(getattr(one, name) >= 0.001 * one.total_s for one in parts.values())]
+    rows = [(PART_WORDS[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]
+    rows.append(("step", *(format_duration(one.total_s) for one in parts.values())))
+    headers = ("component", *(f"{name}#" for name in parts))
+    return section("Where the step goes", note, plot(parts_figure(parts, shown)) + table(headers, rows))
+
+
+def _attempts(manifest: Manifest) -> str:
+    rows = [
+        (
+            one.started_at,
+            f"{one.start_step:,}",
+            f"{one.layout.num_ranks:,}",
+            layout_text(one.layout) or "one rank",
+            "running, or killed" if one.exit is None else f"{one.exit}",
+            one.git_commit or "-",
+        )
+        for one in manifest.attempts
+    ]
+    headers = ("started (UTC)", "after step#", "ranks#", "layout", "exit code", "commit")
+    return section("Starts", "A run that was resumed has several.", table(headers, rows))

@@ -1,0 +1,1 @@
+"""Tables for a terminal of 80 columns."""

@@ -1,0 +1,98 @@
+"""A backtest as a page for a terminal: errors source by source, against a guess, and what could not be predicted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from meshwright.pages.tables.waterfall import percent, plain_table
+from meshwright.spec.run.backtest import Backtest, MemoryScore, PickingScore, Prediction, Score
+
+_HEADERS = ("n", "median", "mean", "bias", "<= 5 %", "<= 10 %", "<= 20 %", "in 80 %\ninterval", "null\nmedian", "mean")
+_NULL_MEANS = "null: one model FLOP rate for each device and precision, which is what a guess would be"
+
+
+def backtest_page(backtest: Backtest) -> Iterator[RenderableType]:
+    """Yield the parts of the page."""
+    yield f"[bold]{escape(backtest.title)}[/]"
+    yield (
+        f"{backtest.num_rows} rows, {backtest.num_unsupported} cannot be modelled; {backtest.num_constants} constants "
+        f"({backtest.num_stack_constants} of them of single stacks) fitted on {backtest.num_fitted_runs} runs"
+    )
+    if backtest.overall is None:
+        yield "no row has a measured step time to compare with"
+    else:
+        yield ""
+        yield _score_table([*backtest.sources, backtest.overall])
+        yield f"[dim]Step time, predicted over measured; sources count equally. {_NULL_MEANS}.[/]"
+    if backtest.memory:
+        yield ""
+        yield _memory_table(backtest.memory)
+    if backtest.fits is not None:
+        yield f"{percent(backtest.fits)} of the runs are expected to fit their devices, as they did"
+    if backtest.picking is not None:
+        yield _picking_words(backtest.picking)
+
+
+def reasons_page(predictions: Sequence[Prediction]) -> Iterator[RenderableType]:
+    """Yield what could not be predicted or compared, with the reason."""
+    reasons = Counter((one.source, one.unsupported_reason) for one in predictions if one.unsupported_reason)
+    if not reasons:
+        return
+    table = plain_table()
+    table.add_column("rows", justify="right")
+    table.add_column("source")
+    table.add_column("cannot be modelled or compared because")
+    for (source, reason), count in reasons.most_common():
+        table.add_row(str(count), escape(source), escape(reason))
+    yield ""
+    yield table
+
+
+def _score_table(scores: Sequence[Score]) -> Table:
+    table = plain_table()
+    table.add_column("source", vertical="bottom")
+    for header in _HEADERS:
+        table.add_column(header, justify="right", no_wrap=True, vertical="bottom")
+    for score in scores:
+        is_last = score is scores[-1]
+        table.add_row(*_cells(score), style="bold" if is_last else None)
+    return table
+
+
+def _cells(score: Score) -> tuple[str, ...]:
+    def share(value: float | None, digits: int = 0) -> str:
+        return "-" if value is None else percent(value, digits)
+
+    return (
+        escape(score.name),
+        str(score.num_runs),
+        share(score.median, 1),
+        share(score.mean, 1),
+        f"{100 * score.bias:+.1f} %",
+        *(share(value) for value in (score.within_5, score.within_10, score.within_20, score.coverage)),
+        *(share(value, 1) for value in (score.null_median, score.null_mean)),
+    )
+
+
+def _memory_table(scores: Sequence[MemoryScore]) -> Table:
+    table = plain_table()
+    table.add_column("peak memory")
+    for header in ("n", "median", "mean", "bias"):
+        table.add_column(header, justify="right")
+    for score in scores:
+        errors = percent(score.median), percent(score.mean), f"{100 * score.bias:+.1f} %"
+        table.add_row(escape(score.kind), str(score.num_runs), *errors)
+    return table
+
+
+def _picking_words(picking: PickingScore) -> str:
+    return (
+        f"picking among the measured layouts of {picking.num_groups} groups of five and more: regret "
+        f"{percent(picking.median_regret)} median, {percent(picking.worst_regret)} worst; Kendall tau "
+        f"{picking.kendall_tau:.2f} over pairs more than 5 % apart"
+    )

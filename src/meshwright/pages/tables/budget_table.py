@@ -1,0 +1,78 @@
+"""Tables of time and money: one run with its failures, and the frontier over sizes of clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from meshwright.pages.tables.waterfall import percent, table_of
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.budget import Budget
+from meshwright.units import format_duration
+
+
+def budget_page(budget: Budget, tokens: str, days_given: str | None) -> Iterator[RenderableType]:
+    """Yield what one run takes; `tokens` and the deadline, `days_given`, are as the user wrote them."""
+    low, high = (budget.days * factor for factor in (1 - budget.relative_error, 1 + budget.relative_error))
+    cost = "" if budget.cost is None else f", [bold]{money(budget.cost)}[/]"
+    yield (
+        f"[bold]{tokens} tokens: {budget.days:.1f} days[/] ({low:.1f} to {high:.1f}), "
+        f"{budget.num_steps:,} steps, {budget.device_hours:,.0f} device hours{cost}"
+    )
+    if budget.mtbf_s is not None and budget.checkpoint_interval_s is not None:
+        yield (
+            f"goodput {percent(budget.goodput)}: one failure in {format_duration(budget.mtbf_s)}, "
+            f"a checkpoint ({format_duration(budget.checkpoint_s)}) every "
+            f"{format_duration(budget.checkpoint_interval_s)}"
+        )
+    if budget.is_soon_enough is not None:
+        missed = f"[red]{days_given} are not enough[/]: see --frontier for more devices"
+        yield f"{days_given} are enough" if budget.is_soon_enough else missed
+
+
+def frontier_page(points: Sequence[Budget]) -> Iterator[RenderableType]:
+    """Yield sizes of clusters with days and cost, and then their layouts; what another point beats in both is dim."""
+    yield _frontier_table(points)
+    yield ""
+    layouts = table_of("cluster", "devices#", "best layout there")
+    for point in points:
+        layouts.add_row(point.cluster, f"{point.num_devices}", escape(layout_text(point.layout).replace(",", ", ")))
+    yield layouts
+
+
+def _frontier_table(points: Sequence[Budget]) -> Table:
+    has_cost = any(point.cost is not None for point in points)
+    costs = ("cost#",) if has_cost else ()
+    table = table_of("cluster", "devices#", "days#", "device hours#", *costs, "goodput#", "step#")
+    for point in points:
+        table.add_row(
+            point.cluster,
+            str(point.num_devices),
+            f"{point.days:.1f}" + {None: "", True: "", False: " late"}[point.is_soon_enough],
+            f"{point.device_hours:,.0f}",
+            *([money(point.cost or 0.0)] if has_cost else []),
+            percent(point.goodput),
+            format_duration(point.step_s),
+            style="dim" if is_beaten(point, points) else None,
+        )
+    return table
+
+
+def is_beaten(point: Budget, points: Sequence[Budget]) -> bool:
+    """Return whether another point is both faster and cheaper (in device hours, without prices)."""
+
+    def price(one: Budget) -> float:
+        return one.device_hours if one.cost is None else one.cost
+
+    return any(other.days < point.days and price(other) < price(point) for other in points)
+
+
+def money(amount: float) -> str:
+    """Return an amount in the unit of its price, with as many digits as mean something."""
+    for size, suffix in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if amount >= size:
+            return f"{amount / size:.3g}{suffix}"
+    return f"{amount:.3g}"

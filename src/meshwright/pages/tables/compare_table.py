@@ -1,0 +1,116 @@
+"""Two steps side by side as a page: by component, by operation, by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from meshwright.pages.tables.part_words import PART_WORDS
+from meshwright.pages.tables.waterfall import percent, plain_table
+from meshwright.spec.step.comparison import Comparison, Operation, RankParts, Side
+from meshwright.spec.step.step_parts import StepParts
+from meshwright.units import format_duration
+
+_MOST_ROWS = 12
+_LEAST_SHARE = 0.001
+"""Of a step: what differs by less is noise, and not worth a line."""
+_UNEQUAL_SHARE = 0.02
+"""Of a step: ranks that differ by less from each other are told as one."""
+
+
+def compare_page(found: Comparison) -> Iterator[RenderableType]:
+    """Yield the parts of the page."""
+    yield f"[bold]A[/] {_side(found.a)}"
+    yield f"[bold]B[/] {_side(found.b)}"
+    yield ""
+    yield parts_table({"A": found.a.parts, "B": found.b.parts})
+    if rows := _noticeable(found.operations, found):
+        yield ""
+        yield _operations_table("what differs most, per rank", rows)
+    if rows := _noticeable(found.miscounted, found):
+        yield ""
+        yield _operations_table("what runs more often in one of them, per rank", rows)
+    if _are_unequal(found.ranks):
+        yield ""
+        yield _ranks_table(found.ranks[:_MOST_ROWS])
+
+
+def _side(side: Side) -> str:
+    source = side.source
+    where = f" on {source.cluster}" if source.cluster else ""
+    ranks = "1 rank" if side.num_ranks == 1 else f"{side.num_ranks:,} ranks"
+    return f"{escape(source.name)}{where}, {source.kind}: {ranks}, a step of {format_duration(side.step_s)}"
+
+
+def parts_table(columns: dict[str, StepParts]) -> Table:
+    """Return a row for each component with its seconds in every column, and how the last of several differs from the
+    first.
+    """
+    parts = list(columns.values())
+    compares = len(parts) > 1
+    difference_s = parts[-1].total_s - parts[0].total_s
+    least_s = _LEAST_SHARE * max(one.total_s for one in parts)
+    table = plain_table()
+    table.add_column("where the step goes")
+    for header in (*columns, *(("difference", "of all difference") if compares else ())):
+        table.add_column(header, justify="right")
+    for name, label in PART_WORDS.items():
+        seconds = [getattr(one, name) for one in parts]
+        if max(seconds) >= least_s:
+            more_s = seconds[-1] - seconds[0]
+            share = percent(more_s / difference_s, 0) if abs(difference_s) > least_s else ""
+            table.add_row(label, *map(format_duration, seconds), *((signed(more_s), share) if compares else ()))
+    totals = [format_duration(one.total_s) for one in parts] + [signed(difference_s)] * compares
+    table.add_row(*(f"[bold]{cell}" for cell in ("step", *totals)))
+    return table
+
+
+def signed(difference_s: float) -> str:
+    """Return a difference with its sign."""
+    return "0 s" if difference_s == 0 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
+
+
+def _noticeable(operations: Sequence[Operation], found: Comparison) -> list[Operation]:
+    least_s = _LEAST_SHARE * max(found.a.step_s, found.b.step_s)
+    return [one for one in operations if max(one.a.total_s, one.b.total_s) >= least_s][:_MOST_ROWS]
+
+
+def _operations_table(title: str, operations: Sequence[Operation]) -> Table:
+    table = plain_table()
+    for header in (title, "in", "along"):
+        table.add_column(header)
+    for header in ("times A", "times B", "A", "B", "difference"):
+        table.add_column(header, justify="right")
+    for one in operations:
+        name = f"waiting for {one.name}" if one.kind == "waiting" else one.name
+        counts = ("", "") if one.kind == "waiting" else (f"{one.a.count:g}", f"{one.b.count:g}")
+        seconds = (format_duration(one.a.total_s), format_duration(one.b.total_s), signed(one.difference_s))
+        table.add_row(escape(name), escape(one.scope), one.axis, *counts, *seconds)
+    return table
+
+
+def _are_unequal(ranks: Sequence[RankParts]) -> bool:
+    """Return whether a component of one rank is noticeably another's, in either step."""
+    sides = ([one.a for one in ranks], [one.b for one in ranks])
+    return any(
+        max(values) - min(values) > _UNEQUAL_SHARE * max(part.total_s for part in side)
+        for side in sides
+        if side
+        for values in ([getattr(part, name) for part in side] for name in PART_WORDS)
+    )
+
+
+def _ranks_table(ranks: Sequence[RankParts]) -> Table:
+    table = plain_table()
+    table.add_column("rank", justify="right")
+    names = {"compute_s": "compute", "exposed_s": "communication", "bubble_s": "bubble", "host_s": "host"}
+    for label in names.values():
+        table.add_column(f"{label} A", justify="right")
+        table.add_column("B", justify="right")
+    for one in ranks:
+        cells = (format_duration(getattr(side, name)) for name in names for side in (one.a, one.b))
+        table.add_row(str(one.rank), *cells)
+    return table

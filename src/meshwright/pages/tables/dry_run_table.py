@@ -1,0 +1,308 @@
+"""A dry run as a page for a terminal: what is wrong first, then time, memory, communication, ranks and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from meshwright.pages.tables.dry_run_memory import (
+    alike_once,
+    largest_table,
+    most_held,
+    rank_memory_table,
+    savings_table,
+    short_op,
+    shown_ranks,
+)
+from meshwright.pages.tables.part_words import PART_WORDS
+from meshwright.pages.tables.stragglers_table import formula_words, stragglers_parts
+from meshwright.pages.tables.waterfall import MFU_MEANS, TERMS, percent, table_of
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.step.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
+from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.trace.problem import Hazard
+from meshwright.units import format_bytes, format_count, format_duration
+
+_MOST_ROWS = 10
+_SHARD = "fully_shard() its modules over more ranks, or hold them in fewer bits"
+_MAKE_LESS = "make these tensors smaller, in parts, or on the host, and drop each once it is used"
+_ADVICE = {
+    "parameter": _SHARD,
+    "gradient": _SHARD,
+    "optimizer_state": _SHARD,
+    "gathered": "fully_shard() each block by itself, with reshard_after_forward=True",
+    "activation": "torch.utils.checkpoint the blocks, or take fewer tokens in each microbatch",
+}
+"""What makes a program hold less, by TensorRole."""
+_LEAST_SHARE = 0.0005
+"""Of the step: what takes less is not worth a line."""
+
+
+UNLESS = ", if what is guessed below is so"
+"""Added to a verdict that may follow from a guess."""
+
+
+def warnings_of(run: DryRun) -> dict[str, list[Hazard]]:
+    """Return the hazards of a dry run by what they mean for the step."""
+    by_meaning = {
+        "the step ends, and what it computes depends on chance": [one for one in run.hazards if one.is_race],
+        "the simulated step ends; on NCCL it may not, or mix up tensors": [
+            one for one in run.hazards if not one.is_race
+        ],
+    }
+    return {what: hazards for what, hazards in by_meaning.items() if hazards}
+
+
+def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
+    """Yield the parts of the page."""
+    yield from _question(run)
+    if run.problems:
+        yield ""
+        yield f"[bold red]the step would hang or go wrong[/]{UNLESS if run.guesses else ''}"
+        yield from (f"[red]-[/] {escape(str(problem))}" for problem in run.problems[:_MOST_ROWS])
+        if len(run.problems) > _MOST_ROWS:
+            yield f"[red]-[/] and {len(run.problems) - _MOST_ROWS} more, which the first ones may explain"
+    for what, hazards in warnings_of(run).items():
+        yield ""
+        yield f"[bold yellow]warnings[/]: {what}"
+        yield from (f"[yellow]-[/] {escape(str(hazard))}" for hazard in hazards[:_MOST_ROWS])
+        if len(hazards) > _MOST_ROWS:
+            yield f"[yellow]-[/] and {len(hazards) - _MOST_ROWS} more"
+    if run.guesses:
+        yield ""
+        yield "[bold yellow]guessed[/]: what is run depends on numbers that fake tensors do not hold"
+        yield from (f"[yellow]-[/] {escape(guess)}" for guess in run.guesses[:_MOST_ROWS])
+        if len(run.guesses) > _MOST_ROWS:
+            yield f"[yellow]-[/] and {len(run.guesses) - _MOST_ROWS} more"
+    tables = [_padding_table(run.padding)]
+    if run.outcome is not None:
+        yield from _misfit(run, run.outcome)
+        yield from tight_words(run, run.outcome)
+        yield ""
+        yield _parts_table(run.outcome)
+        yield ""
+        yield from _speed(run, run.outcome)
+        yield from stragglers_parts(run.outcome)
+        tables = [
+            rank_memory_table(run, run.outcome),
+            largest_table(run.outcome),
+            savings_table(run.outcome),
+            _exposed_table(run.outcome),
+            _collective_table(run.outcome),
+        ]
+        tables += [_rank_table(run.outcome), _padding_table(run.padding)]
+    for table in tables:
+        if table.row_count:
+            yield ""
+            yield table
+    if run.outcome is not None and run.outcome.suggestions:
+        yield ""
+        yield from (f"- {escape(text)}" for text in run.outcome.suggestions)
+
+
+def _question(run: DryRun) -> Iterator[str]:
+    yield f"[bold]{escape(run.model)}[/] on [bold]{run.num_devices} x {run.device}[/] ({run.cluster})"
+    yield f"[dim]{escape(job_words(run))}[/]"
+    if run.layout is None and run.num_traced < run.num_devices:
+        traced = f"{run.num_traced:,} of {run.num_devices:,} ranks"
+        unseen = "what one of the others alone does wrong is not seen (--every-rank traces all)"
+        yield f"[dim]{traced} were traced{_which(run)}; {unseen}[/]"
+
+
+def _which(run: DryRun) -> str:
+    """Return the ranks that were traced, such as ": 0-8, 63, 511"; "" where that is not known."""
+    runs = np.split(run.traced_ranks, np.flatnonzero(np.diff(run.traced_ranks) != 1) + 1) if run.traced_ranks else []
+    words = ", ".join(f"{one[0]}-{one[-1]}" if len(one) > 1 else f"{one[0]}" for one in runs)
+    return words and f": {words}"
+
+
+def job_words(run: DryRun) -> str:
+    """Return what is run dry: the job, its step and its layout."""
+    words = [run.job]
+    if run.workload is not None:
+        words.append(f"{format_count(run.workload.global_batch_tokens)} tokens a step, {run.workload.precision}")
+    if run.layout is not None:
+        words.append(layout_text(run.layout).replace(",", ", ") or "one rank")
+    return "; ".join(words)
+
+
+def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
+    """Yield which ranks do not fit, and what would make them; nothing where all do."""
+    if not run.misfits:
+        return
+    yield ""
+    yield f"[bold red]out of memory[/]: a device can give {format_bytes(run.usable_memory_bytes)}"
+    yield from (f"[red]-[/] {misfit_words(rank, run)}" for rank in run.misfits[:_MOST_ROWS])
+    if len(run.misfits) > _MOST_ROWS:
+        yield f"[red]-[/] and {len(run.misfits) - _MOST_ROWS} more"
+    yield ""
+    if run.layout is None:
+        yield _advice(max(run.misfits, key=lambda rank: rank.reserved_bytes))
+        return
+    if outcome.expected is None and not outcome.fixes:
+        yield "formulas do not know this model or schedule, so that nothing is listed that would make it fit"
+        return
+    if not outcome.fixes:
+        yield "no change of one key of \\[layout] would free as much: take more devices, or devices with more memory"
+        return
+    table = table_of("changes that make it fit", "step, by formula#", "#")
+    for fix in outcome.fixes:
+        table.add_row(f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
+    yield table
+    if any("activation_checkpoint" in fix.change for fix in outcome.fixes):
+        yield '[dim]layout.activation_checkpoint = "auto" takes of it as little as the traced step needs[/]'
+
+
+def tight_words(run: DryRun, outcome: Outcome) -> Iterator[str]:
+    """Yield what to know of a step that fits although its formula reserves more than a device has."""
+    reserved_bytes = 0 if outcome.expected is None else outcome.expected.memory.reserved_bytes
+    if reserved_bytes > run.usable_memory_bytes and not run.misfits:
+        yield ""
+        yield (
+            f"[bold yellow]tight[/]: it would reserve {format_bytes(reserved_bytes)}, by formula, and a device can "
+            f"give {format_bytes(run.usable_memory_bytes)}. It fits because the allocator gives cached memory back at "
+            "the limit, which stops the device each time and is not in the step below"
+        )
+
+
+def misfit_words(rank: RankMemory, run: DryRun) -> str:
+    """Return what a rank needs, and by how much that is more than its device has."""
+    missing = format_bytes(rank.reserved_bytes - run.usable_memory_bytes)
+    words = f"{rank_words(rank)} needs {format_bytes(rank.reserved_bytes)}: {missing} are missing"
+    return f"{words}; {most}" if run.layout is None and (most := most_held(rank)) else words
+
+
+def _advice(rank: RankMemory) -> str:
+    """Return what would make a program fit, by what takes most of a rank's memory."""
+    most = max(rank.by_role, key=lambda role: rank.by_role[role])
+    return f"{_ADVICE.get(most, _MAKE_LESS)}; or take devices with more memory"
+
+
+def signed_change(step_s: float, outcome: Outcome) -> str:
+    """Return by how much a step that a formula says is longer than what it says of this one."""
+    return "" if outcome.expected is None else f"{100 * (step_s / outcome.expected.step.total_s - 1):+.1f} %"
+
+
+def rank_words(rank: RankMemory) -> str:
+    """Return which rank it is, and how many do the same."""
+    others = f" (and {rank.num_ranks - 1:,} alike)" if rank.num_ranks > 1 else ""
+    return f"rank {rank.rank}{others}"
+
+
+def _parts_table(outcome: Outcome) -> Table:
+    """Return the step by component, next to the formulas' where they know the model."""
+    formula = (f"{formula_words(outcome)}#", "vs formula#") if outcome.expected_parts else ()
+    table = table_of("where the step goes", "traced#", "share#", *formula)
+    for name, label in PART_WORDS.items():
+        seconds = getattr(outcome.parts, name)
+        expected_s = None if outcome.expected_parts is None else getattr(outcome.expected_parts, name)
+        if max(seconds, expected_s or 0.0) < _LEAST_SHARE * outcome.step_s:
+            continue
+        table.add_row(label, format_duration(seconds), percent(seconds / outcome.step_s), *_beside(seconds, expected_s))
+        if name == "compute_s":
+            for kind, kind_s in outcome.compute.items():
+                cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
+                table.add_row(*cells, style="dim")
+        jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.jitter_s
+        if name == "other_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
+            # Ranks of a traced step are equal, unless one is made slow.
+            table.add_row(f"  {TERMS['jitter_s']}", "", "", format_duration(jitter_s), "", style="dim")
+        if name == "host_s" and outcome.fixed_host_s:
+            fixed_s = outcome.fixed_host_s
+            table.add_row("  once a step", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
+    total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
+    cells = ("step", format_duration(outcome.step_s), "100 %", *_beside(outcome.step_s, total_s))
+    table.add_row(*(f"[bold]{cell}" for cell in cells))
+    return table
+
+
+def _beside(took_s: float, expected_s: float | None) -> tuple[str, ...]:
+    if expected_s is None:
+        return ()
+    return format_duration(expected_s), f"{100 * (took_s / expected_s - 1):+.1f} %" if expected_s else "-"
+
+
+def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
+    if run.tokens_per_s is not None:
+        words = f"{format_count(run.tokens_per_s)} tokens/s, {run.tokens_per_s / run.num_devices:,.0f} a device"
+        yield words if outcome.mfu is None else f"{words}, MFU {percent(outcome.mfu)}"
+    if outcome.mfu is not None:
+        yield f"[dim]{MFU_MEANS}.[/]"
+
+
+def _exposed_table(outcome: Outcome) -> Table:
+    table = table_of("exposed#", "share#", "hidden#", "times#", "collective")
+    for one in most_exposed(outcome):
+        table.add_row(
+            format_duration(one.exposed_s),
+            percent(one.exposed_s / outcome.step_s),
+            percent(one.hidden_s / max(one.exposed_s + one.hidden_s, 1e-12), 0),
+            times(one.count),
+            f"{one.axis} {short_op(one.op)} in {one.phase} {escape(one.scope)}".strip(),
+        )
+    return table
+
+
+def times(count: float) -> str:
+    """Return how often a rank does something: the mean over ranks of what only some do can be less than once."""
+    return f"{count:,.0f}" if count >= 1 or not count else f"{count:.2g}"
+
+
+def most_exposed(outcome: Outcome) -> list[ExposedAt]:
+    """Return where communication is exposed enough to be seen, most first."""
+    least_s = _LEAST_SHARE / 10 * outcome.step_s
+    return [one for one in outcome.exposed if one.exposed_s >= least_s][:_MOST_ROWS]
+
+
+def _collective_table(outcome: Outcome) -> Table:
+    table = table_of("collective", "ranks#", "times#", "bytes#", "takes#", "exposed#")
+    for one in outcome.collectives:
+        table.add_row(
+            f"{one.axis} {short_op(one.op)}".strip(),
+            f"{one.num_ranks:,}",
+            times(one.count),
+            format_bytes(one.num_bytes),
+            format_duration(one.total_s),
+            format_duration(one.exposed_s),
+        )
+    return table
+
+
+def _rank_table(outcome: Outcome) -> Table:
+    has_stages = any(rank.pipeline_rank for rank in outcome.ranks)
+    table = table_of(
+        "rank#", "ranks#", *(["pp#"] if has_stages else []), "computes#", "exposed#", "bubble#", "optimizer#", "host#"
+    )
+    rows = []
+    for rank in outcome.ranks:
+        stage = [f"{rank.pipeline_rank}"] if has_stages else []
+        shares = (percent(value / outcome.step_s) for value in rank_seconds(rank.parts))
+        rows.append((rank.rank, rank.num_ranks, (*stage, *shares)))
+    for first, num_ranks, cells in shown_ranks(alike_once(rows)):
+        table.add_row(f"{first}", f"{num_ranks:,}", *cells)
+    return table
+
+
+def rank_seconds(parts: StepParts) -> tuple[float, ...]:
+    """Return what a rank computes, what communication it waits for, its bubble, optimizer and host, seconds."""
+    host_s = parts.host_s + parts.data_s
+    return parts.compute_s + parts.recompute_s, parts.exposed_s, parts.bubble_s, parts.optimizer_s, host_s
+
+
+def _padding_table(padding: Padding | None) -> Table:
+    """Return which parameters are padded, and what that costs in all; empty where nothing is to be said."""
+    table = table_of("padded by FSDP2", "rows#", "shards#", "gathers#", "for nothing#")
+    if padding is None or not padding.parameters:
+        return table
+    for one in padding.parameters[:_MOST_ROWS]:
+        cells = (f"{one.rows:,}", f"{padding.num_shards:,}", f"{one.wire_factor:.3g} x", format_bytes(one.wasted_bytes))
+        table.add_row(escape(one.name), *cells)
+    state = f"{format_bytes(padding.wasted_state_bytes)} of each rank's state is padding"
+    table.add_row("[bold]whole model", "", "", f"[bold]{padding.wire_factor:.3g} x", "", style=None)
+    table.caption = state
+    table.caption_justify = "left"
+    return table

@@ -1,0 +1,235 @@
+"""A plan as a page for a terminal: the pick, where its time and memory go, what else there was, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from meshwright.pages.tables.memory_table import memory_table
+from meshwright.pages.tables.simulated_table import simulated_page
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, TERMS, percent, table_of, waterfall
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.plan import Candidate, Contrast, Plan
+from meshwright.spec.step.estimate import Estimate
+from meshwright.units import counted, format_bytes, format_count, format_duration, format_duration_range
+
+_NUM_CONTRASTS = 8
+_NUM_CAUSES = 2
+
+
+def plan_page(plan: Plan) -> Iterator[RenderableType]:
+    """Yield the parts of the page, from the question to the doubts."""
+    yield from _question(plan)
+    yield ""
+    yield from _pick(plan)
+    yield from simulated_page(plan)
+    yield ""
+    yield waterfall(plan.pick.estimate)
+    means = (NO_PEAK,) if plan.pick.estimate.mfu is None else (MFU_MEANS, HFU_MEANS)
+    yield "\n".join(f"[dim]{line}.[/]" for line in means)
+    yield ""
+    yield memory_table(plan.memory_by_pipeline_rank, plan.usable_memory_bytes)
+    tables = (_pareto, _runners_up, _contrasts, _rejections, _sensitivities, _what_ifs)
+    for part in (table(plan) for table in tables):
+        if part is not None:
+            yield ""
+            yield part
+    yield ""
+    yield _what_buys_most(plan)
+
+
+def _question(plan: Plan) -> Iterator[str]:
+    workload = plan.workload
+    yield (
+        f"[bold]{escape(plan.model)}[/], {format_count(plan.num_parameters)} parameters, on [bold]{plan.num_devices} x "
+        f"{plan.device}[/] ({plan.cluster})"
+    )
+    yield (
+        f"{counted(workload.global_batch_size, 'sequence')} x {workload.seq_len} tokens = "
+        f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; software: {plan.stack}"
+    )
+    scored, fit = plan.layouts_scored, plan.layouts_that_fit
+    yield f"{scored:,} layout{'s' * (scored != 1)} scored, {fit:,} fit{'s' * (fit == 1)}"
+    if plan.kept:
+        yield f"kept as set: {escape(', '.join(plan.kept))}"
+
+
+def _pick(plan: Plan) -> Iterator[RenderableType]:
+    table = table_of("", *_NUMBERS)
+    table.columns[0].no_wrap = True
+    table.add_row("[bold green]pick", *_numbers(plan.pick, plan))
+    if plan.given is not None:
+        table.add_row("yours", *_numbers(plan.given, plan))
+    yield table
+    yield f"[green]{_spaced(plan.pick.layout)}[/]"
+    yield from _pick_notes(plan)
+    if plan.given is not None:
+        yield f"yours: {_spaced(plan.given.layout)}"
+
+
+def _pick_notes(plan: Plan) -> Iterator[str]:
+    """Yield what the fastest layout would gain, and which features of the pick no measured run backs."""
+    if plan.fastest != plan.pick:
+        gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
+        yield (
+            f"fastest: {_spaced(plan.fastest.layout)}: {percent(gain)} faster than the pick (within the error of "
+            f"ranking), {_memory_needed(plan)}"
+        )
+    if plan.pick.unmeasured:
+        yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
+    if plan.given is not None and 0 <= plan.given.headroom_bytes < plan.memory_margin * plan.usable_memory_bytes:
+        share = percent(plan.given.headroom_bytes / plan.usable_memory_bytes)
+        yield f"yours leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
+
+
+def _memory_needed(plan: Plan) -> str:
+    """Return how much more or less memory the fastest layout needs than the pick."""
+    more_bytes = plan.pick.headroom_bytes - plan.fastest.headroom_bytes
+    return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes >= 0 else 'less'}"
+
+
+def _pareto(plan: Plan) -> Table:
+    """Return step against free memory: the pick, slower layouts that leave more, and FSDP alone."""
+    table = table_of("step against memory", "step#", "vs pick#", "free#")
+    rows = [("", row) for row in plan.pareto]
+    if plan.plain is not None:
+        rows.append(("FSDP alone: ", plan.plain))
+    for words, row in rows:
+        table.add_row(f"{words}{_spaced(row.layout)}", *_step_and_free(row, plan))
+    if plan.plain is None:
+        table.add_row(f"FSDP alone: {escape(plan.plain_refusal)}", "-", "-", "-")
+    return table
+
+
+def _spaced(layout: Layout) -> str:
+    """Return a layout in one line that may break between its keys."""
+    return escape(layout_text(layout.effective).replace(",", ", "))
+
+
+def _step_and_free(row: Candidate, plan: Plan) -> tuple[str, str, str]:
+    """Return the step, its change from the pick's, and the free memory, negative where it is missing."""
+    return format_duration(row.estimate.step.total_s), _versus(row, plan.pick), _free(row)
+
+
+def _free(row: Candidate) -> str:
+    """Return the free memory of the fullest rank, negative where it is missing."""
+    return f"{'-' if row.headroom_bytes < 0 else ''}{format_bytes(abs(row.headroom_bytes))}"
+
+
+_NUMBERS = ("step#", "80 % interval#", "tokens/s/device#", "MFU#", "HFU#", "free#")
+
+
+def _numbers(candidate: Candidate, plan: Plan) -> list[str]:
+    step_s, estimate = candidate.estimate.step.total_s, candidate.estimate
+    rate = plan.workload.global_batch_tokens / step_s / plan.num_devices
+    return [
+        format_duration(step_s),
+        interval(estimate),
+        f"{rate:,.0f}",
+        "-" if estimate.mfu is None else percent(estimate.mfu),
+        "-" if estimate.hfu is None else percent(estimate.hfu),
+        _free(candidate),
+    ]
+
+
+def interval(estimate: Estimate) -> str:
+    """Return the interval that holds the step time with a chance of 80 %."""
+    low, high = (
+        estimate.step.total_s * factor for factor in (1 - estimate.relative_error, 1 + estimate.relative_error)
+    )
+    return format_duration_range(max(low, 0.0), high)
+
+
+def _runners_up(plan: Plan) -> Table:
+    """Return the best layouts of other splits over the ranks, next to the pick."""
+    table = table_of("", "best of each parallel layout", "step#", "vs pick#", "free#")
+    table.columns[0].no_wrap = True
+    for place, row in enumerate((plan.pick, *plan.runners_up)):
+        name, style = ("pick", "green") if place == 0 else (str(place + 1), None)
+        table.add_row(name, _spaced(row.layout), *_step_and_free(row, plan), style=style)
+    return table
+
+
+def _versus(row: Candidate, pick: Candidate) -> str:
+    return "" if row is pick else signed(row.estimate.step.total_s / pick.estimate.step.total_s - 1)
+
+
+def signed(change: float) -> str:
+    """Return a relative change in per cent with its sign."""
+    return f"{100 * change:+.1f} %"
+
+
+def _contrasts(plan: Plan) -> Table | None:
+    if not plan.contrasts:
+        return None
+    table = table_of("alternatives: best layout with", "vs pick#", "change by component, of the pick's step")
+    # One layout may be the best with other values of several keys.
+    grouped: dict[str, list[Contrast]] = {}
+    for contrast in plan.contrasts:
+        grouped.setdefault(layout_text(contrast.other.layout), []).append(contrast)
+    for same in list(grouped.values())[:_NUM_CONTRASTS]:
+        # Two keys may name the axis that they both need.
+        changed = ", ".join(dict.fromkeys(part for contrast in same for part in contrast.change.split(", ")))
+        table.add_row(changed, _versus(same[0].other, plan.pick), _causes(same[0], plan))
+    return table
+
+
+def _causes(contrast: Contrast, plan: Plan) -> str:
+    """Return the terms that differ most."""
+    total_s = plan.pick.estimate.step.total_s
+    worst = sorted(contrast.extra_s.items(), key=lambda item: -abs(item[1]))[:_NUM_CAUSES]
+    return ", ".join(f"{TERMS[name]} {signed(seconds / total_s)}" for name, seconds in worst) or "nothing"
+
+
+def _rejections(plan: Plan) -> Table | None:
+    if not plan.rejections:
+        return None
+    table = table_of("rejected: pick with", "vs pick#", "reason, and cheapest changes that fit (vs pick)")
+    pick_s = plan.pick.estimate.step.total_s
+    for rejection in plan.rejections:
+        fixes = "; ".join(f"{fix.change} ({signed(fix.step_s / pick_s - 1)})" for fix in rejection.fixes)
+        would = "-" if rejection.step_s is None else signed(rejection.step_s / pick_s - 1)
+        table.add_row(rejection.change, would, escape(rejection.reason) + (f". Fits with {fixes}" if fixes else ""))
+    return table
+
+
+def _sensitivities(plan: Plan) -> Table | None:
+    if not plan.sensitivities:
+        return None
+    table = table_of("if the hardware were", "#", "step#", "best layout then")
+    names = {layout_text(row.layout): f"layout {place}" for place, row in enumerate(plan.runners_up, start=2)}
+    for one in plan.sensitivities:
+        is_other = one.best_change < one.pick_change - 1e-4
+        name = names.get(layout_text(one.best), _spaced(one.best))
+        other = f"{name}: {signed(one.best_change)}" if is_other else "pick"
+        table.add_row(one.what, f"{100 * one.change:+.0f} %", signed(one.pick_change), other)
+    return table
+
+
+def _what_ifs(plan: Plan) -> Table | None:
+    if not plan.what_ifs:
+        return None
+    table = table_of("what if", "step#", "")
+    for what_if in plan.what_ifs:
+        table.add_row(what_if.change, _versus(what_if.best, plan.pick), what_if.note)
+    return table
+
+
+def _what_buys_most(plan: Plan) -> str:
+    """Return the largest gain among what the planner may not do by itself."""
+    pick_s = plan.pick.estimate.step.total_s
+    runnable = [one for one in plan.what_ifs if one.is_runnable]
+    gains = {f"{one.change} ({one.note})": one.best.estimate.step.total_s / pick_s - 1 for one in runnable}
+    for rejection in plan.rejections:
+        if rejection.step_s is not None:
+            gains[f"memory for {rejection.change} ({rejection.reason})"] = rejection.step_s / pick_s - 1
+    if plan.given is not None and plan.given.headroom_bytes >= 0:
+        gains["the pick in place of your layout"] = pick_s / plan.given.estimate.step.total_s - 1
+    if not gains or min(gains.values()) > -0.001:
+        return f"Nothing else that {plan.stack} can do makes the step shorter, of what was looked at."
+    best = min(gains, key=lambda name: gains[name])
+    return f"What would buy most: {escape(best)}: {signed(gains[best])}."

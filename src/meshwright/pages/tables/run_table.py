@@ -1,0 +1,54 @@
+"""A run's page: what its step was expected to take, cause by cause, next to what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from meshwright.pages.tables.compare_table import parts_table
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent, waterfall
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.plan import Candidate
+from meshwright.spec.step.step_parts import StepParts
+from meshwright.units import format_duration
+
+
+def run_page(name: str, expected: Candidate, measured_s: float) -> Iterator[RenderableType]:
+    """Yield the parts of the page: the layout, the waterfall up to the measured step, what is left unexplained."""
+    estimate = expected.estimate
+    total_s = estimate.step.total_s
+    yield f"[bold]{name}[/], {layout_text(expected.layout) or 'one rank'}"
+    yield ""
+    yield waterfall(estimate)
+    yield f"measured, the median     {format_duration(measured_s)}"
+    yield (
+        f"expected and measured differ by {percent(total_s / measured_s - 1)} of the measured step "
+        f"(the interval is ±{percent(estimate.relative_error, 0)})"
+    )
+    yield ""
+    if estimate.mfu is None:
+        yield NO_PEAK
+        return
+    # The floor is the same work at the peak, so that a measured MFU is the expected one on another step.
+    yield f"MFU {percent(estimate.mfu * total_s / measured_s)} measured, {percent(estimate.mfu)} expected. {MFU_MEANS}."
+    if estimate.hfu is not None:
+        yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
+
+
+def parts_section(parts: dict[str, StepParts], measured_s: float, how_to_profile: str) -> Iterator[RenderableType]:
+    """Yield the step by component: what each prediction in `parts` says, and last, where it is there, the profile."""
+    yield ""
+    yield parts_table(parts)
+    if MEASURED not in parts:
+        yield f"measured by component: no step of this run was profiled; {how_to_profile}"
+        return
+    profiled_s = parts[MEASURED].total_s
+    yield (
+        f"The profiled step took {format_duration(profiled_s)}, {percent(profiled_s / measured_s - 1)} more than the "
+        "median: profiling costs time itself, most of it the host's."
+    )
+
+
+MEASURED = "profiled"
+"""The column of what was measured."""

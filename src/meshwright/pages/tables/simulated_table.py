@@ -1,0 +1,59 @@
+"""The finalists of a plan that were simulated: the figures of the formulas next to those of the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.markup import escape
+
+from meshwright.pages.tables.waterfall import table_of
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.units import format_bytes, format_duration
+
+
+def simulated_page(plan: Plan) -> Iterator[RenderableType]:
+    """Yield the simulated finalists, fastest first, and why others dropped out; nothing where none was simulated."""
+    kept = [one for one in (plan.pick, *plan.runners_up) if one.simulated is not None]
+    if not kept:
+        return
+    table = table_of("simulated finalists", "step#", "simulated#", "#", "memory#", "simulated#", "#")
+    named = [("pick" if one is plan.pick else str(place), one) for place, one in enumerate((*kept, *plan.dropped), 1)]
+    for name, one in named:
+        table.add_row(name, *_figures(one), style="green" if one is plan.pick else None)
+    yield ""
+    yield table
+    # Next to six columns of figures 80 columns leave a layout less than the width of its longest key and value.
+    for name, one in named:
+        why = why_dropped(one, plan.usable_memory_bytes)
+        yield f"{name}: {_spaced(one)}" + (f": [red]dropped[/]: {escape(why)}" if why else "")
+
+
+def why_dropped(candidate: Candidate, usable_bytes: int) -> str | None:
+    """Return why a finalist cannot be picked, by its simulation; None where it can."""
+    step = candidate.simulated
+    assert step is not None
+    if step.fullest_bytes is None:
+        return step.problem or "it has no step"
+    missing = step.fullest_bytes - usable_bytes
+    if missing <= 0:
+        return None
+    rank = step.reserved_bytes.index(step.fullest_bytes)
+    return f"pipeline rank {rank} needs {format_bytes(step.fullest_bytes)}: {format_bytes(missing)} are missing"
+
+
+def _figures(candidate: Candidate) -> list[str]:
+    step, planned = candidate.simulated, candidate.estimate
+    assert step is not None
+    planned_s, planned_bytes = planned.step.total_s, planned.memory.reserved_bytes
+    cells = [format_duration(planned_s), "-", "-", format_bytes(planned_bytes), "-", "-"]
+    if step.step_s is not None and step.fullest_bytes is not None:
+        cells[1:3] = format_duration(step.step_s), f"{100 * (step.step_s / planned_s - 1):+.1f} %"
+        cells[4:6] = format_bytes(step.fullest_bytes), f"{100 * (step.fullest_bytes / planned_bytes - 1):+.1f} %"
+    return cells
+
+
+def _spaced(candidate: Candidate) -> str:
+    """Return a layout in one line that may break between its keys."""
+    return escape(layout_text(candidate.layout.effective).replace(",", ", "))

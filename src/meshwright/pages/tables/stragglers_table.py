@@ -1,0 +1,78 @@
+"""Stragglers as a table: which rank is slow, which ranks wait for it, and in which communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from meshwright.pages.tables.part_words import NO_AXIS
+from meshwright.pages.tables.waterfall import table_of
+from meshwright.spec.step.dry_run import Outcome, Stragglers, Straggling
+from meshwright.units import format_duration
+
+HEADERS = ("rank", "alike#", "computes#", "added#", "waits, added#", "most in", "of it#", "times#")
+_MOST_ROWS = 12
+_SLOW = 0.05
+"""Part of a rank's computing that is added from which on it is slow itself."""
+
+_NANOSECOND = 1e-9
+
+
+def stragglers_parts(outcome: Outcome) -> Iterator[RenderableType]:
+    """Yield a line with what stragglers cost the step, and the table; nothing where none are simulated."""
+    if outcome.stragglers is None:
+        return
+    yield ""
+    yield stragglers_words(outcome, outcome.stragglers)
+    table = table_of(*HEADERS)
+    for one in shown_stragglers(outcome.stragglers):
+        table.add_row(*straggling_cells(one))
+    yield _captioned(table, outcome.stragglers)
+
+
+def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
+    """Return by how much the step is longer than without stragglers."""
+    added_s = outcome.step_s - stragglers.usual_step_s
+    share = 100 * added_s / stragglers.usual_step_s
+    words = f"stragglers add {format_duration(added_s)} ({share:+.1f} %) to a step of "
+    words += format_duration(stragglers.usual_step_s)
+    if outcome.expected is not None:
+        words += f"; by formula, what stragglers usually add: {format_duration(outcome.expected.step.jitter_s)}"
+    return words
+
+
+def shown_stragglers(stragglers: Stragglers) -> list[Straggling]:
+    """Return the ranks that are slowed down most, then those that wait most."""
+    is_slow = {one.rank: one.added_compute_s > _SLOW * one.computes_s for one in stragglers.ranks}
+    by_change = sorted(stragglers.ranks, key=lambda one: (not is_slow[one.rank], -one.added_wait_s))
+    return by_change[:_MOST_ROWS]
+
+
+def straggling_cells(one: Straggling) -> tuple[str, ...]:
+    """Return the cells of a rank, in the order of HEADERS."""
+    where = ("-", "-", "-")
+    if one.op:
+        where = (f"{one.op.split('.')[1].strip('_')}, {one.axis or NO_AXIS}", _signed(one.op_wait_s), f"{one.count:,}")
+    seconds = (format_duration(one.computes_s), _signed(one.added_compute_s), _signed(one.added_wait_s))
+    return f"{one.rank}", f"{one.num_ranks:,}", *seconds, *where
+
+
+def _captioned(table: Table, stragglers: Stragglers) -> Table:
+    left = len(stragglers.ranks) - _MOST_ROWS
+    if left > 0:
+        table.caption, table.caption_justify = f"and {left} more classes of ranks", "left"
+    return table
+
+
+def formula_words(outcome: Outcome) -> str:
+    """Return what heads the formulas' figures: they know what stragglers usually add, not those that are simulated."""
+    return "formula" if outcome.stragglers is None else "formula, none slowed"
+
+
+def _signed(added_s: float) -> str:
+    # Below it are the ends of sums that differ in their order.
+    if abs(added_s) < _NANOSECOND:
+        return format_duration(0)
+    return f"{'-' if added_s < 0 else '+'}{format_duration(abs(added_s))}"

@@ -1,0 +1,1 @@
+"""Data parallelism: FSDP2, HSDP, DDP, and gradients."""

@@ -1,0 +1,114 @@
+"""Stages: what one rank holds of a model, cut into the stages of a pipeline.
+
+A stage is the same model with the other stages' parts set to None, so its parameters keep their names and its forward
+needs no second version. Without a pipeline there is one stage, which is the whole model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from meshwright.errors import UnsupportedError
+from meshwright.models.contract import blocks_of
+from meshwright.models.moe import most_experts
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.schedule.schedule import Schedule
+
+
+class Stages(nn.Module):
+    """This rank's stages by number."""
+
+    def __init__(self, stages: Mapping[int, nn.Module], rank_of_stage: Sequence[int], most_experts: int = 0) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
+        self.rank_of_stage = rank_of_stage
+        """The pipeline rank that holds each stage of all ranks."""
+        self.most_experts = most_experts
+        """The number of experts of the layer that has most, in any stage of any rank."""
+
+    def __getitem__(self, number: int) -> nn.Module:
+        return self.stages[str(number)]
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.stages.values())
+
+    @property
+    def num_stages(self) -> int:
+        """Return the number of stages over all ranks."""
+        return len(self.rank_of_stage)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the numbers of this rank's stages, ascending."""
+        return [int(number) for number in self.stages]
+
+    def is_last(self, number: int) -> bool:
+        """Return whether a stage is the one that computes the loss."""
+        return number == self.num_stages - 1
+
+
+def split(model: nn.Module, layout: Layout, schedule: Schedule, pp_rank: int) -> Stages:
+    """Return the stages of `model` that `schedule` gives a rank, cut at layout.stage_boundaries; `model` is used up.
+
+    Raises UnsupportedError for a model that does not say which of its parts are the first and the last.
+    """
+    # The stages of this rank may hold no expert while those of others do.
+    experts = most_experts(model)
+    if layout.pp == 1:
+        return Stages({0: model}, (0,), experts)
+    require_stages(model)
+    assert layout.stage_boundaries is not None, "the boundaries are chosen before the model is split"
+    cutter = _Cutter(model, layout.stage_boundaries)
+    return Stages(
+        {number: cutter.stage(number) for number in schedule.stages_of_rank(pp_rank)},
+        tuple(schedule.rank_of_stage(number) for number in range(schedule.num_stages)),
+        experts,
+    )
+
+
+def require_stages(model: nn.Module) -> None:
+    """Raise UnsupportedError unless `model` says how it is cut into stages."""
+    missing = [name for name in ("first_parts", "last_parts", "stage_width") if not hasattr(model, name)]
+    if missing or not len(blocks_of(model)):
+        what = " and ".join(missing) or "blocks"
+        raise UnsupportedError(
+            f"layout.pp > 1 cuts a model between its blocks, but {type(model).__name__} has no {what}: "
+            "add them as models/contract.py says, or set layout.pp to 1"
+        )
+
+
+def shared_parts(model: nn.Module) -> tuple[str, ...]:
+    """Return the parts that both the first and the last stage hold, such as an embedding that is the head too."""
+    first, last = getattr(model, "first_parts", ()), getattr(model, "last_parts", ())
+    return tuple(part for part in first if part in last)
+
+
+class _Cutter:
+    """Takes the parts of a model apart, so that a stage copies no block that it does not hold."""
+
+    def __init__(self, model: Any, boundaries: Sequence[int]) -> None:
+        blocks = blocks_of(model)
+        self._blocks = list(blocks)
+        self._starts = [0, *boundaries, len(blocks)]
+        self._first, self._last = tuple(model.first_parts), tuple(model.last_parts)
+        self._parts = {name: getattr(model, name) for name in {*self._first, *self._last}}
+        for index in range(len(blocks)):
+            blocks[index] = None  # type: ignore[assignment]
+        for name in self._parts:
+            setattr(model, name, None)
+        self._empty = model
+
+    def stage(self, number: int) -> Any:
+        """Return the stage; its blocks are the model's own, since no other stage has them."""
+        stage: Any = copy.deepcopy(self._empty)
+        for index in range(self._starts[number], self._starts[number + 1]):
+            blocks_of(stage)[index] = self._blocks[index]
+        is_first, is_last = number == 0, number == len(self._starts) - 2
+        for name in {*(self._first if is_first else ()), *(self._last if is_last else ())}:
+            # The first and the last stage of one rank may both hold it, each for itself.
+            setattr(stage, name, copy.deepcopy(self._parts[name]))
+        return stage

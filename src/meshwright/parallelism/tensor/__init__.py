@@ -1,0 +1,1 @@
+"""Tensor and sequence parallelism, and the loss over a split vocabulary."""

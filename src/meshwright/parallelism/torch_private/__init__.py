@@ -1,0 +1,1 @@
+"""What depends on private parts of torch or on its version, one function each."""

@@ -1,0 +1,1 @@
+"""Days, failures and cost of a run."""

@@ -1,0 +1,1 @@
+"""Why a layout wins, what does not fit, and what would change."""

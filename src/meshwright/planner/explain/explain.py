@@ -1,0 +1,200 @@
+"""What lies next to the pick but does not fit, and how a layout's changes are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout_table
+from meshwright.planner.answer import candidate_at, layout_at
+from meshwright.planner.question import Question
+from meshwright.planner.search.menu import Menu
+from meshwright.planner.search.price import Priced, price
+from meshwright.planner.search.rules import is_valid
+from meshwright.planner.search.space import is_needless, vary
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.plan import Candidate, Fix, Rejection
+from meshwright.spec.step.estimate import MEMORY_CLASSES, MemoryUse
+from meshwright.units import format_bytes
+
+_DEGREES = ("tp", "cp", "pp", "ep", "etp", "dp_replicate")
+KEYS = (
+    *_DEGREES,
+    "microbatch_size",
+    "schedule",
+    "activation_checkpoint",
+    "is_resharded",
+    "reduces_each_microbatch",
+    "cp_method",
+    "async_tp",
+)
+"""Columns of a table whose other values a plan compares with."""
+_NUM_FIXES = 3
+_NUM_REJECTIONS = 5
+_SHORT_PIPELINE = 1_500
+"""Actions of a pipeline that is played for a comparison; a longer one keeps the closed form of its bubble."""
+
+
+def misfits(pick: Candidate, given: Candidate | None, question: Question, menu: Menu) -> list[Rejection]:
+    """Return the layouts that do not fit and what would make them: the one given, and those one change from the pick.
+
+    The latter come fastest first.
+    """
+    candidates = _nearby_misfits(pick, question, menu)
+    if given is not None and given.headroom_bytes < 0:
+        candidates.insert(0, given)
+    if not candidates:
+        return []
+    tables = [neighbours(candidate.layout, question, menu) for candidate in candidates]
+    priced = price(concatenate(tables), question, only_fitting=False)
+    stops = np.cumsum([len(table) for table in tables])
+    fits = priced.headroom_bytes >= question.margin_bytes
+    rows = [row[fits[row]] for row in np.split(np.arange(len(priced)), stops[:-1])]
+    return [
+        _misfit(candidate, priced.take(own), pick, question) for candidate, own in zip(candidates, rows, strict=True)
+    ]
+
+
+def _nearby_misfits(pick: Candidate, question: Question, menu: Menu) -> list[Candidate]:
+    """Return the layouts one change away from the pick that do not fit, fastest first, one for each key."""
+    nearby = price(neighbours(pick.layout, question, menu), question, only_fitting=False)
+    fastest: dict[tuple[str, ...], int] = {}
+    for row in np.argsort(nearby.total_s):
+        if nearby.headroom_bytes[row] < question.margin_bytes:
+            keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), question)))
+            fastest.setdefault(keys[:1], int(row))
+    candidates = [
+        candidate_at(nearby, row, question, _SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
+    ]
+    return sorted(candidates, key=lambda candidate: candidate.estimate.step.total_s)
+
+
+def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, question: Question) -> Rejection:
+    """Return why a layout does not fit, and of the layouts near it that do, the changes that cost least time."""
+    broken = set(changes(pick.layout, candidate.layout))
+    fixes: list[Fix] = []
+    for row in np.argsort(nearby.total_s):
+        if len(fixes) == _NUM_FIXES:
+            break
+        change = changes(candidate.layout, layout_at(nearby.layouts, int(row), question))
+        # To take the change back is no news.
+        if broken.isdisjoint(change):
+            step = candidate_at(nearby, int(row), question, _SHORT_PIPELINE).estimate.step
+            fixes.append(Fix(change=listed(change), step_s=step.total_s))
+    return Rejection(
+        change=listed(changes(pick.layout, candidate.layout)) or "as it is",
+        reason=_excess(candidate, pick.estimate.memory, question),
+        step_s=candidate.estimate.step.total_s,
+        fixes=tuple(fixes),
+    )
+
+
+def neighbours(layout: Layout, question: Question, menu: Menu) -> LayoutTable:
+    """Return the valid layouts that differ from `layout` in one key; a degree takes its ranks from data parallelism."""
+    table = concatenate([*_other_degrees(layout, question, menu), *_other_choices(layout, menu)])
+    return table.take(is_valid(table, question) & ~is_needless(table, question, menu))
+
+
+def _other_degrees(layout: Layout, question: Question, menu: Menu) -> Iterator[LayoutTable]:
+    own = layout_table([layout])
+    for axis in _DEGREES:
+        table = vary(own, {axis: [n for n in getattr(menu, axis) if n != getattr(layout, axis)] or [0]})
+        table = table.take(getattr(table, axis) > 0)
+        # Replicas stay as they are where they can; else all data-parallel ranks share one copy.
+        ranks = question.num_devices // (table.tp * table.cp * table.pp)
+        keeps = ranks % table.dp_replicate == 0
+        replicas = np.where(keeps, table.dp_replicate, 1)
+        table = replace(table, dp_replicate=replicas, dp_shard=np.maximum(1, ranks // replicas))
+        yield table.take(keeps | (axis != "dp_replicate"))
+
+
+def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
+    own = layout_table([layout])
+    schedules, numbers = zip(*menu.pipelines, strict=True)
+    options: list[Mapping[str, Any]] = [
+        {key: getattr(menu, key)}
+        for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
+    ]
+    options += [{"schedule": schedules, "stages_per_rank": numbers}] if layout.pp > 1 else []
+    options.append({"cpu_offload": (False, True)})
+    kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
+    kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]
+    options.append(
+        {"activation_checkpoint": [k for k, _ in kinds], "activation_checkpoint_every": [e for _, e in kinds]}
+    )
+    for option in options:
+        table = vary(own, option)
+        yield table.take(_differs(table, own))
+
+
+def _differs(table: LayoutTable, own: LayoutTable) -> Bools:
+    names = ("schedule", "stages_per_rank", "cpu_offload", "compile", "activation_checkpoint_every", *KEYS)
+    return np.asarray(np.any([getattr(table, name) != getattr(own, name)[0] for name in names], axis=0))
+
+
+def changes(layout: Layout, other: Layout) -> dict[str, object]:
+    """Return the keys of `other` that differ from those of `layout`, but for dp_shard where another degree changed."""
+    found = {
+        name: getattr(other, name) for name in Layout.model_fields if getattr(layout, name) != getattr(other, name)
+    }
+    found.pop("virtual_stages", None)
+    if layout.stages_per_rank != other.stages_per_rank:
+        found["virtual_stages"] = other.stages_per_rank
+    if len(found) > 1:
+        found.pop("dp_shard", None)
+    if "reshard_after_forward" in found:
+        found["reshard_after_forward"] = "always" if is_resharded(other) else "never"
+        if is_resharded(layout) == is_resharded(other):
+            del found["reshard_after_forward"]
+    if "gradient_sync" in found:
+        found["gradient_sync"] = gradient_sync(other)
+        if layout.reduces_each_microbatch == other.reduces_each_microbatch:
+            del found["gradient_sync"]
+    return found
+
+
+def gradient_sync(layout: Layout) -> str:
+    """Return when gradients are reduced, auto resolved."""
+    return "microbatch" if layout.reduces_each_microbatch else "step"
+
+
+def is_resharded(layout: Layout) -> bool:
+    """Return whether unsharded parameters are freed after forward: auto frees them unless there is a pipeline."""
+    kept = layout.reshard_after_forward
+    return layout.pp == 1 if kept == "auto" else kept != "never"
+
+
+def change_of(layout: Layout, key: str) -> str:
+    """Return a layout's value of a table's column as a job would write it."""
+    if key == "is_resharded":
+        return listed({"reshard_after_forward": "always" if is_resharded(layout) else "never"})
+    if key == "reduces_each_microbatch":
+        return listed({"gradient_sync": gradient_sync(layout)})
+    return listed({key: getattr(layout, key)})
+
+
+def listed(changed: Mapping[str, object]) -> str:
+    """Return changed keys as a job would write them."""
+    return ", ".join(f"{name}={_text(value)}" for name, value in changed.items())
+
+
+def _excess(candidate: Candidate, usual: MemoryUse, question: Question) -> str:
+    """Return how much is missing, and which class of tensors takes so much more than in the pick."""
+    memory, usable_bytes = candidate.estimate.memory, question.cluster.device.usable_memory_bytes
+    if candidate.layout.cpu_offload and memory.reserved_bytes <= usable_bytes:
+        return f"the host's memory cannot hold the state: {format_bytes(-candidate.headroom_bytes)} a rank are missing"
+    more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
+    # A layout that is compared with itself breaks at what is largest.
+    worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
+    taken = f"takes {format_bytes(getattr(memory, worst))} of {MEMORY_CLASSES[worst]}"
+    if candidate.headroom_bytes >= 0:
+        missing = format_bytes(question.margin_bytes - candidate.headroom_bytes)
+        return f"{taken}: {missing} of planner.memory_margin are missing"
+    return f"{taken}: {format_bytes(-candidate.headroom_bytes)} are missing"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,71 @@
+"""verdict: whether the layout that a job sets fits its cluster, its step time, and changes that make it fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.errors import InfeasibleLayout
+from meshwright.planner.answer import judge
+from meshwright.planner.explain.memory_fixes import memory_fixes
+from meshwright.planner.question import Question
+from meshwright.planner.search.price import memory_of_ranks
+from meshwright.spec.run.plan import Candidate, Fix
+from meshwright.units import format_bytes, format_duration
+
+_NUM_FIXES = 3
+_GIVES_BACK = (
+    "Its tensors alone do: the allocator may make room by giving cached memory back, which stops the device each time; "
+    "`meshwright simulate` tries it"
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is expected of the layout that a job sets."""
+
+    candidate: Candidate
+    fullest_rank: int
+    """The pipeline rank that needs most memory."""
+    usable_bytes: float
+    """What tensors can take of one device."""
+    margin_bytes: float
+    """What a layout that the planner chooses would leave free."""
+    fixes: tuple[Fix, ...]
+    """The changes of one key with which it fits, those that cost least time first; empty if it fits."""
+
+    @property
+    def needed_bytes(self) -> float:
+        """Return what the fullest rank takes of its device."""
+        return self.usable_bytes - self.candidate.headroom_bytes
+
+    def problem(self) -> InfeasibleLayout | None:
+        """Return the error of a layout that does not fit; None if it does."""
+        if self.candidate.headroom_bytes >= 0:
+            return None
+        fixes = [f"{fix.change} ({format_duration(fix.step_s)} a step)" for fix in self.fixes[:_NUM_FIXES]]
+        cure = f"set {', or '.join(fixes)}" if fixes else "no change of one key is enough"
+        return InfeasibleLayout(
+            f"[layout] does not fit: pipeline rank {self.fullest_rank} needs {format_bytes(self.needed_bytes)} of a "
+            f"device that can give {format_bytes(self.usable_bytes)}: {cure}; `meshwright plan` finds one that fits"
+            + (f". {_GIVES_BACK}" if self.is_tight else "")
+        )
+
+    @property
+    def is_tight(self) -> bool:
+        """Return whether its tensors alone fit, without what the allocator keeps for later."""
+        return self.candidate.estimate.memory.allocated_bytes <= self.usable_bytes < self.needed_bytes
+
+
+def verdict(question: Question) -> Verdict:
+    """Return the verdict on the layout that the question gives; raises MeshwrightError where it cannot be priced."""
+    assert question.given is not None, "no layout is set"
+    candidate = judge(question.given, question)
+    ranks = [memory.reserved_bytes for memory in memory_of_ranks(question.given, question)]
+    missing = -candidate.headroom_bytes
+    return Verdict(
+        candidate=candidate,
+        fullest_rank=ranks.index(max(ranks)),
+        usable_bytes=question.cluster.device.usable_memory_bytes,
+        margin_bytes=question.margin_bytes,
+        fixes=memory_fixes(question.given, question, missing) if missing > 0 else (),
+    )

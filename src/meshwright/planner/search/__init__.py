@@ -1,0 +1,1 @@
+"""The search over layouts: enumerate, bound, price, choose."""

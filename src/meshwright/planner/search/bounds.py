@@ -1,0 +1,166 @@
+"""Bounds: seconds that no layout stays below which shares the model so and spends memory so.
+
+    bound = a step without sends, of the least bubble and recomputation and the fastest method of cp
+
+Ways to spend memory are what is recomputed, whether unsharded parameters are freed, and whether whole gradients add
+up. One that fits with none of
+the schedules that may be the leanest is left out: 1F1B, and those whose ranks hold several smaller stages, since cuts
+between blocks then fall more evenly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, Bools, LayoutTable, concatenate
+from meshwright.planner.question import Question
+from meshwright.planner.search.bubble import least_waiting, steady_s
+from meshwright.planner.search.menu import Menu
+from meshwright.planner.search.price import time_steps, weigh
+from meshwright.planner.search.rules import splits_model
+from meshwright.planner.search.space import WAYS, reduces_needlessly, vary, with_ways
+from meshwright.spec.layout.layout import SCHEDULES
+
+_SLACK = 0.05
+"""Share of the memory by which choices that are not varied here may still be leaner."""
+_LEAN = ("ZBVZeroBubble", "Interleaved1F1B")
+"""Schedules of several stages on each rank that hold no more than others of theirs."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """One element for each split of the model over the ranks and each way to spend memory."""
+
+    layouts: LayoutTable
+    """The split and the way; other choices are any."""
+    least_s: Floats
+    """What no layout of the split and the way stays below."""
+
+    def take(self, rows: Any) -> Bounds:
+        """Return the bounds at `rows` (positions or a mask)."""
+        return Bounds(self.layouts.take(rows), self.least_s[rows])
+
+
+def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
+    """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""
+    candidates = candidates.take(_may_fit(leanest(candidates, menu), question, menu))
+    # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges, and
+    # where least is gathered and reduced on the same links.
+    most = {
+        "activation_checkpoint": max(map(ACTIVATION_CHECKPOINTS.index, menu.activation_checkpoint)),
+        "is_resharded": all(menu.is_resharded),
+        "reduces_each_microbatch": all(menu.reduces_each_microbatch),
+    }
+    gains_s = _gain_of_cp_method_s(_with_columns(_fastest(candidates, menu), most), question, menu)
+    layouts = with_ways(candidates, menu)
+    gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))
+    useful = ~reduces_needlessly(layouts, question, menu)
+    layouts, gains_s = layouts.take(useful), gains_s[useful]
+    every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
+    fastest = _with_columns(_fastest(layouts, menu), {"activation_checkpoint_every": every})
+    return Bounds(layouts, _least_s(fastest, gains_s, question, menu))
+
+
+def may_fit(layouts: LayoutTable, question: Question, menu: Menu) -> Bools:
+    """Return of each split, with its way to spend memory, whether any layout of it may fit."""
+    lean = leanest(layouts, menu, **{name: getattr(layouts, name) for name in WAYS})
+    fits = _may_fit(lean, question, menu)
+    # What is recomputed is held next to what is kept: fewer such blocks can be leaner than more.
+    rows = np.flatnonzero(~fits & (layouts.activation_checkpoint > 0))
+    every = {"activation_checkpoint_every": max(menu.activation_checkpoint_every)}
+    fits[rows] = _may_fit(_with_columns(lean.take(rows), every), question, menu)
+    return fits
+
+
+def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:
+    """Return each split with the choices that need least memory, but for `changes` of columns."""
+    # A ring holds the keys of two ranks where a gather holds all, and is allowed wherever that is.
+    gathers = candidates.cp_method == CONTEXT_METHODS.index("all-gather")
+    is_ring = gathers & ("ring" in menu.cp_method)
+    columns = {
+        # No schedule of one stage a rank holds less, even where there are too few microbatches for this one to run.
+        "schedule": SCHEDULES.index("1F1B"),
+        "stages_per_rank": 1,
+        "cp_method": np.where(is_ring, CONTEXT_METHODS.index("ring"), candidates.cp_method),
+        "activation_checkpoint": max(map(ACTIVATION_CHECKPOINTS.index, menu.activation_checkpoint)),
+        "is_resharded": any(menu.is_resharded),
+        # Where nothing is sharded, shards of gradients are as large as whole ones.
+        "reduces_each_microbatch": np.where(
+            candidates.fsdp > 1, any(menu.reduces_each_microbatch), all(menu.reduces_each_microbatch)
+        ),
+        # What it joins with a reduce-scatter is recomputed, not kept.
+        "async_tp": (candidates.tp > 1) & any(menu.async_tp) & any(menu.compile),
+        "cpu_offload": any(menu.cpu_offload),
+        "compile": any(menu.compile),
+    }
+    return _with_columns(candidates, columns | changes)
+
+
+def _fastest(candidates: LayoutTable, menu: Menu) -> LayoutTable:
+    """Return the layouts with the choices besides their way to spend memory that take least time."""
+    columns = {
+        "schedule": SCHEDULES.index("GPipe"),
+        "stages_per_rank": 1,
+        "async_tp": (candidates.tp > 1) & any(menu.async_tp),
+        "cpu_offload": all(menu.cpu_offload),
+        "compile": any(menu.compile),
+    }
+    return _with_columns(candidates, columns)
+
+
+def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> Floats:
+    """Return by how many seconds the fastest method of cp is faster than the one that each layout has."""
+    own_s, least_s = table.cp * 0.0, table.cp * 0.0
+    codes = [CONTEXT_METHODS.index(word) for word in menu.cp_method]
+    rows = np.flatnonzero(table.cp > 1)
+    if len(rows) and len(codes) > 1:
+        taken = table.take(rows)
+        others = [_with_columns(taken, {"cp_method": code}) for code in codes]
+        changed = [
+            np.flatnonzero(splits_model(other, question) & (taken.cp_method != other.cp_method)) for other in others
+        ]
+        tables = [taken, *(other.take(row) for other, row in zip(others, changed, strict=True))]
+        step = time_steps(concatenate(tables), question)
+        attention_s = step.cp_s + step.attention_s + step.memory_s + step.recompute_s
+        own, *each = np.split(attention_s, np.cumsum([len(table) for table in tables])[:-1])
+        own_s[rows] = least_s[rows] = own
+        for row, seconds in zip(changed, each, strict=True):
+            least_s[rows[row]] = np.minimum(least_s[rows[row]], seconds)
+    return own_s - least_s
+
+
+def _least_s(table: LayoutTable, gains_s: Floats, question: Question, menu: Menu) -> Floats:
+    """Return steps without sends, and with the bubble of the schedule that waits least."""
+    step = time_steps(table, question)
+    waiting_s = (steady_s(step) - gains_s) * least_waiting(table, menu.pipelines, question)
+    return np.asarray(step.total_s - step.bubble_s - step.pp_s - gains_s + waiting_s)
+
+
+def _may_fit(candidates: LayoutTable, question: Question, menu: Menu) -> Bools:
+    fits = _has_room(candidates, question)
+    rows = np.flatnonzero(~fits & (candidates.pp > 1))
+    pipelines = [pipeline for pipeline in menu.pipelines if pipeline[0] in _LEAN]
+    if len(rows) and pipelines:
+        schedules, numbers = zip(*pipelines, strict=True)
+        others = vary(candidates.take(rows), {"schedule": schedules, "stages_per_rank": numbers})
+        fits[rows] = _has_room(others, question).reshape(len(rows), len(pipelines)).any(axis=1)
+    return fits
+
+
+def _has_room(candidates: LayoutTable, question: Question) -> Bools:
+    least_bytes = question.margin_bytes - _SLACK * question.cluster.device.usable_memory_bytes
+    _, headroom = weigh(candidates, question, least_bytes)
+    return np.asarray(headroom >= least_bytes)
+
+
+def _with_columns(candidates: LayoutTable, columns: dict[str, Any]) -> LayoutTable:
+    """Return the layouts with other values in some columns, one for all or one each."""
+    changed = {}
+    for name, value in columns.items():
+        column = getattr(candidates, name)
+        changed[name] = np.broadcast_to(np.asarray(value, column.dtype), column.shape)
+    return replace(candidates, **changed)

@@ -1,0 +1,225 @@
+"""Pipeline bubbles, with stages cut where the runtime cuts them: in closed form for all layouts, replayed for a few.
+
+    waiting = steady x (largest rank's share of the model x pp - 1) + one microbatch x the schedule's share
+
+The schedule's share is that of cost/pipeline/stage.py, and more where microbatches are fewer than ranks. There, stages
+are of equally many blocks, as other software has them; ours differ by a block where that makes the slowest one faster
+(spec/layout/stage_split.py). Of the finalists every action is replayed (cost/pipeline/replay.py), with stages that
+take as long as what they hold (cost/pipeline/unit_shares.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.communication.messages import hops_of
+from meshwright.cost.compute.repeats import repeated_share
+from meshwright.cost.constants import fitted_constants
+from meshwright.cost.layout_table import Ints, LayoutTable, layout_table
+from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, pipeline_ops, replay
+from meshwright.cost.pipeline.stage import bubble_share, split_share
+from meshwright.cost.pipeline.unit_shares import unit_shares
+from meshwright.cost.step import StepTerms
+from meshwright.planner.question import Question
+from meshwright.planner.search.cases import cases_of
+from meshwright.planner.search.rules import cuts_model, runs_schedule
+from meshwright.planner.search.stage_times import BackwardShares, StageShare, stage_times
+from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
+from meshwright.spec.layout.schedule.schedule import build_schedule, lower
+from meshwright.spec.layout.stage_split import best_boundaries, block_costs
+from meshwright.spec.model.model_spec import ModelSpec
+from meshwright.spec.step.estimate import StepTime
+
+_OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
+_RECOMPUTED_STEPS = 20
+"""Shares of recomputation are rounded to a twentieth: they hardly change the bubble."""
+_LONG_PIPELINE = 16
+_ROUNDS, _ROUNDS_OF_LONG_PIPELINE = (4, 6), (2, 3)
+"""Rounds of as many microbatches as ranks that more are extrapolated from: from 4 on, to within two thousandths."""
+
+Pipeline = tuple[int, int, str, int]
+"""Pipeline ranks, stages on each, schedule, microbatches."""
+
+
+def with_bubbles(step: StepTerms, cases: Cases, question: Question) -> StepTerms:
+    """Return the steps with the bubbles of stages that are cut by FLOPs."""
+    layouts = cases.layouts
+    number = cases.num_microbatches
+    waiting = _imbalance(layouts, question) + _waiting_share(layouts, number, repeated_share(cases)) / number
+    return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.bubble_s))
+
+
+def steady_s(step: StepTerms) -> Floats:
+    """Return the seconds of what ranks of a pipeline do one microbatch after the other."""
+    return np.asarray(step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE))
+
+
+def least_waiting(layouts: LayoutTable, pipelines: Sequence[tuple[str, int]], question: Question) -> Floats:
+    """Return the least that any of `pipelines` that can run makes a rank wait, as a multiple of `steady_s`.
+
+    A pipeline is a schedule and the stages that it gives each rank. Infinite where none runs, zero without a pipeline.
+    """
+    number = question.workload.global_batch_size // (layouts.dp * layouts.microbatch_size)
+    _, first, which = np.unique((layouts.pp << 32) + number, return_index=True, return_inverse=True)
+    distinct, number = layouts.take(first), number[first]
+    least = np.full(len(first), np.inf)
+    for schedule, stages in pipelines:
+        codes = np.full(len(first), SCHEDULES.index(schedule)), np.full(len(first), stages)
+        table = replace(distinct, schedule=codes[0], stages_per_rank=codes[1])
+        runs = np.flatnonzero((table.pp > 1) & runs_schedule(table, question) & cuts_model(table, question))
+        table, microbatches = table.take(runs), number[runs]
+        waiting = _imbalance(table, question) + _waiting_share(table, microbatches, 0.0) / microbatches
+        least[runs] = np.minimum(least[runs], waiting)
+    return np.asarray(np.where(distinct.pp > 1, least, 0.0)[which])
+
+
+def replayed_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
+    """Return the step with the bubble of its schedule as a replay of every action finds it."""
+    if layout.pp == 1:
+        return step
+    steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
+    if layout.may_split_backward and not layout.reduces_each_microbatch:
+        # Gradients are reduced when all of a stage's backwards are done: for others there is nothing to wait for.
+        steady_s -= step.dp_s
+    number = num_microbatches_of(layout, question)
+    # Not only what is exposed: the replay itself finds what hides a transfer.
+    cases = cases_of(layout_table([layout]), question)
+    hops = hops_of(cases, fitted_constants())
+    # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
+    # for more than a mixture of experts.
+    units = tuple(_rounded(share) for share in unit_shares(cases))
+    boundaries = layout.stage_boundaries
+    if boundaries is None:
+        boundaries = best_boundaries(question.setting.model, question.workload.seq_len, layout.num_stages)
+    replayed = replayed_share(
+        (layout.pp, layout.stages_per_rank, layout.schedule, number),
+        _shares(boundaries, units),
+        BackwardShares(
+            recomputed=round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
+            repeated=_rounded(step.repeat_s / steady_s),
+            split=_rounded(_split(layout, number)),
+        ),
+        hops._replace(
+            hop_s=tuple(_rounded(seconds / steady_s) for seconds in hops.hop_s),
+            tied_s=_rounded(hops.tied_s / steady_s),
+        ),
+    )
+    waiting_s = (replayed.total_s - 1) * steady_s
+    # Others' software does what a replay of our own runtime does not show (pp_sync_s).
+    pp_s = max(0.0, replayed.exposed_s * steady_s) if question.setting.is_own else step.pp_s
+    return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
+
+
+def num_actions(layout: Layout, question: Question) -> int:
+    """Return the forwards and backwards of all ranks that a replay of the layout's pipeline runs, which is its cost."""
+    if layout.pp == 1:
+        return 0
+    return 2 * layout.num_stages * sum(_numbers_replayed(layout.pp, num_microbatches_of(layout, question)))
+
+
+def num_microbatches_of(layout: Layout, question: Question) -> int:
+    """Return the microbatches that a data-parallel rank runs in a step."""
+    return question.workload.global_batch_size // (layout.dp * layout.microbatch_size)
+
+
+def _split(layout: Layout, number: int) -> float:
+    """Return the share of the backwards of all stages but the first that run in two parts."""
+    of_all = float(split_share(layout_table([layout]), np.array([number], np.float64))[0])
+    return of_all / (1 - 1 / layout.num_stages)
+
+
+@lru_cache(maxsize=4096)
+def replayed_share(pipeline: Pipeline, stages: tuple[StageShare, ...], shares: BackwardShares, hops: Hops) -> Replayed:
+    """Return how long the pipeline takes, as multiples of what a rank computes in the mean, as are `hops`.
+
+    `stages` are what the stages compute for a microbatch. Once a long pipeline is filled, each round of microbatches
+    takes as long as the one before: it is extrapolated from two shorter ones.
+    """
+    pp, stages_per_rank, schedule, number = pipeline
+    times = stage_times(stages, shares, pp / number)
+    numbers = _numbers_replayed(pp, number)
+    replayed = [replay(_ops((pp, stages_per_rank, schedule, count)), times, hops) for count in numbers]
+    if len(numbers) == 1:
+        return replayed[0]
+    (few, more), (of_few, of_more) = numbers, replayed
+    rounds = (number - more) / (more - few)
+    return Replayed(*(long + rounds * (long - short) for short, long in zip(of_few, of_more, strict=True)))
+
+
+def _numbers_replayed(pp: int, number: int) -> tuple[int, ...]:
+    """Return how many microbatches are replayed: all, or two smaller numbers that many whole rounds follow from."""
+    few, more = _ROUNDS if pp <= _LONG_PIPELINE else _ROUNDS_OF_LONG_PIPELINE
+    return (few * pp, more * pp) if number % pp == 0 and number > (few + more) * pp else (number,)
+
+
+@lru_cache(maxsize=16)
+def _ops(pipeline: Pipeline) -> PipelineOps:
+    pp, stages_per_rank, schedule, number = pipeline
+    layout = Layout(pp=pp, virtual_stages=stages_per_rank, schedule=schedule)
+    return pipeline_ops(lower(build_schedule(layout, number)))
+
+
+def _waiting_share(layouts: LayoutTable, number: Floats | Ints, repeated: Floats | float) -> Floats:
+    """Return what a rank waits because of the schedule, as a multiple of its computation for one microbatch.
+
+    `number` microbatches are run in a step; `repeated` is the share of backwards that is computed in both parts.
+
+    Fewer microbatches than ranks leave gaps in each round of a looped schedule; and no schedule of whole backwards is
+    done before one microbatch has been through all stages and back.
+    """
+    missing = np.maximum(layouts.pp - number, 0)
+    splits_backward = layouts.has_schedule(SPLIT_BACKWARD_SCHEDULES)
+    there_and_back = np.where(splits_backward, 0.0, layouts.pp - number)
+    in_rounds = (layouts.pp - 1 + (layouts.stages_per_rank - 1) * missing) / layouts.stages_per_rank
+    is_looped = layouts.has_schedule(("Interleaved1F1B", "LoopedBFS"))
+    known = np.maximum(
+        bubble_share(layouts, np.asarray(number, np.float64), repeated), np.where(is_looped, in_rounds, 0.0)
+    )
+    return np.asarray(np.maximum(known, there_and_back))
+
+
+def _imbalance(layouts: LayoutTable, question: Question) -> Floats:
+    """Return by how much the largest rank's share of the model exceeds the mean, as a multiple of it."""
+    is_v = layouts.has_schedule(V_SCHEDULES)
+    keys, which = np.unique((layouts.pp << 32) + (layouts.stages_per_rank << 1) + is_v, return_inverse=True)
+    boundaries = question.fixed.get("stage_boundaries")
+    model, seq_len = question.setting.model, question.workload.seq_len
+    excess = [
+        _excess(key >> 32, (key & 0xFFFF_FFFF) >> 1, bool(key & 1), boundaries, model, seq_len) for key in keys.tolist()
+    ]
+    return np.asarray(np.array(excess, np.float64)[which])
+
+
+@lru_cache(maxsize=1024)
+def _excess(
+    pp: int, stages_per_rank: int, is_v: bool, boundaries: tuple[int, ...] | None, model: ModelSpec, seq_len: int
+) -> float:
+    if boundaries is None:
+        boundaries = best_boundaries(model, seq_len, pp * stages_per_rank)
+    shares = (
+        np.array(_shares(boundaries, tuple(block_costs(model, seq_len)[0]))).sum(axis=1).reshape(stages_per_rank, pp)
+    )
+    if is_v:
+        shares[1] = shares[1, ::-1]
+    return float(shares.sum(axis=0).max() * pp - 1)
+
+
+def _shares(boundaries: Sequence[int], units: Sequence[float]) -> tuple[StageShare, ...]:
+    """Return each stage's share of the model, given what the embedding, each block, and the head cost."""
+    total, blocks = sum(units), units[1:-1]
+    edges = [0, *boundaries, len(blocks)]
+    shares = [sum(blocks[start:stop]) / total for start, stop in pairwise(edges)]
+    of_ends = [units[0] / total, *[0.0] * (len(shares) - 1)]
+    of_ends[-1] += units[-1] / total
+    return tuple(StageShare(one, end) for one, end in zip(shares, of_ends, strict=True))
+
+
+def _rounded(share: float) -> float:
+    """Return `share` with so few digits that layouts of one pipeline are replayed once, to a thousandth."""
+    return float(f"{share:.2g}")

@@ -1,0 +1,124 @@
+"""Menu: the values that each key of a layout may take in a search, and the rules by which values are left out.
+
+Left out, because no other choice makes them the best: tensor parallelism beyond the domain whose devices reach each
+other directly; context parallelism that leaves a rank fewer than 256 tokens of a sequence; looped schedules of one
+stage a rank, which are 1F1B or GPipe; `compile = false` on an accelerator, where compiled blocks never take longer,
+but for schedules that split backwards, which are tried with eager blocks: a compiled block runs its whole backward in
+each part.
+GPipe and LoopedBFS are tried only where 1F1B and Interleaved1F1B cannot run: they wait as long and hold more. Left out
+unless nothing else fits: cpu_offload, which only adds copies. Left out to keep the search short: all but a few
+numbers of virtual stages, microbatches of more than 64 sequences, recomputation of every n-th block beyond n = 4, and
+groups of ranks in reshard_after_forward. Whatever a job sets itself is taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS
+from meshwright.errors import UnsupportedError
+from meshwright.planner.question import Question
+from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
+from meshwright.spec.model.moe_architecture import MoEArchitecture
+
+_VIRTUAL_STAGES = (2, 3, 4, 6, 8)
+_MAX_MICROBATCH_SIZE = 64
+_CHECKPOINT_EVERY = (1, 2, 3, 4)
+_MIN_TOKENS_OF_SEQUENCE = 256
+
+Pipeline = tuple[str, int]
+"""A schedule and the stages that it gives each pipeline rank."""
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Values by key, in the order in which they are tried."""
+
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    pp: tuple[int, ...]
+    dp_shard: tuple[int, ...]
+    dp_replicate: tuple[int, ...]
+    ep: tuple[int, ...]
+    etp: tuple[int, ...]
+    microbatch_size: tuple[int, ...]
+    pipelines: tuple[Pipeline, ...]
+    activation_checkpoint: tuple[str, ...]
+    activation_checkpoint_every: tuple[int, ...]
+    cp_method: tuple[str, ...]
+    is_resharded: tuple[bool, ...]
+    reduces_each_microbatch: tuple[bool, ...]
+    async_tp: tuple[bool, ...]
+    cpu_offload: tuple[bool, ...]
+    compile: tuple[bool, ...]
+
+
+def menu_of(question: Question) -> Menu:
+    """Return the values to try for `question`, what it fixes being the only value of its key."""
+    architecture, cluster = question.architecture, question.cluster
+    degrees = divisors(cluster.num_devices)
+    is_mixture = isinstance(architecture, MoEArchitecture)
+    batch = question.workload.global_batch_size
+    is_host = cluster.device.is_host
+    menu = Menu(
+        tp=tuple(n for n in degrees if n <= cluster.domain_size),
+        cp=tuple(n for n in degrees if n == 1 or n * _MIN_TOKENS_OF_SEQUENCE <= question.workload.seq_len),
+        pp=tuple(n for n in degrees if n <= architecture.num_layers + 2),
+        dp_shard=degrees,
+        dp_replicate=degrees,
+        ep=divisors(architecture.num_experts) if isinstance(architecture, MoEArchitecture) else (1,),
+        etp=tuple(n for n in degrees if n <= cluster.domain_size) if is_mixture else (1,),
+        microbatch_size=tuple(n for n in divisors(batch) if n <= _MAX_MICROBATCH_SIZE),
+        pipelines=tuple(_pipelines(SCHEDULES, None)),
+        activation_checkpoint=ACTIVATION_CHECKPOINTS,
+        activation_checkpoint_every=_CHECKPOINT_EVERY,
+        cp_method=CONTEXT_METHODS,
+        is_resharded=(True, False),
+        reduces_each_microbatch=(True, False),
+        # Symmetric memory, which async_tp needs, is there on devices alone.
+        async_tp=(False,) if is_host else (False, True),
+        cpu_offload=(False,),
+        compile=(False,) if is_host else (True, False),
+    )
+    return _constrained(menu, question.fixed)
+
+
+def divisors(value: int) -> tuple[int, ...]:
+    """Return the divisors of `value`, ascending."""
+    small = [n for n in range(1, int(value**0.5) + 1) if value % n == 0]
+    return tuple(sorted({*small, *(value // n for n in small)}))
+
+
+def _pipelines(schedules: tuple[str, ...], stages_per_rank: int | None) -> list[Pipeline]:
+    """Return the schedules with the numbers of stages a rank that they take, or with the one that is set."""
+    numbers: dict[str, tuple[int, ...]] = dict.fromkeys(SINGLE_STAGE_SCHEDULES, (1,))
+    numbers |= dict.fromkeys(LOOPED_SCHEDULES, _VIRTUAL_STAGES) | dict.fromkeys(V_SCHEDULES, (2,))
+    # One that is set may not go with the schedule: then nothing is valid, and that is told.
+    chosen = None if stages_per_rank is None else (stages_per_rank,)
+    return [(schedule, number) for schedule in schedules for number in chosen or numbers[schedule]]
+
+
+def _constrained(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
+    changes: dict[str, Any] = {}
+    if fixed.get("activation_checkpoint_blocks") is not None or fixed.get("activation_checkpoint") == "auto":
+        raise UnsupportedError(
+            "layout.search = true chooses what all blocks save, not what each of them does: leave out "
+            'layout.activation_checkpoint_blocks and layout.activation_checkpoint = "auto", or set layout.search to '
+            "false"
+        )
+    if "schedule" in fixed or "virtual_stages" in fixed:
+        schedule, number = fixed.get("schedule"), fixed.get("virtual_stages")
+        if schedule is not None and schedule not in SCHEDULES:
+            raise UnsupportedError(
+                f'layout.schedule = "{schedule}" is a file, which the search cannot vary the layout around: '
+                f"set layout.search to false, or layout.schedule to one of {', '.join(SCHEDULES)}"
+            )
+        changes["pipelines"] = tuple(_pipelines(SCHEDULES if schedule is None else (schedule,), number))
+    if fixed.get("reshard_after_forward", "auto") != "auto":
+        changes["is_resharded"] = (fixed["reshard_after_forward"] != "never",)
+    if fixed.get("gradient_sync", "auto") != "auto":
+        changes["reduces_each_microbatch"] = (fixed["gradient_sync"] == "microbatch",)
+    changes |= {field.name: (fixed[field.name],) for field in fields(Menu) if field.name in fixed}
+    return replace(menu, **changes)

@@ -1,0 +1,180 @@
+"""Pricing for the planner: which layouts fit a device, and how long a step of each takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate, layout_table
+from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_rank, memory_use
+from meshwright.cost.memory.offload import host_headroom_bytes, host_s
+from meshwright.cost.step import StepTerms, step_times
+from meshwright.planner.question import Question
+from meshwright.planner.search.bubble import with_bubbles
+from meshwright.planner.search.cases import cases_of
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.plan import Candidate
+from meshwright.spec.step.estimate import MemoryUse, StepTime
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Layouts with their memory and step times, one element a layout."""
+
+    layouts: LayoutTable
+    memory: Footprint
+    headroom_bytes: Floats
+    """What the fullest rank leaves of the usable memory; negative where a layout does not fit."""
+    step: StepTerms
+    known: dict[int, Candidate] = field(default_factory=dict, repr=False, compare=False)
+    """The candidates that were made of layouts, by position: to replay a pipeline takes much longer than to look."""
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    @cached_property
+    def total_s(self) -> Floats:
+        """Return the step times, seconds."""
+        return self.step.total_s
+
+    @cached_property
+    def by_time(self) -> Ints:
+        """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
+        return np.lexsort((-self.headroom_bytes, self.total_s))
+
+    def fastest(self, is_one: Bools) -> Ints:
+        """Return the positions of the layouts that `is_one` of, fastest first."""
+        return self.by_time[is_one[self.by_time]]
+
+    def take(self, rows: Any) -> Priced:
+        """Return the layouts at `rows` (positions or a mask)."""
+        return Priced(
+            self.layouts.take(rows), self.memory.take(rows), self.headroom_bytes[rows], _take(self.step, rows)
+        )
+
+    def step_time(self, row: int) -> StepTime:
+        """Return the step of one layout as the noun."""
+        return self.step.step_time(row)
+
+    def memory_use(self, row: int) -> MemoryUse:
+        """Return the memory of one layout's fullest rank as the noun."""
+        return memory_use(self.memory, row)
+
+
+def price(layouts: LayoutTable, question: Question, *, only_fitting: bool = True) -> Priced:
+    """Return the layouts priced; those that leave less than the margin are left out unless `only_fitting` is false."""
+    memory, headroom = weigh(layouts, question, question.margin_bytes if only_fitting else None)
+    if only_fitting:
+        fits = headroom >= question.margin_bytes
+        layouts, memory, headroom = layouts.take(fits), memory.take(fits), headroom[fits]
+    return _timed_as_weighed(layouts, memory, headroom, question)
+
+
+def price_leaner(layouts: LayoutTable, question: Question) -> Priced:
+    """Return the layouts that fit, priced; one that fits with async_tp alone has it."""
+    memory, headroom = weigh(layouts, question, question.margin_bytes)
+    fits = headroom >= question.margin_bytes
+    as_they_are = _timed_as_weighed(layouts.take(fits), memory.take(fits), headroom[fits], question)
+    # What it joins with a reduce-scatter is recomputed, not kept.
+    others = layouts.take(~fits & (layouts.tp > 1) & layouts.compile & ~layouts.async_tp)
+    return join([as_they_are, price(replace(others, async_tp=np.ones(len(others), np.bool_)), question)])
+
+
+def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats, question: Question) -> Priced:
+    step = time_steps(layouts, question)
+    return Priced(layouts, memory, headroom, with_bubbles(step, cases_of(layouts, question), question))
+
+
+def time_steps(layouts: LayoutTable, question: Question) -> StepTerms:
+    """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
+    if not len(layouts):
+        return StepTerms(**{name: np.zeros(0) for name in StepTime.model_fields})
+    return _timed(cases_of(layouts, question))
+
+
+def steps_of_each_s(layouts: LayoutTable, questions: Sequence[Question], constants: Constants | None = None) -> Floats:
+    """Return the step times, seconds, shape (questions, layouts), of questions that differ in their clusters alone.
+
+    A table of a few layouts takes as long as one of a thousand, so all questions are asked at once.
+    """
+    parts = [cases_of(layouts, question) for question in questions]
+    firsts = np.cumsum([0, *(len(part.settings) for part in parts[:-1])])
+    cases = Cases(
+        tuple(setting for part in parts for setting in part.settings),
+        np.concatenate([part.setting + first for part, first in zip(parts, firsts, strict=True)]),
+        concatenate([layouts] * len(parts)),
+    )
+    step = with_bubbles(_timed(cases, constants), cases, questions[0])
+    return step.total_s.reshape(len(questions), len(layouts))
+
+
+def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
+    step = step_times(cases, constants)
+    if not cases.layouts.cpu_offload.any():
+        return step
+    # The device waits while the host runs the optimizer, which takes the device no time then.
+    return replace(
+        step,
+        host_s=step.host_s + host_s(cases),
+        optimizer_s=np.where(cases.layouts.cpu_offload, 0.0, step.optimizer_s),
+    )
+
+
+def weigh(
+    layouts: LayoutTable, question: Question, least_headroom_bytes: float | None = None
+) -> tuple[Footprint, Floats]:
+    """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes.
+
+    With `least_headroom_bytes`, the rank of a layout that leaves less may be another one that leaves less.
+    """
+    cases, usable_bytes = cases_of(_with_cuts(layouts, question), question), question.cluster.device.usable_memory_bytes
+    most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
+    memory = footprint(cases, most_bytes)
+    headroom = usable_bytes - memory.reserved_bytes
+    return memory, np.minimum(headroom, host_headroom_bytes(cases)) if layouts.cpu_offload.any() else headroom
+
+
+def memory_of_ranks(layout: Layout, question: Question) -> tuple[MemoryUse, ...]:
+    """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
+    cases = cases_of(_with_cuts(layout_table([layout] * layout.pp), question), question)
+    memory = footprint_of_rank(cases, np.arange(layout.pp))
+    return tuple(memory_use(memory, rank) for rank in range(layout.pp))
+
+
+def _with_cuts(layouts: LayoutTable, question: Question) -> LayoutTable:
+    """Return the layouts with the stages' first blocks that the question fixes."""
+    firsts = question.fixed.get("stage_boundaries")
+    if not firsts or layouts.first_blocks is not None:
+        return layouts
+    return replace(layouts, first_blocks=np.tile(np.array(firsts, np.int64), (len(layouts), 1)))
+
+
+def join(parts: list[Priced]) -> Priced:
+    """Return the layouts of all `parts`, in order; what is known of the first ones stays known."""
+    first = parts[0]
+
+    def joined(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        return type(values[0])(
+            **{
+                column.name: np.concatenate([getattr(value, column.name) for value in values])
+                for column in fields(values[0])
+            }
+        )
+
+    headroom = np.concatenate([part.headroom_bytes for part in parts])
+    layouts = concatenate([part.layouts for part in parts])
+    if len(parts) == 1:
+        return first
+    return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
+
+
+def _take(table: Any, rows: Any) -> Any:
+    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})

@@ -1,0 +1,146 @@
+"""Which layouts of a table are valid: the rules of spec/job/validity.py, spec/job/size_rules.py and
+spec/layout/schedule/schedule_rules.py on arrays.
+
+Those say in words what is wrong with one layout; these say of a hundred thousand at once which are right. A test holds
+the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, LayoutTable
+from meshwright.planner.question import Question
+from meshwright.spec.job.size_rules import sizes_over_tp
+from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
+from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
+
+Rule = Callable[[LayoutTable, Question], Bools]
+
+
+def is_valid(layouts: LayoutTable, question: Question) -> Bools:
+    """Return of each layout whether it can run what is asked."""
+    return np.asarray(
+        shares_batch(layouts, question)
+        & splits_model(layouts, question)
+        & has_consistent_choices(layouts, question)
+        & runs_schedule(layouts, question)
+    )
+
+
+def shares_batch(layouts: LayoutTable, question: Question) -> Bools:
+    """Return whether every data-parallel rank gets equally many whole microbatches."""
+    return np.asarray(question.workload.global_batch_size % (layouts.dp * layouts.microbatch_size) == 0)
+
+
+def splits_model(layouts: LayoutTable, question: Question) -> Bools:
+    """Return whether the ranks are as many as there are devices, and divide sequences, heads, widths and experts."""
+    architecture = question.architecture
+    return np.asarray(
+        (layouts.num_ranks == question.num_devices)
+        & _divides_sequence(layouts, question.workload.seq_len)
+        & _divides_widths(layouts, architecture)
+        & _divides_experts(layouts, architecture)
+        & _fills_stages(layouts, architecture)
+    )
+
+
+def cuts_model(layouts: LayoutTable, question: Question) -> Bools:
+    """Return whether there is a block for each stage, and as many stages as the question fixes the first blocks of."""
+    return np.asarray(_fills_stages(layouts, question.architecture) & _keeps_boundaries(layouts, question))
+
+
+def has_consistent_choices(layouts: LayoutTable, question: Question) -> Bools:
+    """Return whether what blocks do about memory and overlap fits the split, and what the question fixes."""
+    return np.asarray(
+        ~(layouts.splits_backward & layouts.is_resharded)
+        & ((layouts.activation_checkpoint_every == 1) | (layouts.activation_checkpoint != 0))
+        & (~layouts.async_tp | ((layouts.tp > 1) & layouts.compile))
+        & _keeps_parameters(layouts, question.fixed.get("reshard_after_forward"))
+        & _keeps_default_sync(layouts, question.fixed.get("gradient_sync"))
+        & _keeps_boundaries(layouts, question)
+    )
+
+
+def runs_schedule(layouts: LayoutTable, question: Question) -> Bools:
+    """Return whether the schedule takes the stages of a rank and the microbatches of a step."""
+    num_microbatches = np.maximum(1, question.workload.global_batch_size // (layouts.dp * layouts.microbatch_size))
+    stages, rounds = layouts.stages_per_rank, np.maximum(1, num_microbatches // layouts.pp)
+    takes_stages = (~layouts.has_schedule(SINGLE_STAGE_SCHEDULES) | (stages == 1)) & (
+        ~layouts.has_schedule(V_SCHEDULES) | (stages == 2)
+    )
+    takes_microbatches = (~layouts.has_schedule(IN_ROUNDS) | (num_microbatches % rounds == 0)) & (
+        ~layouts.has_schedule(AS_MANY_AS_STAGES) | (num_microbatches >= layouts.num_stages)
+    )
+    return np.asarray(np.where(layouts.pp == 1, stages == 1, takes_stages & takes_microbatches))
+
+
+def _fills_stages(layouts: LayoutTable, architecture: LlamaArchitecture) -> Bools:
+    # The first stage can do with the embedding alone, the last one with the head.
+    return np.asarray((layouts.pp == 1) | (layouts.num_stages <= architecture.num_layers + 2))
+
+
+def _divides_sequence(layouts: LayoutTable, seq_len: int) -> Bools:
+    is_ulysses = _is_ulysses(layouts)
+    chunks = np.where((layouts.cp > 1) & ~is_ulysses, 2 * layouts.cp, 1)
+    return np.asarray((seq_len % chunks == 0) & (seq_len % (layouts.cp * layouts.tp) == 0))
+
+
+def _divides_widths(layouts: LayoutTable, architecture: LlamaArchitecture) -> Bools:
+    tp, cp = layouts.tp, layouts.cp
+    heads, kv_heads, kv_dim = architecture.num_heads, architecture.num_kv_heads, architecture.kv_dim
+    divides = np.all([size % tp == 0 for size in sizes_over_tp(architecture).values()], axis=0)
+    shares_kv_heads = (kv_heads % tp == 0) | ((tp % kv_heads == 0) & (kv_dim % tp == 0))
+    own_heads, own_kv_heads = heads // tp, np.maximum(1, kv_heads // tp)
+    # Ulysses swaps heads for sequence: each rank ends with whole query heads, and whole key heads or a copy of one.
+    swaps = (np.maximum(1, own_heads) % cp == 0) & ((cp % own_kv_heads == 0) | (own_kv_heads % cp == 0))
+    return np.asarray(divides & shares_kv_heads & (~_is_ulysses(layouts) | swaps))
+
+
+def _divides_experts(layouts: LayoutTable, architecture: LlamaArchitecture) -> Bools:
+    ep, etp = layouts.ep, layouts.etp
+    if not isinstance(architecture, MoEArchitecture):
+        return np.asarray((ep == 1) & (etp == 1))
+    num_ranks = layouts.fsdp * np.where(etp > 1, 1, layouts.tp)
+    return np.asarray(
+        ((etp == 1) | (etp == layouts.tp))
+        & (num_ranks % ep == 0)
+        & (architecture.num_experts % ep == 0)
+        & (architecture.expert_ffn_dim % etp == 0)
+    )
+
+
+def _keeps_parameters(layouts: LayoutTable, group: Any) -> Bools | bool:
+    """Return whether parameters are kept as the question asks: on groups of a size, or as "auto" has it."""
+    if group == "auto":
+        return np.asarray(layouts.is_resharded == layouts.reshards_by_default)
+    if not isinstance(group, int):
+        return True
+    is_group = (layouts.fsdp % group == 0) & (group > 1) & (group < layouts.fsdp)
+    return np.asarray((layouts.pp * layouts.tp == 1) & is_group)
+
+
+def _keeps_default_sync(layouts: LayoutTable, sync: Any) -> Bools | bool:
+    """Return whether gradients are reduced as the question's "auto" has it; other values are the menu's only ones."""
+    if sync != "auto":
+        return True
+    return np.asarray(layouts.reduces_each_microbatch == layouts.reduces_each_by_default)
+
+
+def _keeps_boundaries(layouts: LayoutTable, question: Question) -> Bools | bool:
+    boundaries = question.fixed.get("stage_boundaries")
+    if boundaries is None:
+        return True
+    is_ascending = all(first < second for first, second in pairwise(boundaries))
+    is_within = max(boundaries, default=0) <= question.architecture.num_layers
+    return np.asarray((layouts.num_stages == len(boundaries) + 1) & (is_ascending and is_within))
+
+
+def _is_ulysses(layouts: LayoutTable) -> Bools:
+    return np.asarray(layouts.cp_method == CONTEXT_METHODS.index("ulysses"))

@@ -1,0 +1,136 @@
+"""The search: every valid layout that can win is judged by memory and time; the rest is bounded from below.
+
+1. All splits of the model and the batch over the ranks, each with every way to spend memory for time, as one table.
+2. What cannot fit is dropped, and the rest gets bounds that no layout with other choices is faster than (bounds.py).
+3. In the order of the bounds, all pipelines and methods of context parallelism are priced, until the bounds pass the
+   fastest layout that fits by a margin; and on to a certain number, so that the list of alternatives is not short.
+   What neither a pipeline nor async_tp makes fit is dropped there: most ways to spend memory are never reached.
+4. The best of these are varied by the choices that change time a little. A few are at once, to end the search sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.case import Floats
+from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate
+from meshwright.planner.question import Question
+from meshwright.planner.search.bounds import Bounds, bounds_of, may_fit
+from meshwright.planner.search.menu import Menu
+from meshwright.planner.search.price import Priced, join, price, price_leaner
+from meshwright.planner.search.simplicity import RANKING_ERROR
+from meshwright.planner.search.space import splits, with_choices, with_fine_choices
+
+_LEAST_WANTED, _MOST_WANTED, _WANTED_PER_DEVICE = 10_000, 110_000, 20
+_FIRST_PIECE, _LARGEST_PIECE = 4_000, 24_000
+"""Layouts that are priced at once: few at first, since a fast one that fits spares the rest."""
+_MARGIN = 1 + RANKING_ERROR
+"""A layout as fast as the fastest to within the error of ranking may be picked for being simpler."""
+_NUM_WEIGHED = 4_000
+"""Ways to spend memory that are weighed at once."""
+_NUM_REFINED = 2_000
+_NUM_REFINED_AT_ONCE = 32
+"""Layouts of a piece that are varied at once, so that the time that ends the search is the fastest's."""
+_FREED_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search saw."""
+
+    menu: Menu
+    priced: Priced
+    """The layouts that fit."""
+    is_coarse: Bools
+    """Which of them may become faster by other fine choices, which were not tried."""
+    rest: Bounds
+    """The bounds of what may fit and was not priced."""
+    num_scored: int
+    """Layouts whose memory was compared with the device's, those that fit or not."""
+
+
+def search(question: Question, menu: Menu, min_scored: int | None = None) -> Found:
+    """Return the layouts of `menu` that fit and were priced, the fastest of all among them; none if nothing fits.
+
+    At least `min_scored` are scored, where there are so many: by default more for a larger cluster.
+    """
+    _keep_freed_memory()
+    min_scored = default_min_scored(question) if min_scored is None else min_scored
+    bounds = bounds_of(splits(question, menu), question, menu)
+    parts, waiting = [price(bounds.layouts.take(np.arange(0)), question)], []
+    first_priced = first_price(menu)
+    num_scored, best_s, is_left = 0, np.inf, np.ones(len(bounds.layouts), np.bool_)
+    for rows in _pieces(bounds, is_left, question, menu):
+        if num_scored >= min_scored and bounds.least_s[rows[0]] > best_s * _MARGIN:
+            break
+        is_left[rows] = False
+        waiting.append(with_choices(bounds.layouts.take(rows), question, menu))
+        num_scored += len(waiting[-1])
+        # Before enough are scored no time ends the search, so that several pieces can be priced at once.
+        if num_scored >= min_scored or sum(map(len, waiting)) >= _LARGEST_PIECE:
+            parts.append(first_priced(concatenate(waiting), question))
+            best_s, waiting = min(best_s, _fastest_s(parts[-1], best_s, question, menu)), []
+    priced = join(parts + [first_priced(table, question) for table in waiting])
+    order = np.argsort(promised_s(priced, menu), kind="stable")
+    refined = with_fine_choices(priced.layouts.take(order[:_NUM_REFINED]), question, menu)
+    num_scored += len(refined) - len(order[:_NUM_REFINED])
+    parts = [price(refined, question), priced.take(order[_NUM_REFINED:])]
+    is_coarse = np.repeat([False, True], [len(part) for part in parts])
+    return Found(menu, join(parts), is_coarse, bounds.take(is_left), num_scored)
+
+
+def first_price(menu: Menu) -> Callable[[LayoutTable, Question], Priced]:
+    """Return what prices layouts whose fine choices are the first of the menu."""
+    return price_leaner if len(menu.async_tp) > 1 else price
+
+
+def default_min_scored(question: Question) -> int:
+    """Return how many layouts are scored even when the bounds already tell that no better one follows."""
+    return min(_MOST_WANTED, max(_LEAST_WANTED, _WANTED_PER_DEVICE * question.num_devices))
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep the memory of arrays for the next ones: a twentieth of an answer's time would go into new pages.
+
+    It gives back what is free beyond twice the largest block that was ever freed, so one large block is, untouched.
+    """
+    np.empty(_FREED_BYTES, np.uint8)
+
+
+def _fastest_s(priced: Priced, best_s: float, question: Question, menu: Menu) -> float:
+    """Return the seconds of the fastest layout, with other fine choices where these may be faster than `best_s`."""
+    fastest_s = float(priced.total_s.min(initial=np.inf))
+    least_s = promised_s(priced, menu)
+    rows = np.argsort(least_s, kind="stable")[:_NUM_REFINED_AT_ONCE]
+    rows = rows[least_s[rows] < min(best_s, fastest_s)]
+    if not len(rows):
+        return fastest_s
+    refined = price(with_fine_choices(priced.layouts.take(rows), question, menu), question)
+    return min(fastest_s, float(refined.total_s.min(initial=np.inf)))
+
+
+def promised_s(priced: Priced, menu: Menu) -> Floats:
+    """Return the seconds that no fine choice makes a layout faster than."""
+    step, layouts = priced.step, priced.layouts
+    again = step.recompute_s * (1 - 1 / max(menu.activation_checkpoint_every))
+    hidden = step.tp_s * ((layouts.tp > 1) & layouts.compile & any(menu.async_tp) & ~layouts.async_tp)
+    return np.asarray(priced.total_s - again - hidden)
+
+
+def _pieces(bounds: Bounds, is_left: Bools, question: Question, menu: Menu) -> Iterator[Ints]:
+    """Yield positions of what may fit in the order of the bounds, in growing pieces; what may not is left no more."""
+    order = np.argsort(bounds.least_s, kind="stable")
+    choices = len(menu.pipelines) * len(menu.cp_method)
+    size = _FIRST_PIECE
+    for first in range(0, len(order), _NUM_WEIGHED):
+        rows = order[first : first + _NUM_WEIGHED]
+        fits = may_fit(bounds.layouts.take(rows), question, menu)
+        is_left[rows[~fits]] = False
+        rows = rows[fits]
+        while len(rows):
+            count = max(1, size // choices)
+            yield rows[:count]
+            rows, size = rows[count:], min(2 * size, _LARGEST_PIECE)

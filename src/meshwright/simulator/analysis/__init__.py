@@ -1,0 +1,1 @@
+"""What a simulated step comes to: exposed communication, overlap, stragglers, advice."""

@@ -1,0 +1,206 @@
+"""How long collectives and messages take, and how much of the links: by the cost library's formulas, for exact ranks.
+
+    seconds = latency + bytes / rate            alone on its links
+    load    = rate / what the link carries      of the link inside the domain and of the network, each at most 1
+
+so that the link that sets the pace is used in full, and the other one to the extent that it has to keep up. Where every
+pair of a domain's devices has a link of its own, a rank has a link to each of its peers. Between pods of an
+oversubscribed network, the two directions of each pod are links as well, which all of its devices share; of P2P the
+borders between the positions of its own two ranks count (hops.py). Sources and what is ignored:
+cost/communication/collective.py,
+all_to_all.py, point_to_point.py. A broadcast or scatter takes as long as an all-gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.communication.all_to_all import all_to_all_s
+from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.communication.fabric import Fabric, FabricConstants, Floats, fabric_of
+from meshwright.cost.communication.group import Group, require_links
+from meshwright.cost.communication.link_rate import (
+    joins_pairs,
+    neighbour_crossing,
+    neighbour_shares,
+    spread_crossing,
+    spread_shares,
+)
+from meshwright.cost.communication.point_to_point import hop_s
+from meshwright.cost.constants import fitted_constants
+from meshwright.cost.rates import architecture_of
+from meshwright.cost.slowness import Slowness, Stacks, is_omni_path
+from meshwright.cost.stacks import OURS, load_stack
+from meshwright.errors import UnsupportedError
+from meshwright.simulator.engine.hops import PodWays, hops_of, pod_ways_of, spine_of_hops
+from meshwright.simulator.engine.matching import Channel, CommOps
+from meshwright.simulator.engine.peers import Peers, peers_of
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.trace.trace import Ints, Trace
+from meshwright.spec.trace.traces import Traces
+
+_FORMULAS = {
+    "all-gather": all_gather_s,
+    "reduce-scatter": reduce_scatter_s,
+    "all-reduce": all_reduce_s,
+    "all-to-all": all_to_all_s,
+}
+_KIND_OF_NAME = {
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "allreduce": "all-reduce",
+    "alltoall": "all-to-all",
+    "broadcast": "all-gather",
+    "scatter": "all-gather",
+    "gather": "all-gather",
+    "reduce": "all-reduce",
+    "barrier": "all-reduce",
+}
+"""By what the operator's name, without underscores, has in it; the first that fits."""
+
+
+@dataclass(frozen=True)
+class CommOpTimes:
+    """One element a communication op."""
+
+    latency_s: Floats
+    """Before the first byte arrives."""
+    wire_s: Floats
+    """That its bytes take, alone on their links."""
+    inside: Floats
+    """Share of each member's link inside the domain that it then takes."""
+    network: Floats
+    """Share of each member's network card."""
+    spine: Floats
+    """Share of the busiest way out of or into a pod."""
+    pod_ways: Mapping[int, PodWays] = field(default_factory=dict)
+    """By channel; a channel that stays inside of pods has none."""
+    peers: Mapping[int, Peers] = field(default_factory=dict)
+    """By channel, where every pair of devices has a link of its own; else all of a rank's peers share one."""
+
+
+def comm_op_times(traces: Traces, comm_ops: CommOps, cluster: Cluster) -> CommOpTimes:
+    """Return what each comm op takes on `cluster`; raises UnsupportedError for an operator that nobody knows, or
+    where ranks meet over a link without a rate.
+    """
+    fabric = reached_fabric(cluster)
+    columns = np.zeros((5, len(comm_ops)))
+    pod_ways, peers = {}, {}
+    for number, channel in enumerate(comm_ops.channels):
+        at = channel.first + np.arange(channel.num_comm_ops)
+        priced = _message_times if channel.is_message else _collective_times
+        columns[:, at], ways = priced(channel, traces, fabric)
+        if ways:
+            pod_ways[number] = ways
+        if joins_pairs(fabric):
+            peers[number] = peers_of(channel, traces, int(fabric.domain_size))
+    latency_s, wire_s, inside, network, spine = columns
+    return CommOpTimes(latency_s, wire_s, inside, network, spine, pod_ways, peers)
+
+
+def reached_fabric(cluster: Cluster) -> Fabric:
+    """Return the cluster's links as our own stack reaches them: the planner's, by the same constants."""
+    return our_stack_on(cluster).slowed(fabric_of(cluster, FabricConstants()), fitted_constants())
+
+
+def our_stack_on(cluster: Cluster) -> Stacks:
+    """Return what our own stack is on the cluster's devices."""
+    stack, device = load_stack(OURS), cluster.device
+    return Stacks(
+        Slowness(np.array(stack.compute), np.array(stack.communication), np.array(stack.overhead)),
+        is_tuned=np.array(stack.is_tuned or bool(device.matmul_points)),
+        is_newest=np.array(architecture_of(device).startswith("blackwell")),
+        is_omni_path=np.array(is_omni_path(cluster)),
+    )
+
+
+def group_at(ranks: tuple[int, ...], fabric: Fabric) -> Group:
+    """Return where exactly these ranks lie, one device a rank in their order."""
+    places = np.sort(np.array(ranks))
+    num_domains = len(np.unique(places // int(fabric.domain_size)))
+    stride = (places[-1] - places[0]) / max(len(places) - 1, 1)
+    return Group(np.array(float(len(places))), np.array(float(num_domains)), np.array(max(stride, 1.0)))
+
+
+def kind_of(op: str) -> str:
+    """Return what kind of collective an operator is; raises UnsupportedError for one that nobody knows."""
+    name = op.split("::")[-1].split(".")[1].replace("_", "") if "." in op else op.replace("_", "")
+    for part, kind in _KIND_OF_NAME.items():
+        if part in name:
+            return kind
+    known = ", ".join(_KIND_OF_NAME)
+    raise UnsupportedError(f"collective {op} has no formula: those with {known} in their names have; use one of them")
+
+
+def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
+    """Return the columns of CommOpTimes [5, comm_ops] of a channel of messages, and its ways between pods."""
+    num_bytes, hops = _num_bytes(channel, traces), hops_of(channel, traces)
+    domains = hops // int(fabric.domain_size)
+    crosses = bool((domains[:, 0] != domains[:, 1]).any())
+    group = Group(np.array(2.0), np.array(1.0 + crosses), np.array(float(np.abs(np.diff(hops)).max())))
+    require_links(group, fabric)
+    spine = spine_of_hops(hops, fabric)
+    latency_s, whole_s = (hop_s(size, group, spine.crossing, fabric) for size in (np.zeros_like(num_bytes), num_bytes))
+    shares = (float(not crosses), *_network_shares(float(crosses), spine.crossing, fabric))
+    return np.stack(np.broadcast_arrays(latency_s, whole_s - latency_s, *shares)), spine.ways
+
+
+def _collective_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
+    """Return the same of a channel of collectives."""
+    num_bytes, kinds = _num_bytes(channel, traces), _kinds(channel, traces)
+    group = group_at(channel.ranks, fabric)
+    require_links(group, fabric)
+    columns = np.zeros((5, len(num_bytes)))
+    for kind in np.unique(kinds):
+        at = np.flatnonzero(kinds == kind)
+        columns[:, at] = _priced(str(kind), num_bytes[at], group, fabric)
+    is_member = np.isin(traces.class_of_rank, channel.members)
+    return columns, pod_ways_of(np.flatnonzero(is_member), fabric) if columns[4].any() else ()
+
+
+def _num_bytes(channel: Channel, traces: Traces) -> Floats:
+    """Return the bytes of each of a channel's comm ops: of an uneven all-to-all those of the rank that has most."""
+    num_bytes = np.zeros(channel.num_comm_ops)
+    for rank, rows in zip(channel.members, channel.rows, strict=True):
+        own = traces.traces[rank].records.num_bytes[rows]
+        num_bytes[: len(own)] = np.maximum(num_bytes[: len(own)], own)
+    return num_bytes
+
+
+def _kinds(channel: Channel, traces: Traces) -> NDArray[np.str_]:
+    rows, trace = _longest(channel, traces)
+    used, where = np.unique(trace.records.signature[rows], return_inverse=True)
+    return np.array([kind_of(trace.signatures[at].op) for at in used.tolist()])[where.ravel()]
+
+
+def _longest(channel: Channel, traces: Traces) -> tuple[Ints, Trace]:
+    member = int(np.argmax([len(rows) for rows in channel.rows]))
+    return channel.rows[member], traces.traces[channel.members[member]]
+
+
+def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
+    """Return latency, seconds on the wire, and shares of the links inside, between domains and pods [5, comm_ops]."""
+    formula = _FORMULAS[kind]
+    whole_s = np.broadcast_to(formula(num_bytes, group, fabric), num_bytes.shape)
+    latency_s = np.minimum(formula(np.zeros_like(num_bytes), group, fabric), whole_s)
+    return np.stack(np.broadcast_arrays(latency_s, whole_s - latency_s, *_loads(kind, group, fabric)))
+
+
+def _loads(kind: str, group: Group, fabric: Fabric) -> tuple[float, float, float]:
+    """Return which share each member takes of its link inside the domain, its network card and its pod's way out."""
+    if kind == "all-to-all":
+        shares, crossing = spread_shares(group, fabric), spread_crossing(group, fabric)
+    else:
+        shares, crossing = neighbour_shares(group, fabric), neighbour_crossing(group, fabric)
+    inside, network = (float(share) for share in shares)
+    return inside, *_network_shares(network, float(crossing), fabric)
+
+
+def _network_shares(share: float, crossing: float, fabric: Fabric) -> tuple[float, float]:
+    """Return the shares of a rank's network card and of its pod's way out, given that of the slower of the two."""
+    on_spine = float(fabric.oversubscription) * crossing
+    return share / max(1.0, on_spine), share * min(1.0, on_spine)

@@ -1,0 +1,128 @@
+"""Conditions: what makes one step differ from the next: jitter, ranks that are slow, faults.
+
+    seconds of an operation = its cost x the fault's factor x noise of its rank (noise.py)
+
+A fault concerns all ranks that a representative stands for, until apart() gives its rank a program of its own. Ignored:
+that slow moments of one rank come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.errors import ConfigError
+from meshwright.simulator.engine.collective_times import CommOpTimes
+from meshwright.simulator.engine.matching import CommOps
+from meshwright.simulator.engine.program import RecordTimes
+from meshwright.spec.trace.fault import Fault
+from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace.traces import Traces
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a step departs from the usual one; the same seed gives the same step."""
+
+    seed: int = 0
+    jitter: float = 0.0
+    """Standard deviation of the logarithm of each operation's, collective's and message's time."""
+    rank_spread: float = 0.0
+    """That of the ranks' slowness."""
+    faults: tuple[Fault, ...] = ()
+    has_expandable_segments: bool = True
+    """Whether the allocator's segments grow (PYTORCH_ALLOC_CONF), as the trainer sets it."""
+
+    @property
+    def is_noisy(self) -> bool:
+        """Return whether ranks of one class take different times."""
+        return self.jitter > 0 or self.rank_spread > 0
+
+    @property
+    def has_stragglers(self) -> bool:
+        """Return whether any rank takes longer than usual."""
+        return self.is_noisy or bool(self.faults)
+
+
+USUAL = Conditions()
+"""Every cost as the cost library has it."""
+
+
+def records_under(
+    conditions: Conditions, traces: Traces, record_times: Mapping[int, RecordTimes]
+) -> dict[int, RecordTimes]:
+    """Return what each representative's records take with the faults of `conditions`."""
+    changed = {}
+    for rank, times in record_times.items():
+        device_s = times.device_s.copy()
+        for fault in _of(conditions, traces, rank, "slow-rank"):
+            device_s[_in_phase(fault, traces.traces[rank])] *= fault.argument
+        changed[rank] = replace(times, device_s=device_s)
+    return changed
+
+
+def comm_ops_under(conditions: Conditions, traces: Traces, comm_ops: CommOps, times: CommOpTimes) -> CommOpTimes:
+    """Return what each communication op takes with the faults of `conditions`."""
+    slower = np.ones(len(comm_ops))
+    for rank, trace in traces.traces.items():
+        for fault in _of(conditions, traces, rank, "slow-link"):
+            met = comm_ops.of_record[rank][_in_phase(fault, trace)]
+            slower[np.unique(met[met != NONE])] *= fault.argument
+    return replace(times, latency_s=times.latency_s * slower, wire_s=times.wire_s * slower)
+
+
+def stops_of(conditions: Conditions, traces: Traces) -> dict[int, int]:
+    """Return the record before which each representative that crashes or hangs stops."""
+    stops: dict[int, int] = {}
+    for rank, trace in traces.traces.items():
+        for kind in ("crash", "hang"):
+            for fault in _of(conditions, traces, rank, kind):
+                row = _nth(fault, _in_phase(fault, trace), "records")
+                stops[rank] = min(stops.get(rank, row), row)
+    return stops
+
+
+def dropped_by(conditions: Conditions, traces: Traces, rank: int) -> Ints:
+    """Return the records of a representative's messages that are never sent."""
+    trace = traces.traces[rank]
+    rows = []
+    for fault in _of(conditions, traces, rank, "drop-message"):
+        sent = _in_phase(fault, trace)
+        rows.append(_nth(fault, sent[trace.records.kind[sent] == RecordKind.SEND], "messages sent"))
+    return np.array(rows, np.int64)
+
+
+def _of(conditions: Conditions, traces: Traces, rank: int, kind: str) -> list[Fault]:
+    """Return the faults of a kind that befall a representative's class."""
+    found = [fault for fault in conditions.faults if fault.kind == kind]
+    for fault in found:
+        if fault.rank >= traces.world_size:
+            raise ConfigError(
+                f"a fault {kind} befalls rank {fault.rank} of {traces.world_size}: "
+                f"set its rank to {traces.world_size - 1} or less"
+            )
+    return [fault for fault in found if int(traces.class_of_rank[fault.rank]) == rank]
+
+
+def _in_phase(fault: Fault, trace: Trace) -> Ints:
+    """Return the records that a fault concerns; raises ConfigError for a phase that the step has not."""
+    if fault.phase is None:
+        return np.arange(len(trace.records))
+    if fault.phase not in trace.phases:
+        raise ConfigError(
+            f"a fault {fault.kind} befalls phase {fault.phase!r}, which the step of rank {fault.rank} has not: "
+            f"set its phase to one of {', '.join(trace.phases)}"
+        )
+    return np.flatnonzero(trace.records.phase == trace.phases.index(fault.phase))
+
+
+def _nth(fault: Fault, rows: Ints, what: str) -> int:
+    number = int(fault.argument)
+    if number >= len(rows):
+        raise ConfigError(
+            f"a fault {fault.kind} of rank {fault.rank} has argument {number}, but there are {len(rows)} {what}: "
+            f"set it to less than {len(rows)}"
+        )
+    return int(rows[number])

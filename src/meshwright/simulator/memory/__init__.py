@@ -1,0 +1,1 @@
+"""The memory of a simulated step: allocator, liveness, what recomputation would save."""

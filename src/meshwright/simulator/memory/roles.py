@@ -1,0 +1,111 @@
+"""roles_of: what each storage of a traced step is for, from what reads and writes it, and when.
+
+    gradient          there before the step and added to in backward; or made in backward and then used by the optimizer
+                      or by FSDP2's reduction, which reads a block's whole gradients; or made before backward and
+                      all-reduced in place in it, as the buckets that DDP makes in its second step
+    parameter         there before the step, and used in a forward, a backward or a recomputation
+    optimizer state   there before the step, and used by the optimizer only
+    gathered          written by an all-gather of FSDP2, or copied out of it: torch marks that code
+    activation        made before backward, or in a forward that is done again, and there while some of backward runs;
+                      or made by the first part of a split backward and last used by the second
+    communication     none of these, and used by a collective or a message
+    temporary         none of these, and gone before the step ends
+
+The first that holds is taken. No parameter's name is asked for, so that any model's step can be read. Ignored: what was
+there before the step and is only read, a buffer or a frozen weight, counts as a parameter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.spec.layout.schedule.action import parse_action
+from meshwright.spec.trace.timeline import TensorRole
+from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+
+Mask = NDArray[np.bool_]
+
+COMMUNICATES = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE)
+"""Kinds of records that move data between ranks."""
+
+_GATHERS = "FSDP::all_gather"
+_REDUCES = "FSDP::post_backward_reduce"
+
+
+def roles_of(trace: Trace) -> Ints:
+    """Return the TensorRole of each storage [storages]."""
+    used_by = trace.uses.record
+    writes = trace.uses.writes == 1
+    backward, optimizer = in_phase(trace, "backward"), in_phase(trace, "optimizer")
+    gathers, reduces = (_in_scope(trace, prefix) for prefix in (_GATHERS, _REDUCES))
+    communicates = np.isin(trace.records.kind, COMMUNICATES)
+
+    was_there = trace.storages.allocated_at == NONE
+    is_optimized = _any_use(trace, optimizer[used_by])
+    is_reduced = _any_use(trace, (reduces & ~communicates)[used_by] & ~writes)
+    is_added_to = was_there & _any_use(trace, backward[used_by] & writes)
+    is_bucket = _made_in(trace, ~backward) & _any_use(trace, (backward & communicates)[used_by] & writes)
+    is_kept = _made_in(trace, ~backward) & _lives_through(trace, backward)
+    rules = {
+        TensorRole.GRADIENT: is_added_to | is_bucket | (_made_in(trace, backward) & (is_optimized | is_reduced)),
+        TensorRole.PARAMETER: was_there & _any_use(trace, ~optimizer[used_by]),
+        TensorRole.OPTIMIZER_STATE: was_there & is_optimized,
+        TensorRole.GATHERED: _any_use(trace, gathers[used_by] & writes),
+        TensorRole.ACTIVATION: is_kept | _waits_for_weights(trace),
+        TensorRole.COMMUNICATION: ~was_there & _any_use(trace, communicates[used_by]),
+        TensorRole.TEMPORARY: ~was_there & (trace.storages.freed_at != NONE),
+    }
+    return np.select([*rules.values()], [int(role) for role in rules], int(TensorRole.OTHER)).astype(np.int64)
+
+
+def bytes_by_role(trace: Trace, roles: Ints) -> Ints:
+    """Return the bytes of each role before each record, and after the last [records + 1, TensorRole]."""
+    storages = trace.storages
+    change = np.zeros((len(trace.records) + 2, len(TensorRole)), np.int64)
+    np.add.at(change, (storages.allocated_at + 1, roles), storages.num_bytes)
+    is_freed = storages.freed_at != NONE
+    np.add.at(change, (storages.freed_at[is_freed] + 1, roles[is_freed]), -storages.num_bytes[is_freed])
+    return np.asarray(np.cumsum(change, axis=0)[1:])
+
+
+def in_phase(trace: Trace, name: str) -> Mask:
+    """Return whether each record is in the phase `name` [records]."""
+    return _of_text(trace.records.phase, [phase == name for phase in trace.phases])
+
+
+def _in_scope(trace: Trace, prefix: str) -> Mask:
+    return _of_text(trace.records.scope, [scope.startswith(prefix) for scope in trace.scopes])
+
+
+def _of_text(column: Ints, wanted: list[bool]) -> Mask:
+    """Return whether the text that each record's column names is wanted; none never is."""
+    return np.asarray(np.array([*wanted, False])[column])
+
+
+def _any_use(trace: Trace, uses: Mask) -> Mask:
+    """Return whether each storage is in any of some uses [storages]."""
+    found = np.zeros(len(trace.storages), np.bool_)
+    found[trace.uses.storage[uses]] = True
+    return found
+
+
+def _made_in(trace: Trace, records: Mask) -> Mask:
+    """Return whether each storage was made by one of some records [storages]; not if it was there before the step."""
+    return np.asarray(np.append(records, False)[trace.storages.allocated_at])
+
+
+def _lives_through(trace: Trace, records: Mask) -> Mask:
+    """Return whether each storage is there while one of some records runs [storages]."""
+    before = np.append(0, np.cumsum(records))
+    freed_at = trace.storages.freed_at
+    return np.asarray(before[freed_at] > before[trace.storages.allocated_at + 1])
+
+
+def _waits_for_weights(trace: Trace) -> Mask:
+    """Return whether each storage was made in a backward to the inputs and is last used in one to the weights."""
+    kinds = [parse_action(action).kind for action in trace.actions]
+    to_inputs, to_weights = (_of_text(trace.records.action, [kind == one for kind in kinds]) for one in ("I", "W"))
+    last_use = np.full(len(trace.storages), NONE, np.int64)
+    np.maximum.at(last_use, trace.uses.storage, trace.uses.record)
+    return np.asarray(_made_in(trace, to_inputs) & np.append(to_weights, False)[last_use])

@@ -1,0 +1,1 @@
+"""What a job says: its sections, their rules and their documentation."""

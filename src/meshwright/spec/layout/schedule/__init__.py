@@ -1,0 +1,1 @@
+"""Pipeline schedules: the order of each rank's actions, and the rules that it must keep."""

@@ -1,0 +1,1 @@
+"""Devices and clusters: figures with units, sources and dates."""

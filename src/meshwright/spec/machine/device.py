@@ -1,0 +1,106 @@
+"""Device: one accelerator, every number of it with its source."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from pydantic import Field
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.machine.figure import Figure
+from meshwright.spec.machine.measured import AttentionPoint, MatmulPoint, MemoryOpPoint, OpLine
+from meshwright.spec.noun import Noun
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
+"""What a catalogue name looks like: it is also the name of a file."""
+
+
+class MatmulRates(Noun):
+    """Dense FLOP/s of a large matrix product by the dtype of its inputs; None is unknown."""
+
+    float32: Figure | None = None
+    """IEEE float32 in full precision."""
+    tf32: Figure | None = None
+    """float32 inputs rounded to 10 mantissa bits (torch.backends.cuda.matmul.allow_tf32)."""
+    float16: Figure | None = None
+    """float16 inputs, accumulated in float32."""
+    bfloat16: Figure | None = None
+    """bfloat16 inputs, accumulated in float32."""
+    float8: Figure | None = None
+    """float8 inputs (e4m3, e5m2), accumulated in float32."""
+    float4: Figure | None = None
+    """float4 inputs with block scales (mxfp4, nvfp4)."""
+
+    def of(self, dtype: str) -> Figure | None:
+        """Return the rate of `dtype`, None where it is unknown; raises UnsupportedError for what is no dtype here."""
+        names = list(type(self).model_fields)
+        if dtype not in names:
+            nearest = get_close_matches(dtype, names, n=1, cutoff=0.3)
+            raise UnsupportedError(
+                f"dtype {dtype!r} is none that devices have a matmul rate for ({', '.join(names)})"
+                + (f": did you mean {nearest[0]!r}?" if nearest else ": use one of these")
+            )
+        figure: Figure | None = getattr(self, dtype)
+        return figure
+
+
+class Device(Noun):
+    """One accelerator as the catalogue knows it; what nobody published is None."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Catalogue name, as in cluster.device."""
+    title: str = Field(min_length=1)
+    """Name that people use."""
+    vendor: str = Field(min_length=1)
+    """Maker, lower case: nvidia, amd, google."""
+    aliases: tuple[str, ...] = Field((), strict=False)
+    """What torch.cuda.get_device_name() prints for it."""
+    short_names: tuple[str, ...] = Field((), strict=False)
+    """What people call it when they mean this one of several: h100 is the SXM part."""
+    memory_bytes: Figure
+    """Device memory, bytes."""
+    memory_bytes_per_s: Figure | None = None
+    """Bandwidth of the device memory, bytes per second."""
+    dense_flops_per_s: MatmulRates = MatmulRates()
+    """Highest matmul rate by dtype that the maker promises without sparsity, FLOP per second."""
+    measured_matmul_flops_per_s: MatmulRates = MatmulRates()
+    """Best matmul rate by dtype that somebody measured and published, FLOP per second."""
+    num_sms: Figure | None = None
+    """Streaming multiprocessors (NVIDIA) or compute units (AMD) that a kernel's tiles are spread over."""
+    measured_memory_bytes_per_s: Figure | None = None
+    """Bandwidth that a large elementwise operation was measured to reach, bytes per second."""
+    context_bytes: Figure | None = None
+    """Device memory that the driver's context and the loaded kernels take of each process, bytes."""
+    communicator_bytes: Figure | None = None
+    """Device memory that the communication library's buffers take of each process, bytes."""
+    host_launch_s: Figure | None = None
+    """Seconds that the host needs for one kernel of an eager model, its share of modules and autograd included."""
+    is_host: bool = False
+    """Whether kernels run on the host's own cores: the host's seconds add to theirs instead of hiding behind them."""
+    matmul_points: tuple[MatmulPoint, ...] = Field((), strict=False)
+    """Measured rates of matrix products by size; empty where nobody measured them."""
+    attention_points: tuple[AttentionPoint, ...] = Field((), strict=False)
+    """Measured rates of attention by size."""
+    memory_op_points: tuple[MemoryOpPoint, ...] = Field((), strict=False)
+    """Measured rates of what moves numbers, by operation and size."""
+    op_lines: tuple[OpLine, ...] = Field((), strict=False)
+    """Measured seconds of torch's operators in steps of training: what a traced step costs where kernels run on the
+    host itself."""
+    power_w: Figure | None = None
+    """Highest board power, watts: a lower cap lowers the clocks and with them every rate."""
+    note: str | None = None
+    """What a reader must know about this entry."""
+
+    def peak_flops_per_s(self, dtype: str) -> float | None:
+        """Return the dense peak for `dtype` in FLOP/s, None where it is unknown; raises UnsupportedError for no dtype.
+
+        This is what MFU is a share of. It is never guessed from another dtype or device.
+        """
+        figure = self.dense_flops_per_s.of(dtype)
+        return None if figure is None else figure.value
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Return what tensors can take of the device's memory, bytes: all but context and communication buffers."""
+        taken = [figure.value for figure in (self.context_bytes, self.communicator_bytes) if figure is not None]
+        return self.memory_bytes.value - sum(taken)

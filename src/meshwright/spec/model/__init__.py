@@ -1,0 +1,1 @@
+"""A model as data: its architecture and the operators of its blocks."""

@@ -1,0 +1,68 @@
+"""Family: what a model_type of a Hugging Face config.json says, and what holds for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.spec.model.architecture import LlamaArchitecture
+
+WIDTH_OF_HEADS = "hidden_size / num_attention_heads"
+"""Stands for the default that is computed."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model_type."""
+
+    title: str
+    """Beginning of its class names in transformers."""
+    model_class: str = field(default="ForCausalLM", kw_only=True)
+    """End of the name of its class with a head for the next token."""
+    architecture: type[LlamaArchitecture]
+    """Our class."""
+    sizes: Mapping[str, str]
+    """Keys that every config must have, all whole numbers above 0 -> our fields."""
+    optional: Mapping[str, str]
+    """Keys for which transformers has a default -> our fields."""
+    defaults: Mapping[str, Any]
+    """Our fields where the key is absent."""
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    """Our fields that the model_type alone decides."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that would change the model, with the one value that leaves it as ours is; ONLY holds for all families."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that an export adds."""
+    harmless: frozenset[str] = frozenset()
+    """Keys of this family that do not change the logits; HARMLESS holds for all families."""
+    has_window_switch: bool = False
+    """Whether sliding_window counts where use_sliding_window is true."""
+    rope_types: tuple[str, ...] = ("default", "llama3")
+    """The stretches of RoPE that are computed; none where the model has no RoPE."""
+    dropouts: tuple[str, ...] = ()
+    """Keys of dropout rates, which are read but not applied; other families have attention_dropout, which must be 0."""
+
+
+ONLY: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "use_sliding_window": False,
+    "is_encoder_decoder": False,
+    "quantization_config": None,
+    "partial_rotary_factor": 1.0,
+}
+
+HARMLESS = frozenset(
+    {
+        *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "initializer_range"),
+        *("use_cache", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id", "chunk_size_feed_forward"),
+        *("id2label", "label2id", "problem_type", "return_dict", "output_hidden_states", "output_attentions"),
+        *("max_length", "temperature", "top_p", "top_k", "do_sample"),
+        # These count only with use_sliding_window; layer_types is looked into on its own.
+        *("sliding_window", "max_window_layers", "layer_types"),
+    }
+)
+"""Provenance, storage, generation defaults, other heads."""

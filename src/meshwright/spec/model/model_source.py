@@ -1,0 +1,102 @@
+"""resolve_architecture: from what a job writes in [model] to an architecture."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from meshwright.errors import ConfigError
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.job.suggestion import did_you_mean
+from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.job.value_rule import field_rule
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.noun import Noun
+
+
+def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
+    """Return the architecture of `section` with its options applied; None where the source is my_module:MyModel.
+
+    Raises ConfigError for an unknown preset, file or option, UnsupportedError for a config.json that is not ours.
+    """
+    if is_object_source(section.source):
+        return None
+    if section.source in PRESETS:
+        architecture = PRESETS[section.source]
+    elif _looks_like_path(section.source):
+        architecture = architecture_from_hf(_read_config(Path(os.path.expanduser(section.source))), section.source)
+    else:
+        raise ConfigError(
+            f"model.source = {section.source!r} is no preset, no file and no my_module:MyModel"
+            f"{did_you_mean(section.source, PRESETS)} (`meshwright list models` shows the presets)"
+        )
+    return _with_options(architecture, section)
+
+
+def _looks_like_path(source: str) -> bool:
+    return source.endswith(".json") or "/" in source or "\\" in source or Path(source).exists()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"model.source: there is no file {file}: name a config.json, the folder that holds it, or a preset "
+            "(see `meshwright list models`)"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"model.source: {file} cannot be read ({error.strerror}): check its permissions") from None
+    except ValueError as error:
+        raise ConfigError(
+            f"model.source: {file} is no JSON ({error}): name the config.json of a Hugging Face model"
+        ) from None
+    if not isinstance(config, dict):
+        raise ConfigError(
+            f"model.source: {file} holds a {type(config).__name__} where an object was expected: "
+            "name the config.json of a Hugging Face model"
+        )
+    return config
+
+
+def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> LlamaArchitecture:
+    fields = list(type(architecture).model_fields)
+    unknown = [
+        f"model.options.{name} is no field of the architecture of {section.source!r}{did_you_mean(name, fields)} "
+        f"(fields: {', '.join(fields)})"
+        for name in section.options
+        if name not in fields
+    ]
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    try:
+        merged = {name: _merged(getattr(architecture, name), value) for name, value in section.options.items()}
+        return architecture.replace(**merged)
+    except ValidationError as error:
+        problems = [_explain(problem, section.source, architecture) for problem in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
+
+
+def _merged(current: Any, value: Any) -> Any:
+    """Return a part of the architecture with the given fields of it changed; anything else is replaced whole."""
+    return {**current.to_dict(), **value} if isinstance(current, Noun) and isinstance(value, dict) else value
+
+
+def _explain(problem: Any, source: str, architecture: LlamaArchitecture) -> str:
+    reason = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return f"model.options do not fit {source!r}: {reason}"
+    place = "model.options." + ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{place} is missing"
+    given, rule = f"{place} = {problem['input']!r}", field_rule(type(architecture), problem["loc"])
+    if problem["type"] == "value_error" or rule is None:
+        return f"{given}: {reason}"
+    return f"{given} must be {rule}: change it, or leave it out for what {source!r} has"

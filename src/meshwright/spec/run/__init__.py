@@ -1,0 +1,1 @@
+"""Runs and answers about them: the run folder, plans, budgets, proofs, diagnoses."""

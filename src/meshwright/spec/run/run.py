@@ -1,0 +1,106 @@
+"""Run: the folder of a finished or running job, and the manifest in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.noun import Noun
+from meshwright.spec.step.estimate import Estimate
+
+HOW_TO_PROFILE = "train with run.profile_start=10 (any step after the first few); run.profile_steps says how many"
+
+
+class Run:
+    """The paths of a run folder; reading or writing them is others' work."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.manifest = self.folder / "manifest.json"
+        self.job = self.folder / "job.toml"
+        self.metrics = self.folder / "metrics.jsonl"
+        self.checkpoints = self.folder / "checkpoints"
+        self.timelines = self.folder / "timelines"
+        self.logs = self.folder / "logs"
+        self.heartbeats = self.folder / "heartbeats"
+        self.hangs = self.folder / "hangs"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the folder of the checkpoint after `step` optimizer steps."""
+        return self.checkpoints / f"step-{step}"
+
+    def rank_log(self, rank: int) -> Path:
+        """Return the log file of one rank."""
+        return self.logs / f"rank-{rank}.log"
+
+    def heartbeat(self, rank: int) -> Path:
+        """Return the file in which one rank says where it is."""
+        return self.heartbeats / f"rank-{rank}.json"
+
+    def flight_record(self, rank: int) -> Path:
+        """Return the file in which one rank says what it had asked of its process groups when it hung."""
+        return self.hangs / f"rank-{rank}.json"
+
+    def stack(self, rank: int) -> Path:
+        """Return the file of one rank's stacks, written from a signal even where Python cannot run."""
+        return self.hangs / f"rank-{rank}.stack"
+
+    @property
+    def hang_request(self) -> Path:
+        """Return the file whose change asks every rank for its flight record."""
+        return self.hangs / "request"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Return the steps that have a committed checkpoint, oldest first."""
+        if not self.checkpoints.is_dir():
+            return []
+        names = (path.name.removeprefix("step-") for path in self.checkpoints.iterdir() if path.is_dir())
+        return sorted(int(name) for name in names if name.isdigit())
+
+
+class Attempt(Noun):
+    """One start of the ranks: a run that was resumed has several."""
+
+    started_at: str
+    """UTC time, ISO 8601."""
+    start_step: int
+    """Optimizer steps done before this attempt."""
+    pids: list[int]
+    """Process id of each rank on its host, by rank."""
+    hosts: list[str]
+    """Host name of each rank, by rank."""
+    layout: Layout
+    """The concrete layout of this attempt."""
+    versions: dict[str, str]
+    """Versions of meshwright, Python, torch and others."""
+    git_commit: str | None = None
+    """Commit of the working directory, with + when it had changes; None outside a repository."""
+    exit: int | None = None
+    """Exit code of this attempt; None while it runs, or when it was killed before it could say."""
+
+
+class Manifest(Noun):
+    """Everything needed to say what a run was and how it ended."""
+
+    schema_version: Literal[1] = 1
+    """Version of the manifest's format."""
+    job: Job
+    """The resolved job of the newest attempt."""
+    seed: int
+    """The seed, as in train.seed."""
+    num_parameters: int
+    """Parameters of the model, tied ones counted once."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    """What the data was: source, bytes, samples, and a hash of its content."""
+    estimate: Estimate | None = None
+    """What the planner expected; None where no planner ran."""
+    attempts: list[Attempt] = Field(default_factory=list)
+    """Every start of the ranks, oldest first."""
+    results: dict[str, Any] = Field(default_factory=dict)
+    """Last step, losses, median and p95 step time, parameter hash."""
+    exit: int | None = None
+    """Exit code of the newest attempt: 0 done, 2 bad input, 70 do not retry, 75 retry, 130 interrupted."""

@@ -1,0 +1,1 @@
+"""One step: its workload, its estimate, the parts of its time, and what a simulation found."""

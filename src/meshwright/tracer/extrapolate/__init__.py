@@ -1,0 +1,1 @@
+"""All ranks and microbatches of a step from a few that were traced."""

@@ -1,0 +1,163 @@
+"""Chunks: a traced step cut into what each microbatch does and what the step does once.
+
+    input    what brings one microbatch to the device, before the first action
+    F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B    one action of the schedule
+    wait     the host's wait for one message, after the last action
+    frame    the rest: what the step does whatever the number of microbatches
+
+A storage, a work and an event belong to the chunk that made them, and are told apart in it by their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.spec.layout.schedule.action import parse_action
+from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace.trace_order import in_order
+
+INPUT, WAIT, FRAME = "input", "wait", "frame"
+BEFORE = 0
+"""The chunk of what was there before the step; it has no records."""
+
+
+class NotAlike(Exception):
+    """The step cannot be told from some of its microbatches; says why."""
+
+
+class Key(NamedTuple):
+    """What chunks of different microbatches have in common."""
+
+    kind: str
+    stage: int
+    """Position of the stage among those of its rank; of a frame its own number."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Records from `start` to `stop`."""
+
+    key: Key
+    microbatch: int | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """For each storage, work or event of a trace the chunk that made it, and which it is of those made there."""
+
+    chunk: Ints
+    ordinal: Ints
+    count: Ints
+    """Number of them that each chunk made [chunks]."""
+
+
+@dataclass(frozen=True)
+class CutTrace:
+    """A trace and its chunks, the first of which is BEFORE."""
+
+    trace: Trace
+    chunks: list[Chunk]
+    chunk_of_record: Ints
+    storages: Made
+    works: Made
+    events: Made
+
+    def positions(self) -> dict[tuple[Key, int | None], int]:
+        """Return where the chunk of each key and microbatch stands."""
+        return {(chunk.key, chunk.microbatch): index for index, chunk in enumerate(self.chunks)}
+
+
+def cut(trace: Trace, num_microbatches: int) -> CutTrace:
+    """Return the trace, numbered by first appearance, in chunks; raises NotAlike where a microbatch cannot be told."""
+    trace = in_order(trace)
+    stages = sorted({parse_action(text).stage for text in trace.actions})
+    chunks = [Chunk(Key("before", 0), None, 0, 0)]
+    runs = _runs(trace.records.action)
+    for index, (start, stop) in enumerate(runs):
+        position = trace.records.action[start]
+        if position != NONE:
+            action = parse_action(trace.actions[position])
+            chunks.append(Chunk(Key(action.kind, stages.index(action.stage)), action.microbatch, start, stop))
+            continue
+        length = _period(trace, stop, num_microbatches) if index == 0 else 0
+        for microbatch in range(num_microbatches if length else 0):
+            begin = microbatch * length
+            chunks.append(Chunk(Key(INPUT, 0), microbatch, begin, begin + length))
+        start += length * num_microbatches
+        if index == len(runs) - 1:
+            start = _add_waits(trace, chunks, start, stop)
+        if start < stop:
+            chunks.append(Chunk(Key(FRAME, index), None, start, stop))
+    owner = np.repeat(np.arange(len(chunks)), [chunk.stop - chunk.start for chunk in chunks])
+    return CutTrace(
+        trace,
+        chunks,
+        owner,
+        _made(np.append(owner, BEFORE)[trace.storages.allocated_at], len(chunks)),
+        _made_by(trace, owner, "work", len(chunks)),
+        _made_by(trace, owner, "event", len(chunks)),
+    )
+
+
+def _runs(column: Ints) -> list[tuple[int, int]]:
+    edges = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
+    return [(start, stop) for start, stop in itertools.pairwise(edges) if start < stop]
+
+
+def _period(trace: Trace, stop: int, times: int) -> int:
+    """Return how many of the first records each microbatch has: as many as make `times` equal runs of them."""
+    rows = np.stack([getattr(trace.records, name)[:stop] for name in ("kind", "stream", "signature", "scope")])
+    for length in range(stop // times, 0, -1):
+        runs = rows[:, : length * times].reshape(len(rows), times, length)
+        if (runs == runs[:, :1]).all():
+            return length
+    return 0
+
+
+def _add_waits(trace: Trace, chunks: list[Chunk], start: int, stop: int) -> int:
+    """Add a chunk for each of the step's last waits for messages, and what stands before them; return their end."""
+    sends = {
+        work: chunk
+        for chunk in chunks
+        if chunk.key.kind.startswith("SEND")
+        for work in trace.records.work[chunk.start : chunk.stop].tolist()
+        if work != NONE
+    }
+    kinds, works = trace.records.kind[start:stop], trace.records.work[start:stop]
+    is_wait = (kinds == RecordKind.WAIT) & np.isin(works, list(sends))
+    found = np.flatnonzero(is_wait) + start
+    if not len(found):
+        return start
+    if (np.diff(found) != 1).any():
+        raise NotAlike("messages are not waited for one after another")
+    if found[0] > start:
+        chunks.append(Chunk(Key(FRAME, -1), None, start, int(found[0])))
+    for at in found.tolist():
+        of = sends[trace.records.work[at]]
+        chunks.append(Chunk(Key(f"{WAIT} {of.key.kind}", of.key.stage), of.microbatch, at, at + 1))
+    return int(found[-1]) + 1
+
+
+def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Made:
+    """Return who made each work or event: where its number appears first, unless something waits for it there."""
+    column = getattr(trace.records, name)
+    numbers, first = np.unique(column, return_index=True)
+    first = first[numbers != NONE]
+    waits = np.isin(trace.records.kind[first], (RecordKind.WAIT, RecordKind.WAIT_EVENT, RecordKind.HOST_SYNC))
+    return _made(np.where(waits, BEFORE, owner[first]), num_chunks)
+
+
+def _made(chunk: Ints, num_chunks: int) -> Made:
+    """Return the ordinals that follow from the chunks of things in the order in which they were made."""
+    count = np.bincount(chunk, minlength=num_chunks)
+    order = np.argsort(chunk, kind="stable")
+    first = np.cumsum(count) - count
+    ordinal = np.empty(len(chunk), np.int64)
+    ordinal[order] = np.arange(len(chunk)) - first[chunk[order]]
+    return Made(chunk.astype(np.int64), ordinal, count)

@@ -1,0 +1,1 @@
+"""Numbers that a program reads while fake tensors hold none."""

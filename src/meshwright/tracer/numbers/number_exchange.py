@@ -1,0 +1,199 @@
+"""NumberExchange: small known numbers that ranks contribute to collectives and messages, exchanged between traces.
+
+Each rank is traced in a process of its own, and none waits for another. In the first pass a rank assumes that the
+others contribute what it contributes itself. If they contribute something else, such as their own number of rows, the
+rank is traced again with their numbers, until no assumption was wrong (rank_process.py). What is unknown of another
+rank, because it was not traced or its numbers are unknown, stays this assumption, and is reported as a guess.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshwright.spec.trace.trace import RecordKind
+from meshwright.tracer.record.collectives import FoundCollective
+
+Number = float | int | bool
+_REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda one, other: one + other,
+    "avg": lambda one, other: one + other,
+    "product": lambda one, other: one * other,
+    "min": min,
+    "max": max,
+    "band": lambda one, other: one & other,
+    "bor": lambda one, other: one | other,
+    "bxor": lambda one, other: one ^ other,
+}
+_REDUCED = ("allreduce_", "all_reduce", "all_reduce_", "reduce_")
+_REDUCE_SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor")
+_GATHERS = ("allgather_", "_allgather_base_", "all_gather_into_tensor", "gather_")
+_ALL_TO_ALLS = ("alltoall_", "alltoall_base_", "all_to_all_single")
+_FROM_ROOT = ("broadcast_", "broadcast", "scatter_")
+
+
+class Numbers(NamedTuple):
+    """Numbers of one or more tensors, one after the other."""
+
+    values: tuple[Number, ...]
+    is_guess: bool
+    is_uniform: bool = False
+    """Whether they are all the same, and were not put there one by one."""
+
+
+class Call(NamedTuple):
+    """What ranks call alike, to be met by their order."""
+
+    group: tuple[tuple[int, ...], str]
+    communicator: str
+    op: str
+    agreed: str
+    ends: tuple[int, ...] = ()
+    """Sender and receiver of a message."""
+
+
+_Key = tuple[Call, int]
+
+
+class _Done(NamedTuple):
+    """What a rank has done."""
+
+    brought: dict[_Key, Numbers]
+    taken: dict[_Key, tuple[int, ...]]
+    """The ranks from which it took numbers."""
+
+
+class NumberExchange:
+    """What a rank brings and takes, and what others are known to bring."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Whether ranks are traced together, so that they can take numbers from each other."""
+        self.is_settled = True
+        """False where ranks are traced for the last time, though some may not have taken what others bring."""
+        self._known: dict[int, dict[_Key, Numbers]] = {}
+        self._own = _Done({}, {})
+        self._counts = Counter[Call]()
+
+    def taken(self, found: FoundCollective, op: str, rank: int, brought: Numbers | None) -> Numbers | None:
+        """Return the numbers that a collective or message writes; None where they are unknown, or nothing is written.
+
+        `op` is its name, `brought` what this rank brings, None of what is unknown.
+        """
+        if found.group is None:
+            return None
+        call = _call(found, op, rank)
+        key = (call, self._counts[call])
+        self._counts[call] += 1
+        if brought is not None:
+            self._own.brought[key] = brought
+        givers = _givers(call, found, rank)
+        if brought is None and (not givers or rank in givers):
+            return None
+        self._own.taken[key] = givers
+        given = [brought if one == rank else self._of(one, key, brought) for one in givers]
+        numbers = [one for one in given if one is not None]
+        if not numbers or len(numbers) < len(given):
+            return None
+        values = _combined(call, [one.values for one in numbers], found, rank)
+        if values is None:
+            return None
+        is_uniform = all(one.is_uniform for one in numbers) and len(set(values)) == 1
+        is_guess = any(one.is_guess or (one.values != numbers[0].values and not self.is_settled) for one in numbers)
+        return Numbers(values, is_guess, is_uniform)
+
+    def _of(self, rank: int, key: _Key, own: Numbers | None) -> Numbers | None:
+        """Return what another rank brings: what this one does, as long as nothing else is known."""
+        if rank in self._known and key in self._known[rank]:
+            return self._known[rank][key]
+        if own is None:
+            return None
+        differs = any(key in one and one[key].values != own.values for one in self._known.values())
+        return own._replace(is_guess=own.is_guess or rank in self._known or differs)
+
+    def save(self, folder: Path, rank: int) -> None:
+        """Leave in a folder what this rank brought and took, for `learn`."""
+        if self.is_on:
+            (folder / f"{rank}.numbers").write_bytes(pickle.dumps(self._own))
+
+    def learn(self, folder: Path) -> set[int]:
+        """Take over what ranks brought, and return those that took something else from some of them."""
+        done: dict[int, _Done] = {int(one.stem): pickle.loads(one.read_bytes()) for one in folder.glob("*.numbers")}
+        unlike = {rank for rank, one in done.items() if self._is_unlike(one, done)}
+        self._known = {rank: one.brought for rank, one in done.items()}
+        return unlike
+
+    def _is_unlike(self, one: _Done, done: Mapping[int, _Done]) -> bool:
+        """Return whether a rank took other numbers than some rank that was traced has brought."""
+        for key, givers in one.taken.items():
+            own = one.brought.get(key)
+            for giver in givers:
+                before = self._known[giver].get(key, own) if giver in self._known else own
+                if giver in done and done[giver].brought.get(key, own) != before:
+                    return True
+        return False
+
+
+def took_numbers(folder: Path, rank: int) -> bool:
+    """Return whether a rank took numbers from others before it ended."""
+    file = folder / f"{rank}.numbers"
+    return file.exists() and bool(pickle.loads(file.read_bytes()).taken)
+
+
+def _call(found: FoundCollective, op: str, rank: int) -> Call:
+    assert found.group is not None
+    if found.kind == RecordKind.COLLECTIVE:
+        return Call(found.group, found.communicator, op, found.agreed)
+    ends = (rank, found.peer) if found.kind == RecordKind.SEND else (found.peer, rank)
+    return Call(found.group, found.communicator, "message", "", ends)
+
+
+def _givers(call: Call, found: FoundCollective, rank: int) -> tuple[int, ...]:
+    """Return the ranks whose numbers a rank gets, in the order of the group."""
+    if call.ends:
+        return () if rank == call.ends[0] else (call.ends[0],)
+    if call.op in _FROM_ROOT:
+        return () if found.root is None else (call.group[0][found.root],)
+    return call.group[0] if found.written or found.is_functional else ()
+
+
+def _combined(
+    call: Call, given: Sequence[Sequence[Number]], found: FoundCollective, rank: int
+) -> tuple[Number, ...] | None:
+    """Return what a collective makes of what its givers bring; None where that is not known."""
+    place, count = call.group[0].index(rank), len(call.group[0])
+    if call.ends or call.op in ("broadcast_", "broadcast"):
+        return tuple(given[0])
+    if call.op == "scatter_":
+        return _part(given[0], place, count)
+    if call.op in _GATHERS:
+        return tuple(chain(*given))
+    if len({len(one) for one in given}) > 1 or found.sends:
+        return None
+    if call.op in _ALL_TO_ALLS:
+        parts = [_part(one, place, count) for one in given]
+        return None if None in parts else tuple(chain.from_iterable(one for one in parts if one is not None))
+    if call.op not in (*_REDUCED, *_REDUCE_SCATTERS):
+        return None
+    name = call.agreed.partition(",")[0]
+    if name not in _REDUCTIONS:
+        return None
+    whole = [_reduced(name, numbers) for numbers in zip(*given, strict=True)]
+    return tuple(whole) if call.op in _REDUCED else _part(whole, place, count)
+
+
+def _reduced(name: str, numbers: Iterable[Number]) -> Number:
+    numbers = list(numbers)
+    found: Number = reduce(_REDUCTIONS[name], numbers)
+    return found / len(numbers) if name == "avg" else found
+
+
+def _part(numbers: Sequence[Number], place: int, count: int) -> tuple[Number, ...] | None:
+    """Return one of `count` equal parts; None where they are not equal."""
+    size, rest = divmod(len(numbers), count)
+    return None if rest else tuple(numbers[place * size : (place + 1) * size])

@@ -1,0 +1,155 @@
+"""ProgramNumbers: what a program reads of tensors while it is traced, and the lines that decide by a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from meshwright.spec.trace.trace import RecordKind
+from meshwright.tracer.numbers.guessed_number import GuessedNumber
+from meshwright.tracer.numbers.host_numbers import is_whole, is_whole_on_host, numbers_of, tensor_of, write_numbers
+from meshwright.tracer.numbers.number_exchange import NumberExchange, Numbers
+from meshwright.tracer.numbers.readings import Reading, Readings
+from meshwright.tracer.programs.program_lines import line_of_program
+from meshwright.tracer.record.collectives import FoundCollective
+from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.untraceable import refuse_number
+
+_MOST_KNOWN = 1 << 16
+"""Integers of one tensor on the device that are known, such as a state of random numbers that ranks broadcast."""
+
+_MOST_EXCHANGED = 1 << 12
+"""Numbers of a collective that ranks take from each other: sizes, counts and flags."""
+
+
+class ProgramNumbers:
+    """Numbers of tensors as a program reads them; reads of the device are recorded."""
+
+    def __init__(self, recorder: Recorder, device_type: str) -> None:
+        self._recorder, self._device_type = recorder, device_type
+        self.readings = Readings()
+        self.exchange = NumberExchange()
+        self.guesses: dict[str, str] = {}
+        """By line of the program what it read and decided by, where that was a guess."""
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Return whether the numbers in a tensor are known, one by one."""
+        return self.readings.numbers(tensor) is not None
+
+    def know(self, tensor: Tensor, numbers: list[Any]) -> None:
+        """Keep the numbers that the program itself put into a tensor, until an operator writes to it."""
+        self.readings.put(tensor, numbers)
+
+    def of_copy(self, source: Tensor, copy: Any) -> Any:
+        """Return a copy of a tensor, with the integers that are known of it: on the host it is a real tensor again."""
+        if not copy.is_contiguous() or copy.numel() > _MOST_KNOWN or not is_whole(copy.dtype):
+            return copy
+        if is_whole_on_host(source):
+            self.know(copy, numbers_of(source))
+        known = self.readings.numbers(source)
+        if known is None or copy.device.type != "cpu" or not source.is_contiguous():
+            return copy
+        first = int(source.storage_offset())
+        return tensor_of(list(known[first : first + copy.numel()]), copy)
+
+    def communicated(
+        self, found: FoundCollective, op: str, inputs: Sequence[Tensor], written: Sequence[Tensor]
+    ) -> None:
+        """Notice what a collective or message, the operator `op`, writes."""
+        if self.exchange.is_on and not found.is_barrier:
+            brought = inputs if found.is_in_place else [one for one in inputs if not _is_among(one, written)]
+            taken = self.exchange.taken(found, op, dist.get_rank(), self._brought(brought))
+            if taken is not None and self._is_put(written, taken):
+                return
+        times = found.num_ranks if "sum" in found.agreed else 1
+        self.readings.communicated(inputs, written, times, is_in_place=found.is_in_place)
+
+    def _brought(self, tensors: Sequence[Tensor]) -> Numbers | None:
+        """Return the numbers of tensors, one after the other; None where some are unknown, or there are many."""
+        if not tensors or sum(one.numel() for one in tensors) > _MOST_EXCHANGED:
+            return None
+        found = [self._numbers(one) for one in tensors]
+        known = [one for one in found if one is not None]
+        if len(known) < len(found):
+            return None
+        values = tuple(value for one in known for value in one.values)
+        return Numbers(values, any(one.is_guess for one in known), all(one.is_uniform for one in known))
+
+    def _numbers(self, tensor: Tensor) -> Numbers | None:
+        if is_whole_on_host(tensor):
+            return Numbers(tuple(numbers_of(tensor)), is_guess=False)
+        return self.readings.followed(tensor)
+
+    def _is_put(self, written: Sequence[Tensor], numbers: Numbers) -> bool:
+        """Return whether numbers could be put into tensors, one after the other, as the tensors' dtypes have them."""
+        if sum(one.numel() for one in written) != len(numbers.values):
+            return False
+        first = 0
+        for one in written:
+            values = [_in_dtype(value, one.dtype) for value in numbers.values[first : first + one.numel()]]
+            first += one.numel()
+            if is_whole_on_host(one):
+                write_numbers(one, values)
+            else:
+                self.readings.put_into(one, values, is_uniform=numbers.is_uniform, is_guess=numbers.is_guess)
+        return True
+
+    def read(self, tensor: Tensor) -> None:
+        """Record that the host reads a whole tensor."""
+        if tensor.device.type == self._device_type != "cpu":
+            tensor.to("cpu")
+
+    def number(self, tensor: Tensor, place: int = 0) -> float | int | bool:
+        """Return what a number of a tensor reads as; raises UnsupportedError for a whole number that is unknown.
+
+        A boolean or a whole number that is a guess is noted: programs read those to decide by them.
+        """
+        reading = self.readings.read(tensor, place)
+        if reading is None:
+            refuse_number(self._recorder.scopes)
+        if reading.is_guess and isinstance(reading.value, int):
+            self.guessed(reading.value)
+        return reading.value
+
+    def guessed(self, value: float | bool) -> None:
+        """Note that the program decides by a number that is a guess, and where."""
+        if not self._recorder.is_paused and (line := line_of_program()):
+            self.guesses.setdefault(line, f"{value:g}" if isinstance(value, float) else str(value))
+
+    def item(self, tensor: Tensor) -> float | int | bool:
+        """Return what a tensor's only number reads as; a fraction that is a guess tells when it decides."""
+        reading, value = self.readings.read(tensor), Tensor.item(tensor)
+        return self._watched(value, reading)
+
+    def element(self, tensor: Tensor, place: int) -> float | int | bool:
+        """Return `number`; a fraction that is a guess tells when it decides."""
+        return self._watched(self.number(tensor, place), self.readings.read(tensor, place))
+
+    def _watched(self, value: float | int | bool, reading: Reading | None) -> float | int | bool:
+        is_guess = reading is not None and reading.is_guess and type(value) is float
+        return GuessedNumber.of(value, self.guessed) if is_guess else value
+
+    def is_unknown(self, tensor: Tensor) -> bool:
+        """Return whether a tensor holds whole numbers that the program did not put there."""
+        return self.readings.read(tensor) is None
+
+    def alike(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True, a guess: that two tensors are alike is what programs that compare them want to be sure of."""
+        if tensors[0].device.type == self._device_type:
+            self._recorder.record(RecordKind.HOST_SYNC)
+        self.guessed(value=True)
+        return True
+
+
+def _is_among(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
+    return any(tensor is other for other in tensors)
+
+
+def _in_dtype(value: float | int | bool, dtype: torch.dtype) -> float | int | bool:
+    if dtype == torch.bool:
+        return bool(value)
+    return int(value) if is_whole(dtype) else float(value)

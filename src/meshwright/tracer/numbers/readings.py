@@ -1,0 +1,322 @@
+"""Readings: what a program reads of tensors that hold no numbers, as it would be in a healthy step.
+
+    put there     numbers that the program itself put into a tensor are kept, and constants such as zeros(2) followed
+                  through copies, arithmetic, comparisons, reductions and collectives
+    fractions     are 1 otherwise, a guess; what is computed of numbers that are followed is computed of those
+    comparisons   are made of what the numbers read as; booleans whose operands are unknown are False, a guess
+    tests         for numbers that are not finite find none, which is no guess: nothing goes wrong in a healthy step
+    whole numbers that the program did not put there are unknown: they become sizes, which cannot be guessed
+
+Where numbers are not exchanged between ranks (number_exchange.py), others are taken to bring to a collective what this
+one does, so that a sum over ranks is a multiple.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
+
+from meshwright.parallelism.torch_private.torch_operator import argument_names, tensors_in
+from meshwright.tracer.numbers.number_exchange import Numbers
+
+Number = float | int | bool
+Kind = Literal["constant", "same", "pointwise", "reduction", "kept", "other"]
+
+_CONSTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero_"), lambda _: 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda _: 1),
+    **dict.fromkeys(("full", "full_like", "new_full"), lambda given: given["fill_value"]),
+    "scalar_tensor": lambda given: given["s"],
+    "fill_": lambda given: given["value"],
+}
+_SAME = ("copy_", "_to_copy", "clone", "cat", "stack", "any", "all", "max", "min", "amax", "amin", "mean")
+"""Of equal numbers these make the same again."""
+_POINTWISE = ("__ior__", "__iand__", "__ixor__")
+"""Operators that torch does not mark as such."""
+_KEPT = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
+"""What a scaler of gradients does leaves its flag and its scale as they are where all gradients are finite."""
+_FOLLOWED = 64
+"""Elements of the largest tensor of numbers, all equal, that is followed: counts and metrics, not weights."""
+_FINITE_TESTS = ("isnan", "isinf", "isneginf", "isposinf")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+class Reading(NamedTuple):
+    """A number that is read."""
+
+    value: Number
+    is_guess: bool
+
+
+class _Kept(NamedTuple):
+    """What is known of a storage."""
+
+    numbers: Sequence[Any]
+    """One by one, or a single one that all of them are."""
+    is_uniform: bool
+    is_guess: bool
+    storage: weakref.ref[torch.UntypedStorage]
+
+
+class Readings:
+    """Numbers of tensors, by their storages."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}
+        self.num_put = 0
+        """Tensors among them whose numbers the program put there one by one."""
+
+    def put(self, tensor: Tensor, numbers: Sequence[Any]) -> None:
+        """Keep the numbers that the program put into all of a tensor's storage, until an operator writes to it."""
+        self._keep(tensor, numbers, is_uniform=False, is_guess=False)
+
+    def numbers(self, tensor: Tensor) -> Sequence[Any] | None:
+        """Return the numbers of a tensor's storage, one by one, where the program put them there; else None."""
+        kept = self._kept.get(_key(tensor))
+        return None if kept is None or kept.is_uniform else kept.numbers
+
+    def followed(self, tensor: Tensor) -> Numbers | None:
+        """Return the numbers of a tensor that is followed, row by row; None of any other."""
+        kept = self._kept.get(_key(tensor))
+        if kept is None:
+            return None
+        places = range(tensor.numel())
+        values = [kept.numbers[0 if kept.is_uniform else _in_storage(tensor, place)] for place in places]
+        return Numbers(tuple(values), kept.is_guess, kept.is_uniform)
+
+    def put_into(self, tensor: Tensor, values: Sequence[Any], *, is_uniform: bool, is_guess: bool) -> None:
+        """Keep what was written to a tensor, row by row; of one that is a part of others' the rest has to be known."""
+        size, kept = tensor.untyped_storage().nbytes() // tensor.itemsize, self._kept.get(_key(tensor))
+        if tensor.numel() == size and tensor.is_contiguous():
+            self._keep(tensor, values[:1] if is_uniform else values, is_uniform=is_uniform, is_guess=is_guess)
+        elif kept is None:
+            return
+        else:
+            numbers = list(kept.numbers) * (size if kept.is_uniform else 1)
+            for place, value in enumerate(values):
+                numbers[_in_storage(tensor, place)] = value
+            self._keep(tensor, numbers, is_uniform=False, is_guess=is_guess or kept.is_guess)
+
+    def read(self, tensor: Tensor, place: int = 0) -> Reading | None:
+        """Return what a number of a tensor reads as; None of whole numbers that are unknown."""
+        kept = self._kept.get(_key(tensor))
+        if kept is not None:
+            return Reading(kept.numbers[0 if kept.is_uniform else _in_storage(tensor, place)], kept.is_guess)
+        if not isinstance(tensor, FakeTensor):
+            with unset_fake_temporarily():
+                return Reading(tensor.ravel()[place].item(), is_guess=False)
+        if tensor.dtype == torch.bool:
+            return Reading(value=False, is_guess=True)
+        return Reading(1.0, is_guess=True) if tensor.dtype.is_floating_point else None
+
+    def follow(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], written: list[Tensor]) -> None:
+        """Notice what an operator wrote to `written`: new tensors, and those among its `inputs`."""
+        kind = _kind(func)
+        if kind == "kept" or not written:
+            return
+        if (numbers := self._one_by_one(func, args, kwargs, inputs, written)) is not None:
+            self._keep(written[0], numbers, is_uniform=False, is_guess=False)
+            return
+        reading = None if kind == "other" else self._computed(kind, func, args, kwargs, inputs, written[0])
+        self._set(written, reading)
+
+    def communicated(
+        self, inputs: Iterable[Tensor], written: Sequence[Tensor], times: int, *, is_in_place: bool
+    ) -> None:
+        """Notice a collective or message whose results are `times` what each rank brings.
+
+        In place, a rank brings what is written; else the other inputs. Of what arrives without them nothing is known.
+        """
+        if is_in_place:
+            for one in written if times > 1 else ():
+                self._multiply(one, times)
+            return
+        brought = [one for one in inputs if not any(one is other for other in written)]
+        reading = self._same(brought) if self._is_followed(brought) else None
+        self._set(written, None if reading is None else _times(reading, times))
+
+    def _computed(
+        self, kind: Kind, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Tensor
+    ) -> Reading | None:
+        """Return what an operator's result reads as, where that is another than that of any tensor of its dtype."""
+        is_flag = result.dtype == torch.bool
+        if not (is_flag or result.numel() <= _FOLLOWED) or not isinstance(result, FakeTensor):
+            return None
+        if kind == "constant":
+            return _constant(func, args, kwargs, result)
+        if not (is_flag and kind == "pointwise") and not self._is_followed(inputs):
+            return None
+        if kind == "pointwise":
+            found = self._evaluated(func, args, kwargs, inputs, result)
+        else:
+            sources = inputs[1:] if func._schema.name == "aten::copy_" else inputs
+            found = self._same(sources)
+            if found is not None and kind == "reduction":
+                found = _times(found, inputs[0].numel() // max(result.numel(), 1))
+        return found if found is None else _in_dtype(found, result.dtype)
+
+    def _one_by_one(
+        self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], written: Sequence[Tensor]
+    ) -> list[Any] | None:
+        """Return the numbers that an operator makes of numbers that differ; None where some are unknown or guesses."""
+        if len(written) != 1 or written[0].numel() > _FOLLOWED or torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        if written[0].numel() * written[0].itemsize != written[0].untyped_storage().nbytes():
+            return None
+        if any(one is written[0] for one in inputs) or all(self.numbers(one) is None for one in inputs):
+            return None
+        values: dict[int, Any] = {}
+        for one in inputs:
+            found = self.followed(one) if one.numel() <= _FOLLOWED else None
+            if found is None or found.is_guess:
+                return None
+            values[id(one)] = found.values
+        return _run(func, args, kwargs, values)
+
+    def _evaluated(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Tensor) -> Reading | None:
+        readings = [self._reading_of_all(one) for one in inputs]
+        values = [one.value for one in readings if one is not None]
+        if len(values) < len(inputs):
+            return None
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        numbers = [one for one in (*args, *kwargs.values()) if isinstance(one, float | int)]
+        is_guess = any(one is not None and one.is_guess for one in readings)
+        is_test = any(not math.isfinite(one) for one in (*values, *numbers)) or (
+            len(inputs) > 1 and inputs[0] is inputs[1]
+        )
+        if name in _FINITE_TESTS or (name in _COMPARISONS and is_test):
+            is_guess = False
+        made = _run(func, args, kwargs, dict(zip(map(id, inputs), values, strict=True)))
+        value = None if made is None else made[0]
+        # What a healthy step computes is finite, unless its inputs are not.
+        if value is None or not (math.isfinite(value) or is_test):
+            return None
+        return Reading(value, is_guess)
+
+    def _same(self, tensors: Iterable[Tensor]) -> Reading | None:
+        """Return what all numbers of all the tensors read as; None where they differ."""
+        found = [self._reading_of_all(one) for one in tensors]
+        readings = [one for one in found if one is not None]
+        if len(readings) < len(found) or len({one.value for one in readings}) != 1:
+            return None
+        return readings[0]._replace(is_guess=any(one.is_guess for one in readings))
+
+    def _reading_of_all(self, tensor: Tensor) -> Reading | None:
+        """Return what every number of a tensor reads as; None where they differ, or are unknown."""
+        numbers = self.numbers(tensor)
+        if numbers is None:
+            return self.read(tensor) if isinstance(tensor, FakeTensor) or tensor.numel() == 1 else None
+        if tensor.numel() == 1:
+            return Reading(numbers[int(tensor.storage_offset())], is_guess=False)
+        return Reading(numbers[0], is_guess=False) if len(set(numbers)) == 1 else None
+
+    def _is_followed(self, tensors: Iterable[Tensor]) -> bool:
+        return any(_key(one) in self._kept for one in tensors)
+
+    def _set(self, written: Sequence[Tensor], reading: Reading | None) -> None:
+        for one in written:
+            before, own = self._kept.get(_key(one)), reading if one.dtype == written[0].dtype else None
+            if own is not None and one.numel() * one.itemsize == one.untyped_storage().nbytes():
+                self._keep(one, [own.value], is_uniform=True, is_guess=own.is_guess)
+            elif before is not None and not (own and before.is_uniform and before.numbers[0] == own.value):
+                # Of a tensor of which a part is written, the parts would read differently.
+                self._drop(_key(one))
+
+    def _multiply(self, tensor: Tensor, times: int) -> None:
+        kept = self._kept.get(_key(tensor))
+        if kept is not None and tensor.dtype != torch.bool:
+            numbers = [one * times for one in kept.numbers]
+            self._kept[_key(tensor)] = kept._replace(numbers=numbers)
+
+    def _keep(self, tensor: Tensor, numbers: Sequence[Any], *, is_uniform: bool, is_guess: bool) -> None:
+        storage, key = tensor.untyped_storage(), _key(tensor)
+        self._drop(key)
+        alive = weakref.ref(storage, lambda _: self._drop(key))
+        self._kept[key] = _Kept(numbers, is_uniform, is_guess, alive)
+        self.num_put += not is_uniform
+
+    def _drop(self, key: int) -> None:
+        gone = self._kept.pop(key, None)
+        self.num_put -= gone is not None and not gone.is_uniform
+
+
+def _in_storage(tensor: Tensor, place: int) -> int:
+    """Return where in its storage an element of a tensor is; `place` counts elements row by row."""
+    at = int(tensor.storage_offset())
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        place, index = divmod(place, int(size))
+        at += index * int(stride)
+    return at
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+@cache
+def _kind(func: Any) -> Kind:
+    """Return what an operator does to numbers that are all the same."""
+    name = func._schema.name.removeprefix("aten::")
+    if name in _KEPT:
+        return "kept"
+    if name in _CONSTANTS:
+        return "constant"
+    if name in _SAME:
+        return "same"
+    if name == "sum":
+        return "reduction"
+    is_pointwise = torch.Tag.pointwise in func.tags or name in _POINTWISE
+    return "pointwise" if is_pointwise and torch.Tag.nondeterministic_seeded not in func.tags else "other"
+
+
+def _constant(func: Any, args: Any, kwargs: Any, result: Tensor) -> Reading | None:
+    given = dict(zip(argument_names(func), args, strict=False)) | kwargs
+    value = _CONSTANTS[func._schema.name.removeprefix("aten::")](given)
+    if not isinstance(value, float | int):
+        return None
+    return _in_dtype(Reading(value, is_guess=False), result.dtype)
+
+
+def _in_dtype(reading: Reading, dtype: torch.dtype) -> Reading | None:
+    """Return a reading as a tensor of a dtype has it; None of a whole number that is a guess."""
+    if dtype == torch.bool:
+        return reading._replace(value=bool(reading.value))
+    if dtype.is_floating_point:
+        return reading._replace(value=float(reading.value))
+    if dtype.is_complex or reading.is_guess or not torch.iinfo(dtype).min <= reading.value <= torch.iinfo(dtype).max:
+        return None
+    return reading._replace(value=int(reading.value))
+
+
+def _times(reading: Reading, times: int) -> Reading:
+    return reading if times == 1 else reading._replace(value=reading.value * times)
+
+
+def _run(func: Any, args: Any, kwargs: Any, values: dict[int, Any]) -> list[Any] | None:
+    """Return what an operator makes of numbers, row by row, by the ids of the tensors that hold them.
+
+    A number stands for a tensor of that alone, several for a whole tensor; None where it cannot be run with these.
+    """
+    kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+    with unset_fake_temporarily(), torch.no_grad():
+        args, kwargs = tree_map_only(Tensor, lambda one: _real(values[id(one)], one), (args, kwargs))
+        try:
+            (result,) = tensors_in(func(*args, **kwargs))
+        except (RuntimeError, TypeError, ValueError):
+            return None
+        return None if result.is_complex() else result.ravel().tolist()
+
+
+def _real(values: Any, like: Tensor) -> Tensor:
+    if not isinstance(values, tuple):
+        return torch.full((), values, dtype=like.dtype, device="cpu")
+    return torch.tensor(values, dtype=like.dtype).reshape(like.shape)

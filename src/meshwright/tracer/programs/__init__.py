@@ -1,0 +1,1 @@
+"""Where steps to trace come from, and the processes that trace them."""

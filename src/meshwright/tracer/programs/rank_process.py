@@ -1,0 +1,276 @@
+"""main(): traces ranks, each in a process of its own, for trace_ranks()."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from meshwright.errors import ExitCode, MeshwrightError
+from meshwright.models import initial
+from meshwright.parallelism import host_values
+from meshwright.spec.trace.trace import Guess, Trace, Traced
+from meshwright.tracer.extrapolate.routing import parse_routing, read_as
+from meshwright.tracer.numbers.number_exchange import took_numbers
+from meshwright.tracer.numbers.object_exchange import ObjectExchange, waiting_ranks
+from meshwright.tracer.programs.program_builder import find_builder, step_of
+from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.simulated_device import NAME, device, install
+from meshwright.tracer.record.untraceable import explained
+from meshwright.tracer.torch_distributed.torch_async_tensor import allow_async_tensor_parallel
+from meshwright.tracer.torch_distributed.torch_pipelining import send_objects_by
+from meshwright.tracer.torch_distributed.torch_process_group import (
+    group_calls,
+    own_groups,
+    set_torchrun_environment,
+    take_over_process_group,
+)
+from meshwright.tracer.torch_distributed.torch_reductions import reductions_watched
+from meshwright.tracer.torch_distributed.torch_waits import resizing_watched, waiting_watched
+from meshwright.tracer.torch_patches.torch_autocast import cast_on
+from meshwright.tracer.torch_patches.torch_compile import record_compiled, recording_compiler
+from meshwright.tracer.torch_patches.torch_cuda import stand_in_for_cuda
+from meshwright.tracer.torch_patches.torch_patches import apply_patches
+from meshwright.tracer.torch_patches.torch_sync_batch_norm import normalize_over_ranks
+from meshwright.units import format_bytes
+
+_POLL_S = 0.01
+_MOST_PASSES = 8
+"""Times that ranks are traced which need numbers from each other, one after the other."""
+_NUM_STEPS_BEFORE = 1
+"""The first step makes the optimizer's state; the next are all alike."""
+
+
+def main(order: dict[str, Any]) -> None:
+    """Write the traces that the order of trace_ranks() asks for; ends at the first that fails."""
+    with _failure_said(order):
+        mode = prepare(order["device"], order["routing"])
+    # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
+    with _failure_said(order), explained(mode.recorder.scopes):
+        find_builder(order["build"])
+        if order["compiles"]:
+            recording_compiler(mode)
+    if failure := _trace_all(mode, order):
+        sys.exit(failure)
+
+
+def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> str:
+    """Trace the ranks of an order until they took from each other the numbers that they bring; return what failed."""
+    folder, exchange = _numbers_folder(order), mode.numbers.exchange
+    # Few ranks of a job are traced, and stand for all others.
+    exchange.is_on = order["keeps_earlier"]
+    exchange.learn(folder)
+    again = sorted(int(rank) for rank in order["out"])
+    for left in range(_MOST_PASSES, 0, -1):
+        exchange.is_settled = left > 1
+        for old in (*_exchange_folder(order).glob("*.waits"), Path(order["said"])):
+            old.unlink(missing_ok=True)
+        failure, is_final = _trace_each(mode, order, again)
+        unlike = exchange.learn(folder)
+        again = [rank for rank in map(int, order["out"]) if rank in unlike or not _is_written(order, rank)]
+        if is_final or not unlike.intersection(again):
+            break
+    return failure
+
+
+def _trace_each(mode: RecordingMode, order: dict[str, Any], ranks: Sequence[int]) -> tuple[str, bool]:
+    """Trace ranks, each in a fork, and those that they wait for objects from.
+
+    Return why the first that failed did, "" where none did, and whether it would again whatever others bring. What
+    follows a rank that failed after it took numbers from others is traced, too: it may have needed theirs.
+    """
+    folder, count = _exchange_folder(order), order["num_processes"]
+    wanted = list(ranks)
+    running: dict[int, int] = {}
+    done: set[int] = set()
+    failure, is_final = "", False
+    for rank in ranks:
+        Path(order["out"][str(rank)]).unlink(missing_ok=True)
+    while wanted or set(running.values()) & set(ranks):
+        waiting = waiting_ranks(folder)
+        known = {*running.values(), *done}
+        # Who is waited for comes first; who waits takes no processor.
+        asked = [peer for peer in waiting.values() if peer not in known]
+        if (asked or wanted) and len(running.keys() - _pids(running, waiting)) < count:
+            rank = asked[0] if asked else wanted[0]
+            wanted = [one for one in wanted if one != rank]
+            running[_forked(mode, order, rank)] = rank
+            continue
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            time.sleep(_POLL_S)
+            continue
+        rank = running.pop(pid)
+        done.add(rank)
+        if status or not _is_written(order, rank):
+            failure = failure or _failure(order, rank, os.waitstatus_to_exitcode(status))
+            is_final = not took_numbers(_numbers_folder(order), rank)
+            if is_final or waiting:
+                break
+    _kill(running)
+    return failure, is_final
+
+
+def _pids(running: dict[int, int], ranks: Iterable[int]) -> set[int]:
+    return {pid for pid, rank in running.items() if rank in ranks}
+
+
+def _kill(running: Iterable[int]) -> None:
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _exchange_folder(order: dict[str, Any]) -> Path:
+    return Path(order["said"]).parent
+
+
+def _numbers_folder(order: dict[str, Any]) -> Path:
+    return Path(order["numbers_folder"] or _exchange_folder(order))
+
+
+def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
+    """Return the process that traces `rank`: it is a tracer for good, and each rank needs its own."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code: int = ExitCode.DO_NOT_RETRY
+    try:
+        send_objects_by(ObjectExchange(_exchange_folder(order), rank))
+        with _failure_said(order, rank), explained(mode.recorder.scopes, mode.numbers.guesses):
+            found = trace_here(mode, order["build"], order["arguments"], rank, order["world_size"])
+        if str(rank) in order["out"]:
+            kept = found if order["keeps_earlier"] else replace(found, earlier=None, own_groups=())
+            kept.save(Path(order["out"][str(rank)]))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        mode.numbers.exchange.save(_numbers_folder(order), rank)
+        sys.stderr.flush()
+        os._exit(code)
+
+
+@contextmanager
+def _failure_said(order: dict[str, Any], rank: int | None = None) -> Iterator[None]:
+    """Leave in order["said"] one message for what this project itself refuses, and the rank that was refused."""
+    try:
+        yield
+    except MeshwrightError as error:
+        _say(order, rank, str(error))
+        raise
+
+
+def _say(order: dict[str, Any], rank: int | None, why: str) -> None:
+    whole = Path(f"{order['said']}.{os.getpid()}")
+    whole.write_text(json.dumps({"rank": rank, "why": why}), encoding="utf-8")
+    # The first rank to fail is the one that is reported.
+    with suppress(FileExistsError):
+        os.link(whole, order["said"])
+
+
+def _is_written(order: dict[str, Any], rank: int) -> bool:
+    return str(rank) not in order["out"] or Path(order["out"][str(rank)]).exists()
+
+
+def _failure(order: dict[str, Any], rank: int, code: int) -> str:
+    """Return why the process of a rank ended without its trace."""
+    if code == ExitCode.DO_NOT_RETRY:
+        return f"rank {rank} failed as said above"
+    if code >= 0:
+        why = f"its process exited with code {code}, as by os._exit(): every rank has to return from each step"
+        _say(order, rank, why)
+        return f"rank {rank}: {why}"
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    name = signal.Signals(-code).name
+    return f"rank {rank} was ended by {name}; a tracing process held {format_bytes(peak)} at most" + (
+        ": is there enough memory?" if name == "SIGKILL" else ""
+    )
+
+
+def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
+    """Return what records in this process, which is of no other use afterwards."""
+    recorder = Recorder()
+    if device_type == NAME:
+        install(recorder)
+        cast_on(NAME)
+        stand_in_for_cuda()
+        normalize_over_ranks()
+        allow_async_tensor_parallel(NAME)
+    mode = RecordingMode(recorder, device_type)
+    apply_patches(recorder, mode)
+    record_compiled(mode)
+    # Both are ours, and modules that use them are imported later, with the builder.
+    initial.fill_normal = _leave_as_it_is
+    host_values.host_values = read_as(parse_routing(routing), mode.numbers.read)  # type: ignore[assignment]
+    return mode
+
+
+def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int, world_size: int) -> Trace:
+    """Return the trace of one step on fake tensors."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    take_over_process_group()
+    device.num_devices = set_torchrun_environment(rank, world_size)
+    with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True):
+        return replace(record_step(mode, build, arguments), group_calls=group_calls(), own_groups=own_groups())
+
+
+def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
+    """Return the second step of this rank of the process group, which exists, real or not."""
+    recorder, rank, world_size = mode.recorder, dist.get_rank(), dist.get_world_size()
+    # Else backward runs in a thread of its own, where no mode sees it.
+    one_thread = torch.autograd.set_multithreading_enabled(False)
+    with (
+        one_thread,
+        mode,
+        resizing_watched(mode),
+        waiting_watched(mode),
+        reductions_watched(mode),
+        recorder.scopes.followed(),
+    ):
+        step = step_of(build, _device(mode.device_type), rank, world_size, *arguments)
+        num_of_builder = len(recorder)
+        # What decides while weights are drawn, as trunc_normal_() draws some again, changes no step.
+        mode.numbers.guesses.clear()
+        for _ in range(_NUM_STEPS_BEFORE):
+            step()
+        traced = _traced(build, mode)
+        earlier = recorder.earlier(traced, num_of_builder)
+        recorder.begin()
+        step()
+    guesses = tuple(Guess(line, value) for line, value in mode.numbers.guesses.items())
+    return replace(recorder.trace(traced), earlier=earlier, guesses=guesses)
+
+
+def _traced(build: str, mode: RecordingMode) -> Traced:
+    return Traced(
+        build=build,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        torch_version=torch.__version__,
+        num_steps_before=_NUM_STEPS_BEFORE,
+        device=mode.device_type,
+    )
+
+
+def _device(device_type: str) -> torch.device:
+    """Return the device that a program is given; an accelerator has an index, which some hand on."""
+    return torch.device(device_type, 0) if device_type == NAME else torch.device(device_type)
+
+
+def _leave_as_it_is(*_: Any, **__: Any) -> None:
+    """Stand in for drawing initial weights: fake tensors hold no numbers, and drawing them takes the longest."""

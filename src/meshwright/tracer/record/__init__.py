@@ -1,0 +1,1 @@
+"""What one rank does: operators, collectives, storages and numbers, recorded."""

@@ -1,0 +1,279 @@
+"""GraphCall: what one call of a compiled graph records, so that later calls of it record the same without running it.
+
+The blocks of a stage share their compiled graphs, and each microbatch calls them again. What a graph runs is fixed when
+it is compiled, so that its records depend on its arguments alone: their formats and strides, which of them share
+memory, and numbers among them. Calls that agree in all of these (`key_of`) are replayed. A replay gives records the
+scope, phase, action, line, stream, works and storages of its own call. Tensors that the graph makes and drops are
+storages without a tensor; those that outlive the call are made. Arguments are released between the same records, so
+that the storages which only the graph still held are freed there.
+
+`Capture.finish` returns None for a call that cannot be repeated this way: if it waits for a collective of another call,
+waits on the host, or returns an alias of memory whose strides it does not own. Such calls run each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from meshwright.spec.trace.trace import NONE, RecordKind
+from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.recording_mode import RecordingMode
+
+_OWN = ("scope", "phase", "action", "line", "stream")
+"""Columns in which each call has its own values, which are those of all of its records."""
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_REPEATED = ("kind", "signature", "group", "peer", "num_bytes")
+
+
+def key_of(args: Sequence[Any], mode: RecordingMode) -> Hashable | None:
+    """Return what calls with equal records have in common; None where that is not known."""
+    first: dict[int, int] = {}
+    parts: list[Hashable] = []
+    for index, arg in enumerate(args):
+        if not isinstance(arg, Tensor):
+            # Numbers, and objects that graphs hand to their operators, such as a mesh.
+            if isinstance(arg, _SYMBOLIC) or not isinstance(arg, Hashable):
+                return None
+            parts.append(arg)
+            continue
+        if not isinstance(arg, FakeTensor):
+            return None
+        storage = arg.untyped_storage()
+        shape, strides, offset = tuple(arg.shape), arg.stride(), arg.storage_offset()
+        if not all(isinstance(size, int) for size in (*shape, *strides, offset)):
+            return None
+        number = mode.number_of(storage)
+        if number is None and arg.device.type == mode.device_type:
+            return None
+        alias = first.setdefault(storage._cdata, index)
+        parts.append((alias, arg.dtype, arg.device, shape, strides, offset, mode.numbers.is_known(arg)))
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that outlives the call."""
+
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    slot: int
+    """Which of the call's storages it is in."""
+    work: int
+    """Which of the call's collectives wrote it last; -1 for none."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A record, with what is freed before it and what it makes and uses; the last step of a call has no record."""
+
+    freed: tuple[int, ...]
+    """Slots."""
+    released: tuple[int, ...]
+    """Positions of arguments that the graph holds no longer."""
+    record: tuple[tuple[str, int], ...]
+    work: int
+    """Which of the call's works it starts or waits for; -1 for none."""
+    is_forward: bool
+    """Whether it is part of a forward, which in a backward is recomputation."""
+    allocated: tuple[tuple[int, int], ...]
+    """Slots, and their bytes."""
+    uses: tuple[tuple[int, int], ...]
+    """Slots, or arguments as -1 - position, and 1 where they are written to."""
+
+
+@dataclass(frozen=True)
+class GraphCall:
+    """All that one call records."""
+
+    num_works: int
+    steps: tuple[Step, ...]
+    made: tuple[tuple[fx.Node, Any], ...]
+    """Values of nodes; tensors among them as Made."""
+
+    def replay(self, mode: RecordingMode, inputs: list[Any]) -> dict[fx.Node, Any]:
+        """Record the call on `inputs`, of which the released ones are None afterwards; return the nodes' values."""
+        recorder = mode.recorder
+        own = _own_values(recorder, {step.is_forward for step in self.steps if step.record})
+        numbers = [NONE if not isinstance(one, Tensor) else mode.number_of(one.untyped_storage()) for one in inputs]
+        works = [recorder.new_work() for _ in range(self.num_works)] + [NONE]
+        slots: dict[int, int] = {}
+        for step in self.steps:
+            for slot in step.freed:
+                recorder.free(slots[slot])
+            for position in step.released:
+                inputs[position] = None
+            if step.record:
+                recorder.append({**own[step.is_forward], **dict(step.record), "work": works[step.work]})
+            for slot, num_bytes in step.allocated:
+                slots[slot] = recorder.allocate(num_bytes, by_newest=True)
+            for thing, writes in step.uses:
+                used = slots[thing] if thing >= 0 else numbers[NONE - thing]
+                assert used is not None
+                recorder.use(used, writes=bool(writes))
+        return self._tensors(mode, slots, works)
+
+    def _tensors(self, mode: RecordingMode, slots: dict[int, int], works: list[int]) -> dict[fx.Node, Any]:
+        tensors: dict[Made, Tensor] = {}
+
+        def tensor_of(made: Made) -> Tensor:
+            if made not in tensors:
+                tensors[made] = torch.empty_strided(made.size, made.strides, dtype=made.dtype, device=made.device)
+                mode.adopt(tensors[made], slots[made.slot], works[made.work])
+            return tensors[made]
+
+        mode.recorder.is_paused = True
+        try:
+            return {node: tree_map_only(Made, tensor_of, value) for node, value in self.made}
+        finally:
+            mode.recorder.is_paused = False
+
+
+class Capture:
+    """Watches a call that runs; holds no tensor of it."""
+
+    def __init__(self, mode: RecordingMode, args: Sequence[Any]) -> None:
+        self._mode, self._start, self._before = mode, mode.recorder.mark(), mode.unsettled()
+        self._own = _own_values(mode.recorder, {False, True})
+        self._arguments: dict[int, list[int]] = {}
+        self._numbers: dict[int, int] = {}
+        for position, arg in enumerate(args):
+            if isinstance(arg, Tensor):
+                storage = arg.untyped_storage()
+                self._arguments.setdefault(storage._cdata, []).append(position)
+                number = mode.number_of(storage)
+                if number is not None:
+                    self._numbers.setdefault(number, position)
+        self._released: dict[int, tuple[int, ...]] = {}
+        self._is_forward: list[bool] = []
+
+    def after_kernel(self, values: dict[fx.Node, Any], *, is_forward: bool) -> None:
+        """Notice which records a kernel has, and which arguments are no longer among `values`."""
+        num_records = len(self._mode.recorder) - self._start.records
+        self._is_forward += [is_forward] * (num_records - len(self._is_forward))
+        held = {tensor.untyped_storage()._cdata for tensor in _tensors_in(values.values())}
+        held |= {tensor.untyped_storage()._cdata for tensor in self._mode.sent_since(self._start.works)}
+        gone = [key for key in self._arguments if key not in held]
+        positions = [position for key in gone for position in self._arguments.pop(key)]
+        self._released[num_records] = (*self._released.get(num_records, ()), *positions)
+
+    def kept(self, values: dict[fx.Node, Any], results: Collection[fx.Node]) -> list[tuple[fx.Node, Any]] | None:
+        """Return those of `values` that a replay has to make: of `results`, and of others with memory of their own.
+
+        None if one of them is an alias whose memory is not all its own.
+        """
+        found: list[tuple[fx.Node, Any]] = []
+        by_slot: dict[int, Made] = {}
+        for node in sorted(values, key=lambda one: one not in results):
+            tensors = _tensors_in([values[node]])
+            has_own = any(self._slot(tensor) >= 0 and self._slot(tensor) not in by_slot for tensor in tensors)
+            if node.op == "placeholder" or not (node in results or has_own):
+                continue
+            made = [self._made(tensor) for tensor in tensors]
+            if any(one is None or by_slot.setdefault(one.slot, one) != one for one in made):
+                return None
+            if any(isinstance(leaf, _SYMBOLIC) for leaf in tree_leaves(values[node])):
+                return None
+            found.append((node, tree_map_only(Tensor, self._made, values[node])))
+        return found
+
+    def _slot(self, tensor: Tensor) -> int:
+        """Return which of the call's storages a tensor is in; negative for others."""
+        number = self._mode.number_of(tensor.untyped_storage())
+        return NONE if number is None else number - self._start.storages
+
+    def _made(self, tensor: Tensor) -> Made | None:
+        """Return what a replay needs to make a tensor; None if its memory is not all its own, or not of this call."""
+        slot, work, size, strides = self._slot(tensor), self._mode.work_of(tensor), tuple(tensor.shape), tensor.stride()
+        extent = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
+        is_whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == extent * tensor.itemsize
+        if slot < 0 or not is_whole or 0 <= work < self._start.works:
+            return None
+        return Made(size, strides, tensor.dtype, tensor.device, slot, max(work - self._start.works, NONE))
+
+    def finish(self, made: list[tuple[fx.Node, Any]] | None) -> GraphCall | None:
+        """Return the call, whose own values have gone by now; None if it cannot be repeated."""
+        if made is None or self._mode.unsettled() != self._before:
+            return None
+        since = self._mode.recorder.since(self._start)
+        records, storages = since["records"], since["storages"]
+        num_records = len(records["kind"])
+        self._is_forward += [False] * (num_records - len(self._is_forward))
+        outlive = {slot for slot, freed_at in enumerate(storages["freed_at"]) if freed_at == NONE}
+        # A kernel may make what nothing reads, such as attention's mask: that was freed with the call's own values.
+        read = [(node, tree_map_only(Made, partial(_if_in, outlive), value)) for node, value in made]
+        made = [(node, value) for node, value in read if _slots_of([value])]
+        if outlive != _slots_of([value for _, value in made]):
+            return None
+        if not self._is_repeatable(records):
+            return None
+        uses: list[list[tuple[int, int]]] = [[] for _ in range(num_records + 1)]
+        for record, storage, writes in zip(*since["uses"].values(), strict=True):
+            slot = storage - self._start.storages
+            if slot < 0 and storage not in self._numbers:
+                return None
+            uses[record - self._start.records].append((slot if slot >= 0 else NONE - self._numbers[storage], writes))
+        steps = [self._step(at, records, storages, uses[at]) for at in range(num_records + 1)]
+        return GraphCall(self._mode.recorder.num_works - self._start.works, tuple(steps), tuple(made))
+
+    def _is_repeatable(self, records: dict[str, list[int]]) -> bool:
+        """Return whether all records have the values of the call's own, and wait for nothing but its own works."""
+        own = (self._own[is_forward] for is_forward in self._is_forward)
+        rows = zip(*(records[name] for name in _OWN), strict=True)
+        return (
+            all(row == tuple(values[name] for name in _OWN) for row, values in zip(rows, own, strict=True))
+            and all(
+                work >= self._start.works or (work == NONE and kind != RecordKind.WAIT)
+                for kind, work in zip(records["kind"], records["work"], strict=True)
+            )
+            and all(event == NONE for event in records["event"])
+            and RecordKind.HOST_SYNC not in records["kind"]
+        )
+
+    def _step(
+        self, at: int, records: dict[str, list[int]], storages: dict[str, list[int]], uses: list[tuple[int, int]]
+    ) -> Step:
+        here, is_record = at + self._start.records, at < len(records["kind"])
+        work = records["work"][at] if is_record else NONE
+        made = enumerate(zip(storages["allocated_at"], storages["num_bytes"], strict=True))
+        return Step(
+            freed=tuple(slot for slot, freed_at in enumerate(storages["freed_at"]) if freed_at == here),
+            released=self._released.get(at, ()),
+            record=tuple((name, records[name][at]) for name in _REPEATED) if is_record else (),
+            work=NONE if work == NONE else work - self._start.works,
+            is_forward=is_record and self._is_forward[at],
+            allocated=tuple((slot, num_bytes) for slot, (allocated_at, num_bytes) in made if allocated_at == here),
+            uses=tuple(uses),
+        )
+
+
+def _own_values(recorder: Recorder, kinds: Collection[bool]) -> dict[bool, dict[str, int]]:
+    """Return a call's own columns for records that are part of a forward, and for others."""
+    scopes, before = recorder.scopes, recorder.scopes.is_compiled_forward
+    found = {}
+    for is_forward in kinds:
+        scopes.is_compiled_forward = is_forward
+        found[is_forward] = recorder.place(RecordKind.OP)
+    scopes.is_compiled_forward = before
+    return found
+
+
+def _if_in(slots: Collection[int], one: Made) -> Made | None:
+    return one if one.slot in slots else None
+
+
+def _slots_of(values: list[Any]) -> set[int]:
+    return {one.slot for one in tree_leaves(values) if isinstance(one, Made)}
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, Tensor)]

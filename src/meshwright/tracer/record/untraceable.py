@@ -1,0 +1,170 @@
+"""What cannot be traced, each as one message that names the operator, the module, the line and what to do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._pytree import tree_leaves
+
+from meshwright.errors import MeshwrightError, UnsupportedError
+from meshwright.tracer.programs.program_lines import line_of_error
+from meshwright.tracer.record.scopes import Scopes
+from meshwright.tracer.torch_patches.torch_names import replace
+
+_OBJECT_COLLECTIVES = (
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+)
+
+
+@contextmanager
+def explained(scopes: Scopes, guesses: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Raise UnsupportedError with one message in place of any error of the program that is traced.
+
+    `guesses` are, by line, the numbers that it decided by and that a traced step does not know.
+    """
+    try:
+        yield
+    except MeshwrightError:
+        raise
+    except SystemExit as error:
+        code = "" if error.code is None else repr(error.code)
+        raise UnsupportedError(
+            f"sys.exit({code}) is called{line_of_error(error)}: every rank has to return from each step, "
+            "since the others wait for it"
+        ) from error
+    except Exception as error:
+        where = f" in {scopes.left_by_error}" if scopes.left_by_error else ""
+        causes = "".join(f"; caused by {type(one).__name__}: {_first_line(one)}" for one in _causes(error))
+        guessed = "".join(f"; before, {line} decided by a guess: {value}" for line, value in guesses.items())
+        raise UnsupportedError(
+            f"{type(error).__name__}{where}{line_of_error(error)}: {_first_line(error)}{causes}{guessed}"
+        ) from error
+
+
+def refuse(func: Any, error: Exception, scopes: Scopes) -> NoReturn:
+    """Raise UnsupportedError for an operator that fake tensors have no answer to, else `error` itself."""
+    what = f"{func}{_in(scopes)}{line_of_error(error)}"
+    if isinstance(error, DynamicOutputShapeException | DataDependentOutputException):
+        raise UnsupportedError(
+            f"{what}: its result depends on the numbers in a tensor, and the tensors of a traced step hold none: "
+            "compute with sizes that are known before, such as a mask and torch.where"
+        ) from error
+    is_unknown = isinstance(error, UnsupportedOperatorException | NotImplementedError)
+    if is_unknown or "no fake impl" in str(error):
+        name = f"{func.namespace}::{func._opname}"
+        raise UnsupportedError(
+            f"{what}: it has no fake implementation, which tells the shapes of its results: "
+            f'register one with torch.library.register_fake("{name}")'
+        ) from error
+    raise error
+
+
+def refuse_number(scopes: Scopes, read_at: str = "") -> NoReturn:
+    """Raise UnsupportedError for an integer from the device that decides what is run, and the line that read it."""
+    where = f", read at {read_at}," if read_at else ""
+    raise UnsupportedError(
+        f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)}{where} reads a whole number from a tensor, and "
+        "the tensors of a traced step hold none: take sizes from shapes, or keep the number on the host"
+    )
+
+
+def refuse_fsdp1(scopes: Scopes) -> None:
+    """Have torch's first FSDP raise UnsupportedError from now on."""
+
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"torch.distributed.fsdp.FullyShardedDataParallel{_in(scopes)}{line_of_error(None)} is FSDP1, whose flat "
+            "parameters cannot be traced: use torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
+
+    FullyShardedDataParallel.__init__ = refused  # type: ignore[method-assign]
+
+
+def refuse_unknown_sizes(scopes: Scopes) -> None:
+    """Have parameters without sizes, as of LazyLinear, raise UnsupportedError from now on."""
+
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"a lazy module{_in(scopes)}{line_of_error(None)}: its parameters have no sizes before its first input, "
+            "which fake tensors cannot leave open: give the sizes, such as nn.Linear(in_features, out_features)"
+        )
+
+    UninitializedParameter.__new__ = refused  # type: ignore[method-assign]
+    UninitializedBuffer.__new__ = refused  # type: ignore[method-assign]
+
+
+def refuse_saving(scopes: Scopes) -> None:
+    """Have torch.save() raise UnsupportedError for what holds tensors from now on, before it opens a file."""
+
+    def by(save: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def called(value: Any, *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(leaf, Tensor | nn.Module) for leaf in tree_leaves(value)):
+                raise UnsupportedError(
+                    f"torch.save(){_in(scopes)}{line_of_error(None)}: it writes the numbers in tensors, and the "
+                    "tensors of a traced step hold none: leave saving out of the traced program"
+                )
+            return save(value, *args, **kwargs)
+
+        return called
+
+    replace(torch, "save", by)
+
+
+def refuse_object_collectives(scopes: Scopes) -> None:
+    """Have torch's collectives of Python objects raise UnsupportedError from now on."""
+    for name in _OBJECT_COLLECTIVES:
+        refused = _refused(name, getattr(dist, name), scopes)
+        setattr(dist, name, refused)
+        setattr(distributed_c10d, name, refused)
+
+
+def _refused(name: str, original: Callable[..., Any], scopes: Scopes) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def called(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"torch.distributed.{name}{_in(scopes)}{line_of_error(None)}: it sends pickled objects, whose bytes no "
+            "fake tensor holds: send tensors, or leave it out of the traced program"
+        )
+
+    return called
+
+
+def _in(scopes: Scopes) -> str:
+    return f" in {scopes.scope}" if scopes.scope else ""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that an error was raised from, the last of which says what went wrong."""
+    cause = error.__cause__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line]
+    if not lines:
+        return "it says nothing more"
+    # A compiler names the error that stopped it in the line below.
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -1,0 +1,118 @@
+"""Asynchronous tensor parallelism under the tracer: torch's compiler pass joins matmuls with their collectives.
+
+Each joint operation is recorded as the parts that overlap.
+
+On CUDA a joint operation runs its matmul in one part for each rank on two streams, whose kernels fill each other's last
+waves, while copy engines move the other parts (torch.distributed._symmetric_memory). Two matmuls stand for the parts:
+
+    gather before it   the own part at once, next to the all-gather, with all but one of the others; then the last one
+    scatter after it   the first part; then the others next to the reduce-scatter; then the sum of what arrived
+
+so that both together take as long as the slower of the two and one part of the other. Private parts of torch, checked
+in 2.13. Ignored: barriers between the parts; that copy engines leave the SMs to the matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch import distributed as dist
+from torch._ops import OpOverload
+from torch.distributed import _symmetric_memory  # noqa: F401  (defines the joint operations)
+from torch.distributed.distributed_c10d import _get_group_size_by_name
+
+from meshwright.errors import UnsupportedError
+from meshwright.parallelism.torch_private import torch_symmetric_memory
+from meshwright.tracer.torch_patches.torch_names import replace
+
+JOINS_ALIKE = "2.13"
+"""The release whose joint operations were compared with their parts: 2.11 and 2.15 join others (2026-11-23)."""
+JOINT_AXIS = "(symmetric memory)"
+"""What is added to the axis of a group where its ranks read each other's memory: copy engines do it, not NCCL."""
+_collectives = torch.ops._c10d_functional
+
+
+def allow_async_tensor_parallel(device_type: str) -> None:
+    """Have the runtime take ranks of a simulated device for ranks that share memory, for good."""
+    replace(torch_symmetric_memory, "has_symmetric_memory", lambda _: lambda asked: asked in ("cuda", device_type))
+
+
+def join_matmuls(graph: fx.GraphModule) -> None:
+    """Join matmuls with their collectives in place, as the compiler does where layout.async_tp asked for it."""
+    if not torch._inductor.config._micro_pipeline_tp:
+        return
+    if not torch.__version__.startswith(JOINS_ALIKE):
+        raise UnsupportedError(
+            f"torch {torch.__version__} joins matmuls and collectives otherwise than torch {JOINS_ALIKE}, whose joint "
+            f"operations a dry run records: install torch {JOINS_ALIKE}, or set layout.async_tp to false"
+        )
+    # Imported here: it takes seconds, which only compiled jobs need.
+    from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass  # noqa: PLC0415
+    from torch._inductor.fx_passes.post_grad import view_to_reshape  # noqa: PLC0415
+
+    view_to_reshape(graph)
+    # The pass leaves a torch that was built without CUDA alone.
+    with mock.patch.object(dist, "is_nccl_available", return_value=True):
+        micro_pipeline_tp_pass(graph.graph)
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+            node.meta["val"] = node.target(*args, **kwargs)
+    graph.recompile()
+
+
+def run_joint(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the results of a joint operation, run as its parts; `func` is one of JOINT."""
+    return JOINT[func](*args, **kwargs)
+
+
+def _gather_matmul(
+    shard: Tensor, weights: Sequence[Tensor], gather_dim: int, group_name: Any, *, return_A: bool = True
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return (the gathered tensor, its products with `weights`), in memory with the gathered dim outermost."""
+    num_ranks = _get_group_size_by_name(group_name)
+    outer = shard.movedim(gather_dim, 0)
+    own = outer.reshape(-1, outer.shape[-1])
+    num_rows, num_last = num_ranks * len(own), len(own)
+    pending = _collectives.all_gather_into_tensor(own, num_ranks, group_name)
+    products = [own.new_empty((num_rows, weight.shape[1])) for weight in weights]
+    # What has arrived by then is read in place of rows that may be still under way.
+    arrived = own.as_strided((num_rows - num_last, own.shape[1]), (0, 1))
+    for weight, product in zip(weights, products, strict=True):
+        torch.mm(arrived, weight, out=product[:-num_last])
+    gathered = _collectives.wait_tensor(pending)
+    for weight, product in zip(weights, products, strict=True):
+        torch.mm(gathered[-num_last:], weight, out=product[-num_last:])
+
+    def shaped(rows: Tensor) -> Tensor:
+        return rows.view(num_ranks * outer.shape[0], *outer.shape[1:-1], -1).movedim(0, gather_dim)
+
+    return shaped(gathered) if return_A else None, [shaped(product) for product in products]
+
+
+def _matmul_scatter(x: Tensor, weight: Tensor, reduce_op: str, scatter_dim: int, group_name: Any) -> Tensor:
+    """Return this rank's part along `scatter_dim` of the sum over ranks of `x` @ `weight`."""
+    num_ranks = _get_group_size_by_name(group_name)
+    outer = x.movedim(scatter_dim, 0)
+    rows = outer.reshape(-1, outer.shape[-1])
+    num_first = len(rows) // num_ranks
+    partials = rows.new_empty((len(rows), weight.shape[1]))
+    first = torch.mm(rows[:num_first], weight)
+    # Its parts leave as they are computed; what is under way is not what is written next.
+    sent = first.as_strided(partials.shape, (0, 1))
+    pending = _collectives.reduce_scatter_tensor(sent, reduce_op, num_ranks, group_name)
+    torch.mm(rows[num_first:], weight, out=partials[num_first:])
+    _collectives.wait_tensor(pending)
+    summed = partials.view(num_ranks, outer.shape[0] // num_ranks, *outer.shape[1:-1], -1).sum(0)
+    return summed.movedim(0, scatter_dim)
+
+
+JOINT: Mapping[OpOverload, Callable[..., Any]] = {
+    torch.ops.symm_mem.fused_all_gather_matmul.default: _gather_matmul,
+    torch.ops.symm_mem.fused_matmul_reduce_scatter.default: _matmul_scatter,
+}
+"""By operator what runs its parts; those of 8-bit matmuls are not among them: our float8 blocks gather outside."""

@@ -1,0 +1,262 @@
+"""DistributedDataParallel under fake collectives, whose futures hold nothing; checked in torch 2.11 to 2.15.
+
+Its own way to reduce gradients takes what was reduced out of a future that is written in C++. A hook, which is what
+torch offers to those who reduce in another way, gives it the bucket instead. The division by the number of ranks, which
+is part of a copy otherwise, is an operation of its own then.
+
+Before the second step its reducer cuts new buckets, in the order in which the gradients of the first one came. Ranks
+agree on that order by a broadcast of numbers, which fake tensors do not hold; here each takes its own. Until then all
+gradients are one bucket.
+
+What it communicates is marked, as torch marks what FSDP2 does: the group is often that of all ranks, without a name.
+"""
+
+# No future annotations: torch reads those of a hook.
+import functools
+import re
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as module
+from torch.profiler import record_function
+
+from meshwright.spec.step.step_parts import DDP_MARK
+from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.torch_patches.torch_names import replace
+
+_MOST_BROADCASTS = 2
+"""Buckets of buffers that are under way at a time."""
+_MOST_NAMED = 8
+"""Parameters that a message names."""
+_REDUCES, _SENDS_BUFFERS = f"{DDP_MARK}all_reduce", f"{DDP_MARK}broadcast_buffers"
+
+
+def reduce_by_hook(mode: RecordingMode) -> None:
+    """Have each DistributedDataParallel that is made from now on reduce its gradients by `_reduced`."""
+    # It compares its parameters' shapes with those of other ranks, who are not there.
+    replace(module, "_verify_param_shape_across_processes", lambda _: lambda *_, **__: None)
+    replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
+    replace(DistributedDataParallel, "__init__", functools.partial(_with_hook, mode))
+    replace(DistributedDataParallel, "_find_common_rank", _last_rank)
+    replace(DistributedDataParallel, "_pre_forward", _with_new_buckets)
+    replace(DistributedDataParallel, "register_comm_hook", _register)
+    replace(DistributedDataParallel, "_register_builtin_comm_hook", lambda _: _register_builtin)
+    replace(dist, "_broadcast_coalesced", lambda _: _broadcast_coalesced)
+    replace(DistributedDataParallel, "_sync_buffers", record_function(_SENDS_BUFFERS))
+
+
+def _with_hook(mode: RecordingMode, make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def made(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _hook(self, mode)
+        if self.static_graph or not self.find_unused_parameters:
+            _arrivals[self] = _Arrivals(self, mode)
+
+    return made
+
+
+def _last_rank(find: Callable[..., int]) -> Callable[..., int]:
+    """Of ranks that all have inputs join() takes the last one's buffers; this rank only knows its own number."""
+
+    @functools.wraps(find)
+    def found(self: DistributedDataParallel, *args: Any) -> int:
+        find(self, *args)
+        return self.process_group.size() - 1
+
+    return found
+
+
+def _broadcast_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, root: int = 0) -> None:
+    """Broadcast tensors in flat buckets, two at a time, as torch does in C++, where waits are not seen."""
+    buckets, _ = dist._compute_bucket_assignment_by_size(list(tensors), [buffer_size])
+    under_way = deque[_Bucket]()
+    for places in buckets:
+        own = [tensors[place] for place in places]
+        flat = torch._utils._flatten_dense_tensors(own)
+        work = dist.broadcast(flat, group=group, group_src=root, async_op=True)
+        under_way.append(_Bucket(work, flat, own))
+        if len(under_way) == _MOST_BROADCASTS:
+            under_way.popleft().arrive()
+    for bucket in under_way:
+        bucket.arrive()
+
+
+class _Bucket(NamedTuple):
+    """Tensors that are broadcast as one."""
+
+    work: Any
+    flat: Tensor
+    tensors: list[Tensor]
+
+    def arrive(self) -> None:
+        """Wait, and copy what came."""
+        self.work.wait()
+        for tensor, part in zip(
+            self.tensors, torch._utils._unflatten_dense_tensors(self.flat, self.tensors), strict=True
+        ):
+            tensor.copy_(part)
+
+
+class _Arrivals:
+    """The order in which the gradients of a backward that reduces them come."""
+
+    def __init__(self, model: DistributedDataParallel, mode: RecordingMode) -> None:
+        self.mode = mode
+        self.params, self.is_sparse = model._build_params_for_reducer()
+        self.order = list[int]()
+        self._model = weakref.ref(model)
+        hooks = (functools.partial(self._came, place) for place in range(len(self.params)))
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(hook) for one, hook in zip(self.params, hooks, strict=True)
+        ]
+
+    def _came(self, place: int, _: Tensor) -> None:
+        model = self._model()
+        if model is not None and model.require_backward_grad_sync and place not in self.order:
+            self.order.append(place)
+
+    def forget(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+_arrivals = weakref.WeakKeyDictionary[DistributedDataParallel, _Arrivals]()
+"""Of the models whose buckets are still those of the first step."""
+
+
+def _with_new_buckets(pre_forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(pre_forward)
+    def prepared(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        found = _arrivals.get(self)
+        if torch.is_grad_enabled():
+            _require_reduced(self)
+        if found is not None and torch.is_grad_enabled() and len(found.order) == len(found.params):
+            del _arrivals[self]
+            found.forget()
+            _rebuild_buckets(self, found)
+        return pre_forward(self, *args, **kwargs)
+
+    return prepared
+
+
+def _require_reduced(model: DistributedDataParallel) -> None:
+    """Raise RuntimeError, as torch does as it rebuilds buckets, where a backward left some of them unreduced."""
+    try:
+        model.reducer._check_reducer_finalized()
+    except RuntimeError as error:
+        params, _ = model._build_params_for_reducer()
+        names = model._build_debug_param_to_name_mapping(params)
+        missing = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        named = [names[int(place)] for place in missing[1].split()] if missing else []
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        which = ", ".join(named[:_MOST_NAMED]) + more or "some"
+        raise RuntimeError(
+            f"DistributedDataParallel: the backward before this forward gave parameters no gradient ({which}), so that "
+            "they were never reduced, and torch stops here: expected to have finished reduction in the prior "
+            "iteration: pass find_unused_parameters=True, or leave these parameters out of the model"
+        ) from None
+
+
+def _rebuild_buckets(model: DistributedDataParallel, found: _Arrivals) -> None:
+    """Give a model another reducer, whose buckets are filled in the order in which gradients came."""
+    params, is_sparse = ([one[place] for place in found.order] for one in (found.params, found.is_sparse))
+    buckets, limits = dist._compute_bucket_assignment_by_size(params, _size_limits(model), is_sparse, found.order)
+    assign = dist._compute_bucket_assignment_by_size
+    # torch takes buckets to be in the order of parameters, the reverse of that of gradients.
+    dist._compute_bucket_assignment_by_size = lambda *_, **__: (buckets[::-1], limits[::-1])
+    try:
+        names = model._build_debug_param_to_name_mapping(found.params)
+        model._ddp_init_helper(found.params, found.is_sparse, names, model.static_graph)
+    finally:
+        dist._compute_bucket_assignment_by_size = assign
+    _hook(model, found.mode)
+
+
+def _size_limits(model: DistributedDataParallel) -> list[int]:
+    """Return the bytes of the first bucket, and of those after it."""
+    config: Any = getattr(model, "_bucket_config", None)
+    if config is None:
+        first = dist._DEFAULT_FIRST_BUCKET_BYTES if model.bucket_bytes_cap_default else model.bucket_bytes_cap
+        return [first, model.bucket_bytes_cap]
+    limits: list[int] = config.compute_bucket_size_limits(static_graph=False, find_unused_parameters=True)[0]
+    return limits
+
+
+_own_hooks = weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Any, Callable[..., Any]]]()
+"""Hooks that programs registered, and the state of each."""
+
+
+def _hook(model: DistributedDataParallel, mode: RecordingMode) -> None:
+    """Have a model's reducer, which is new, reduce by the program's own hook, or by `_reduced`."""
+    reference = weakref.ref(model)
+    num_params = len(model._build_params_for_reducer()[0])
+
+    def reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        found = reference()
+        own = None if found is None else _own_hooks.get(found)
+        if bucket.is_last() and found is not None and found.find_unused_parameters:
+            since = mode.recorder.num_works
+            _after_backward(lambda: _wait_for_map(mode, since, num_params))
+        return _reduced(group, bucket) if own is None else _reduced_by(*own, bucket)
+
+    dist._register_comm_hook(model.reducer, model.process_group, reduced)
+
+
+def _after_backward(function: Callable[[], Any]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(record_function(_REDUCES)(function))
+
+
+def _wait_for_map(mode: RecordingMode, since: int, num_params: int) -> None:
+    """Wait for the map of parameters that some rank used, as torch does in C++; it goes with the last bucket."""
+    for work in mode.works_since(since):
+        if [(one.dtype, one.numel()) for one in mode.results_of(work)] == [(torch.int32, num_params)]:
+            work.wait()
+
+
+def _register(check: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(check)
+    def register(self: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> None:
+        if self in _own_hooks:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        if not hook.__name__.startswith("bf16_"):
+            # Those ask for the version of a library that is not there.
+            self._check_comm_hook(hook)
+        _own_hooks[self] = state, hook
+
+    return register
+
+
+def _register_builtin(self: DistributedDataParallel, kind: Any) -> None:
+    is_plain = kind == dist.BuiltinCommHookType.ALLREDUCE
+    self.register_comm_hook(None, default_hooks.allreduce_hook if is_plain else default_hooks.fp16_compress_hook)
+
+
+def _reduced_by(state: Any, hook: Callable[..., Any], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Return what a program's own hook reduces a bucket to; what follows its collectives is done after backward."""
+    with record_function(_REDUCES):
+        found = hook(state, bucket)
+    value = found.value()
+    _after_backward(found.wait)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(value[0] if isinstance(value, list) else value)
+    return done
+
+
+def _reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    with record_function(_REDUCES):
+        buffer = bucket.buffer().div_(group.size())
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None
+    # When backward is done it waits for all of them.
+    _after_backward(work.wait)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done

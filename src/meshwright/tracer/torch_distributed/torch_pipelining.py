@@ -1,0 +1,126 @@
+"""torch.distributed.pipelining under the tracer: objects and messages between stages, and the vote on their shapes.
+
+Stages find out the shapes that they receive from objects that their neighbours send, unless the program gives examples
+of inputs and outputs. They vote on that by numbers on the device, which fake tensors hold none of: here all stages are
+taken to be built alike, and a rank's own decide. Checked in torch 2.13 and 2.15; before 2.12 there is no vote.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.pipelining import schedules
+
+from meshwright.tracer.numbers.object_exchange import ObjectExchange
+from meshwright.tracer.record.scopes import Scopes
+from meshwright.tracer.torch_patches.torch_names import replace
+
+
+class StageMessages:
+    """Whether a schedule exchanges messages between stages: their group is often that of all ranks, without a name."""
+
+    is_under_way = False
+
+
+def vote_by_own_stages() -> None:
+    """Have schedules decide by the stages of this rank, from now on."""
+    if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
+        replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
+    if hasattr(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state"):
+        # Since 2.15; it refuses groups that are no real ones.
+        replace(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", _initialized)
+
+
+def mark_stage_messages() -> None:
+    """Have schedules say when they exchange messages, from now on."""
+    replace(schedules, "_batch_p2p", _marked)
+
+
+def follow_schedules(scopes: Scopes) -> None:
+    """Have schedules say when they run, from now on."""
+
+    def followed(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            scopes.is_in_schedule = True
+            try:
+                return step(*args, **kwargs)
+            finally:
+                scopes.is_in_schedule = False
+
+        return stepped
+
+    replace(schedules.PipelineScheduleSingle, "step", followed)
+    replace(schedules.PipelineScheduleMulti, "step", followed)
+
+
+def _marked(exchange: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        StageMessages.is_under_way = True
+        try:
+            return exchange(*args, **kwargs)
+        finally:
+            StageMessages.is_under_way = False
+
+    return marked
+
+
+def _decided(warm_up: Callable[..., None]) -> Callable[..., None]:
+    def warmed_up(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+        if not _decide(stages, has_backward):
+            warm_up(self, stages, has_backward, p2p_done)
+
+    return warmed_up
+
+
+def _initialized(initialize: Callable[..., None]) -> Callable[..., None]:
+    def initialized(self: Any, stages: list[Any], has_backward: bool, initialize_p2p: bool) -> None:
+        if not _decide(stages, has_backward):
+            initialize(self, stages, has_backward, initialize_p2p)
+            return
+        for stage in stages if initialize_p2p else ():
+            if stage.p2p_per_edge:
+                where = (stage._parent_group, stage.stage_index_to_group_rank, torch.device(stage.device))
+                stage._p2p_edge_groups, _ = schedules._build_p2p_edge_groups(*where)  # type: ignore[attr-defined]
+
+    return initialized
+
+
+def _decide(stages: list[Any], has_backward: bool) -> bool:
+    """Have stages find out their shapes if any of them has to; return False for those that torch traced itself."""
+    if not all(isinstance(stage, schedules.PipelineStage) for stage in stages):
+        return False
+    mode = schedules.InferenceMode
+    is_dynamic = any(mode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
+    for stage in stages:
+        stage._inference_mode = mode.DYNAMIC if is_dynamic else mode.STATIC
+    return True
+
+
+def send_objects_by(exchange: ObjectExchange) -> None:
+    """Have torch's messages of Python objects go through `exchange`, for good."""
+
+    def send(objects: list[Any], dst: int | None = None, group: Any = None, *_: Any, **more: Any) -> None:
+        exchange.send(objects, _global_rank(dst, group, more.get("group_dst")))
+
+    def receive(objects: list[Any], src: int | None = None, group: Any = None, *_: Any, **more: Any) -> int:
+        sender = _global_rank(src, group, more.get("group_src"))
+        objects[:] = exchange.receive(sender)
+        return sender
+
+    replace(dist, "send_object_list", lambda _: send)
+    replace(dist, "recv_object_list", lambda _: receive)
+    replace(distributed_c10d, "send_object_list", lambda _: send)
+    replace(distributed_c10d, "recv_object_list", lambda _: receive)
+
+
+def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
+    if rank is not None:
+        return rank
+    assert group_rank is not None, "torch itself wants either of them"
+    return dist.get_global_rank(group or distributed_c10d._get_default_group(), group_rank)

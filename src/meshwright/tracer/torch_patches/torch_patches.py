@@ -1,0 +1,289 @@
+"""What torch does otherwise under fake tensors than on a device, put right while a step is traced.
+
+Each patch names what would go wrong without it. Tried in torch 2.11, 2.13, 2.14 and 2.15, and what each patch relies on
+is tested against the torch at hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed import _functional_collectives, device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor import _dispatch, _utils
+from torch.distributed.tensor._random import OffsetBasedRNGTracker
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+
+from meshwright.tracer.numbers.unknown_number import UnknownNumber
+from meshwright.tracer.programs.program_lines import line_of_program
+from meshwright.tracer.record.attention_kernels import as_on_cuda
+from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.untraceable import (
+    refuse_fsdp1,
+    refuse_number,
+    refuse_object_collectives,
+    refuse_saving,
+    refuse_unknown_sizes,
+)
+from meshwright.tracer.torch_distributed.torch_coalescing import coalesce_collectives
+from meshwright.tracer.torch_distributed.torch_data_parallel import reduce_by_hook
+from meshwright.tracer.torch_distributed.torch_futures import hold_results
+from meshwright.tracer.torch_distributed.torch_pipelining import (
+    follow_schedules,
+    mark_stage_messages,
+    vote_by_own_stages,
+)
+from meshwright.tracer.torch_patches.torch_data_loader import read_without_workers
+from meshwright.tracer.torch_patches.torch_fused_optimizer import update_shards_in_place
+from meshwright.tracer.torch_patches.torch_moved_states import move_states_in_place
+from meshwright.tracer.torch_patches.torch_names import replace
+
+_WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
+"""Methods of a mesh that never look at its ranks."""
+
+
+def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
+    """Apply all of them to this process, for good."""
+    _real_mesh_algebra()
+    replace(device_mesh, "new_group", _own_groups_only)
+    replace(_fsdp_param, "_chunk_with_empty", lambda _: LazyChunks)
+    replace(FSDPParamGroup, "finalize_backward", _waiting_for_unused_gathers)
+    replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", _unrecorded(recorder))
+    if hasattr(_fsdp_collectives, "record_grad_output_stream"):
+        # Since 2.15: tells who reads a gradient last to devices that free memory by an operation; CUDA does not.
+        replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
+    reduce_by_hook(mode)
+    hold_results(mode)
+    coalesce_collectives(mode)
+    move_states_in_place(mode.device_type)
+    update_shards_in_place()
+    refuse_object_collectives(recorder.scopes)
+    refuse_fsdp1(recorder.scopes)
+    refuse_unknown_sizes(recorder.scopes)
+    refuse_saving(recorder.scopes)
+    read_without_workers()
+    vote_by_own_stages()
+    mark_stage_messages()
+    follow_schedules(recorder.scopes)
+    # Draws by a state of random numbers that it keeps on the device; nothing is drawn here. Up to torch 2.12 making one
+    # compares the states of all ranks.
+    replace(_dispatch, "is_rng_supported_mesh", lambda _: lambda _: False)
+    replace(OffsetBasedRNGTracker, "_distribute_region", lambda _: lambda *_, **__: nullcontext())
+    # By default an optimizer works on lists of tensors, if it knows their type.
+    replace(optimizer, "_foreach_supported_types", lambda types: [*types, FakeTensor])
+    replace(_foreach_utils, "_foreach_supported_types", lambda types: [*types, FakeTensor])
+    _silent_kernels()
+    replace(F, "scaled_dot_product_attention", as_on_cuda)
+    replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
+    replace(FakeTensorMode, "avoid_device_init", lambda _: property(_is_not_there))
+    replace(torch, "tensor", lambda make: _tensor_by_way_of_cpu(make, mode))
+    # torch asks for a stream of its own kind, which a device written in Python has none of.
+    replace(Tensor, "record_stream", lambda _: _as_method(mode.record_stream))
+    replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
+    replace(FakeTensor, "item", lambda _: _number_read(mode))
+    replace(FakeTensor, "__bool__", lambda _: lambda tensor: bool(tensor.item()))
+    replace(FakeTensor, "data_ptr", lambda _: _address)
+    # As torch's own, which does so for its own type of tensors only.
+    replace(
+        FakeTensor,
+        "__format__",
+        lambda shown: lambda one, spec: shown(one, spec) if one.dim() else format(one.item(), spec),
+    )
+
+
+def _waiting_for_unused_gathers(finalize: Callable[..., None]) -> Callable[..., None]:
+    """Up to torch 2.14 a stream of torch's own waits for what was gathered ahead and not used, as by an evaluation."""
+
+    @functools.wraps(finalize)
+    def finalized(group: Any) -> None:
+        gathered = group._all_gather_result
+        if gathered is not None and gathered.all_gather_event is not None:
+            group.device_handle.current_stream().wait_event(gathered.all_gather_event)
+            group._all_gather_result = gathered._replace(all_gather_event=None)
+        finalize(group)
+
+    return finalized
+
+
+def _is_not_there(_: FakeTensorMode) -> bool:
+    """Fake mode copies numbers that it knows to the device, really, unless it thinks that there is none."""
+    return True
+
+
+def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> Callable[..., Tensor]:
+    """torch.tensor() on a device copies below all modes, to a device that is not there."""
+
+    @functools.wraps(make)
+    def made(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        tensor = make(data, **kwargs)
+        if device is None:
+            if isinstance(tensor, FakeTensor) and isinstance(data, float | int) and get_proxy_mode() is None:
+                mode.numbers.know(tensor, [data])
+            return tensor
+        if get_proxy_mode() is not None:
+            # In a graph that is compiled, a copy of a constant decomposes into one that makes a real tensor.
+            return torch.empty_like(tensor, device=device).copy_(tensor)
+        moved = tensor.to(device)
+        mode.numbers.know(moved, np.asarray(data).ravel().tolist())
+        return moved
+
+    # TorchScript, which parts of torch are compiled by as they are imported, knows functions by their identity.
+    torch.jit._builtins._register_builtin(made, "aten::tensor")
+    return made
+
+
+_ADDRESS_BITS = 41
+"""Enough for the elements of any tensor between the addresses of two."""
+_numbers = itertools.count(1)
+_addresses = weakref.WeakKeyDictionary[torch.UntypedStorage, int]()
+
+
+def _address(tensor: Tensor) -> int:
+    """Fake tensors are all at the same address, by which programs tell parameters from each other."""
+    storage = tensor.untyped_storage()
+    if tensor.device.type == "meta" or not storage.nbytes():
+        return 0
+    if storage not in _addresses:
+        _addresses[storage] = next(_numbers) << _ADDRESS_BITS
+    return _addresses[storage] + int(tensor.storage_offset()) * tensor.itemsize
+
+
+def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:
+    """A fake tensor is read number by number, each a wait for the device; a real one is copied once."""
+
+    def tolist(tensor: Tensor) -> Any:
+        mode.numbers.read(tensor)
+        numbers = [mode.numbers.element(tensor, place) for place in range(tensor.numel())]
+        return np.array(numbers, dtype=object).reshape(tensor.shape).tolist()
+
+    return tolist
+
+
+def _number_read(mode: RecordingMode) -> Callable[[Tensor], Any]:
+    """Torch reads a number as one of its own, which cannot be unknown."""
+
+    def item(tensor: Tensor) -> Any:
+        if mode.numbers.is_unknown(tensor):
+            mode.numbers.read(tensor)
+            return UnknownNumber(functools.partial(refuse_number, mode.recorder.scopes, line_of_program()))
+        return mode.numbers.item(tensor)
+
+    return item
+
+
+def _real_mesh_algebra() -> None:
+    """A mesh keeps its ranks in a real tensor, which fake mode refuses to index; offsets of shards are computed so."""
+    for name, found in list(DeviceMesh.__dict__.items()):
+        if name in _WITHOUT_TENSORS:
+            continue
+        if isinstance(found, staticmethod | classmethod):
+            setattr(DeviceMesh, name, type(found)(_outside_of_fake_mode(found.__func__)))
+        elif isinstance(found, FunctionType):
+            setattr(DeviceMesh, name, _outside_of_fake_mode(found))
+        elif isinstance(found, property) and found.fget is not None:
+            setattr(DeviceMesh, name, property(_outside_of_fake_mode(found.fget)))
+    replace(device_mesh, "init_device_mesh", _outside_of_fake_mode)
+    replace(_utils, "_compute_local_shape_and_global_offset", _outside_of_fake_mode)
+    replace(_fully_shard, "_get_post_forward_mesh_info", _outside_of_fake_mode)
+
+
+def _own_groups_only(new_group: Callable[..., Any]) -> Callable[..., Any]:
+    """A mesh makes every group along its axes, though a rank is in one of each: 100,000 of them take seconds."""
+
+    @functools.wraps(new_group)
+    def made(ranks: Any = None, **kwargs: Any) -> Any:
+        is_member = ranks is None or dist.get_rank() in ranks
+        return new_group(ranks=ranks, **kwargs) if is_member else dist.GroupMember.NON_GROUP_MEMBER
+
+    return made
+
+
+def _outside_of_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return called
+
+
+class LazyChunks:
+    """FSDP2 cuts each parameter in as many views as there are ranks and looks at two: 16,384 of them take minutes."""
+
+    def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
+        self.tensor, self.num_chunks, self.dim = tensor, num_chunks, dim
+
+    def __len__(self) -> int:
+        return self.num_chunks
+
+    def __getitem__(self, index: int) -> Tensor:
+        size = self.tensor.size(self.dim)
+        share = -(-size // self.num_chunks)
+        start = index * share
+        if start >= size:
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, start, min(share, size - start))
+
+
+def _unrecorded(recorder: Recorder) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """DTensor finds out shapes by running an operator on whole tensors, which no rank has."""
+
+    def by(find: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(find)
+        def found(*args: Any, **kwargs: Any) -> Any:
+            recorder.is_paused, before = True, recorder.is_paused
+            try:
+                return find(*args, **kwargs)
+            finally:
+                recorder.is_paused = before
+
+        return found
+
+    return by
+
+
+def _as_method(function: Callable[[Tensor, Any], None]) -> Callable[[Tensor, Any], None]:
+    """Return a function that a class takes for one of its methods."""
+    return lambda tensor, stream: function(tensor, stream)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stand in for what does nothing on CUDA."""
+
+
+def _is_compiling() -> bool:
+    """Under fake tensors torch thinks that it compiles, and waits for a collective at once, not when it is used."""
+    return torch.compiler.is_compiling() or get_proxy_mode() is not None
+
+
+def _silent_kernels() -> None:
+    """These have one kernel on CUDA; where the device has none, torch puts several in its place."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in ("silu_backward", "_fused_rms_norm"):
+        library.impl(name, _never_run, "PrivateUse1")
+    _kept.append(library)
+
+
+_kept: list[torch.library.Library] = []
+
+
+def _never_run(*_: Any, **__: Any) -> Any:
+    raise AssertionError("fake tensors are answered before any kernel runs")

@@ -1,0 +1,51 @@
+"""SyncBatchNorm on the simulated accelerator: its operators exist on CUDA only; checked in torch 2.13.
+
+Their shapes are registered here. Its forward leaves out ranks without rows by a mask that it reads, which CUDA waits
+for; all ranks are taken to have some.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules import _functions
+
+from meshwright.spec.trace.trace import RecordKind
+from meshwright.tracer.record.simulated_device import device
+from meshwright.tracer.torch_patches.torch_names import replace
+
+_kept: list[torch.library.Library] = []
+
+
+def normalize_over_ranks() -> None:
+    """Have SyncBatchNorm work under fake tensors, for good."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("batch_norm_stats", lambda x, _: _per_channel(x, 2), "Meta")
+    library.impl("batch_norm_gather_stats_with_counts", lambda x, *_: _per_channel(x, 2), "Meta")
+    library.impl("batch_norm_elemt", lambda x, *_: torch.empty_like(x), "Meta")
+    library.impl("batch_norm_backward_reduce", lambda _, x, *__: _per_channel(x, 4), "Meta")
+    library.impl("batch_norm_backward_elemt", lambda _, x, *__: torch.empty_like(x), "Meta")
+    _kept.append(library)
+    replace(_functions.SyncBatchNorm, "forward", _without_mask)
+
+
+def _per_channel(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Return `count` float32 tensors with a number for each channel of `x` [batch, channels, ...]."""
+    return tuple(x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(count))
+
+
+def _without_mask(forward: Callable[..., Any]) -> Any:
+    @functools.wraps(forward)
+    def normalized(*args: Any) -> Any:
+        device.on(None, RecordKind.HOST_SYNC)
+        device.is_capturing = True
+        try:
+            return forward(*args)
+        finally:
+            device.is_capturing = False
+
+    return staticmethod(normalized)

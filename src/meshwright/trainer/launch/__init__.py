@@ -1,0 +1,1 @@
+"""Processes of ranks: starting them, and how they end."""

@@ -1,0 +1,136 @@
+"""This process among the others: its rank, its device, and the few things all ranks must agree on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from meshwright.errors import ConfigError, LostPeer
+from meshwright.fault_tolerance.lost_peer import is_lost_peer
+from meshwright.spec.job.sections import RunSection
+
+
+def choose_device_type(section: RunSection) -> str:
+    """Return "cuda" or "cpu" as run.device says; raises ConfigError when CUDA is asked for and not there."""
+    if section.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if section.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f'run.device = "cuda" but torch {torch.__version__} sees no CUDA device: '
+            'set run.device = "cpu" or "auto", or see what is missing with `meshwright doctor`'
+        )
+    return section.device
+
+
+def num_devices(section: RunSection) -> int:
+    """Return the devices of this machine that run.device allows: its CUDA devices, or 1 for the CPU."""
+    return torch.cuda.device_count() if choose_device_type(section) == "cuda" else 1
+
+
+def require_devices(section: RunSection, num_ranks: int) -> None:
+    """Raise ConfigError where this machine has fewer CUDA devices than the ranks that would each take one."""
+    if choose_device_type(section) == "cpu":
+        return
+    present = torch.cuda.device_count()
+    if num_ranks > present:
+        raise ConfigError(
+            f"{num_ranks} ranks need as many CUDA devices, and torch sees {present}: start {present} or fewer on this "
+            'machine, or set run.device = "cpu"'
+        )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A joined process group; use it in a `with` so that it is left on the way out."""
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    store: Store | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def join(cls, section: RunSection) -> Self:
+        """Return this process's place, from the variables that torch elastic (or torchrun) set, once all are there."""
+        rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ["LOCAL_RANK"])
+        device = cls._own_device(choose_device_type(section), local_rank)
+        timeout = timedelta(seconds=section.timeout_s)
+        # torchrun hands every restart the same store, and gloo would find the dead ranks' addresses in it
+        # (torch 2.13; 11 of 13 restarts failed without this prefix).
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        try:
+            store = TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                num_ranks,
+                is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+                timeout=timeout,
+            )
+            own_store = PrefixStore(f"restart-{restart}", store)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=own_store,
+                rank=rank,
+                world_size=num_ranks,
+                timeout=timeout,
+            )
+        except RuntimeError as error:
+            if is_lost_peer(error):
+                raise LostPeer(f"rank {rank} of {num_ranks} could not reach the others: {error}") from error
+            raise
+        return cls(rank, num_ranks, device, own_store)
+
+    @staticmethod
+    def _own_device(device_type: str, local_rank: int) -> torch.device:
+        if device_type == "cpu":
+            return torch.device("cpu")
+        present = torch.cuda.device_count()
+        if local_rank >= present:
+            raise ConfigError(
+                f"local rank {local_rank} has no CUDA device: {present} are present: "
+                f"start {present} ranks on this machine or fewer"
+            )
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # After an error a peer may be gone, and leaving in good order would wait for it.
+        if error is None:
+            dist.destroy_process_group()
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this is rank 0, which writes what is written once."""
+        return self.rank == 0
+
+    def agree_on(self, wish: signal.Signals | None) -> signal.Signals | None:
+        """Return the strongest stop signal that any rank got (SIGTERM, SIGINT, SIGHUP), or None; a collective."""
+        number = torch.tensor(wish or 0, device=self.device)
+        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+        return signal.Signals(int(number)) if number else None
+
+    def fails_first(self) -> bool:
+        """Return whether no rank has called this before; False, too, where the store went with its rank."""
+        if self.store is None:
+            return self.is_first
+        try:
+            return self.store.add("failures", 1) == 1
+        except RuntimeError:
+            return False
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's picklable `value`, by rank; a collective for the start of a run, not for steps."""
+        values: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(values, value)
+        return values

@@ -1,0 +1,105 @@
+"""settle_checkpoints: layout.activation_checkpoint = "auto" becomes what each block saves, before any rank starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.config.load import ResolvedJob
+from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.hardware.catalogue import load_device, with_example_rates
+from meshwright.hardware.choice import named_cluster
+from meshwright.hardware.local import LOCAL
+from meshwright.simulator.memory.choose_checkpoints import Checkpoints, Need, choose_checkpoints
+from meshwright.simulator.memory.roles import in_phase
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.schedule.schedule import build_schedule
+from meshwright.spec.layout.schedule.schedule_csv import read_schedule
+from meshwright.spec.machine.device import Device
+from meshwright.spec.trace.trace import NONE, Trace
+from meshwright.tracer.dry_run import trace_job
+from meshwright.tracer.extrapolate.stage_contents import blocks_of_stages
+from meshwright.tracer.programs.trace import device_type_of
+from meshwright.trainer.launch.ranks import choose_device_type
+
+_SHARE_OF_DEVICE = 0.95
+"""Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""
+_FLOPS_PER_BYTE = 100.0
+"""What a device computes while it moves a byte: from some tens to 300. It decides only whether selective comes before
+full, which is seldom close: what selective computes again moves bytes and multiplies nothing."""
+
+
+def settle_checkpoints(
+    resolved: ResolvedJob, num_ranks: int, overrides: Sequence[str], device: Device | None = None
+) -> Layout:
+    """Return the layout of a job of `num_ranks` ranks with what each block saves, as its traced step has memory for.
+
+    `device` is in place of the job's own. Raises InfeasibleLayout if nothing fits, and UnsupportedError for a model
+    whose blocks only it knows.
+    """
+    job, device = resolved.job, device or _device(resolved.job, num_ranks)
+    layout = job.layout.resolve(num_ranks)
+    budget_bytes = job.layout.memory_budget_bytes or int(_SHARE_OF_DEVICE * device.usable_memory_bytes)
+
+    def measure(saves: Checkpoints) -> list[Need]:
+        said = [*overrides, *checkpoint_keys(layout.replace(activation_checkpoint_blocks=saves))]
+        traces = trace_job(str(resolved.path), said, num_ranks, device=device_type_of(device))
+        needs = {rank: _need(trace) for rank, trace in traces.traces.items()}
+        size = num_ranks // layout.pp
+        classes = [set(traces.class_of_rank[at : at + size].tolist()) for at in range(0, num_ranks, size)]
+        return [max((needs[rank] for rank in ranks), key=lambda need: need.peak_bytes) for ranks in classes]
+
+    saves = choose_checkpoints(_blocks_of_pipeline_ranks(job, layout), budget_bytes, measure)
+    # One policy for all has a shorter name.
+    if len(set(saves)) == 1:
+        return layout.replace(activation_checkpoint=saves[0])
+    return layout.replace(activation_checkpoint="none", activation_checkpoint_blocks=saves)
+
+
+def checkpoint_keys(layout: Layout) -> tuple[str, ...]:
+    """Return what a job has to be told for its blocks to save what those of a layout do."""
+    blocks = layout.activation_checkpoint_blocks
+    if blocks is None:
+        return (f"layout.activation_checkpoint={layout.activation_checkpoint}",)
+    return ("layout.activation_checkpoint=none", f"layout.activation_checkpoint_blocks={json.dumps(blocks)}")
+
+
+def _need(trace: Trace) -> Need:
+    moved = [one.read_bytes + one.written_bytes for one in trace.signatures]
+    work = np.maximum([one.flops / _FLOPS_PER_BYTE for one in trace.signatures], moved)
+    again = in_phase(trace, "recompute") & (trace.records.signature != NONE)
+    return Need(int(trace.live_bytes().max()), float(work[trace.records.signature[again]].sum()))
+
+
+def _blocks_of_pipeline_ranks(job: Job, layout: Layout) -> list[list[int]]:
+    blocks = blocks_of_stages(job, layout)
+    if blocks is None:
+        raise UnsupportedError(
+            'layout.activation_checkpoint = "auto" needs to know how many blocks a model has, and model.source = '
+            f'"{job.model.source}" is your own: set layout.activation_checkpoint to none, selective or full, or say '
+            "of each block what it saves in layout.activation_checkpoint_blocks"
+        )
+    schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+    stages = [schedule.stages_of_rank(rank) for rank in range(layout.pp)]
+    return [[block for stage in own for block in blocks[stage]] for own in stages]
+
+
+def _device(job: Job, num_ranks: int) -> Device:
+    """Return what the job runs on; this machine's memory is shared by its ranks. Raises ConfigError if it runs on GPUs
+    that nobody has named.
+    """
+    section = job.cluster
+    cluster = named_cluster(section.name).with_num_devices(num_ranks)
+    if section.name == LOCAL and section.device is not None:
+        return load_device(section.device)
+    device = with_example_rates(cluster).device
+    if device.is_host and choose_device_type(job.run) == "cuda":
+        raise ConfigError(
+            'layout.activation_checkpoint = "auto" chooses for the memory of what the job runs on: CUDA devices, '
+            f'and cluster.name = "{section.name}" is a processor: set cluster.device to what they are (see `meshwright '
+            'list devices`), or cluster.name to a cluster of them, or run.device to "cpu"'
+        )
+    return device

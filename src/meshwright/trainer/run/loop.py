@@ -1,0 +1,167 @@
+"""The training loop: resume, step, log, validate, save, stop; read it from top to bottom."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import nullcontext
+
+from torch.profiler import record_function
+
+from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.hang_watch import HangWatch
+from meshwright.fault_tolerance.stop_request import StopRequest
+from meshwright.log import logger
+from meshwright.parallelism.data.parameter_hash import parameter_hash
+from meshwright.profiler.window import ProfilerWindow
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.model.gpt2_architecture import dropout_note
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.run import Run
+from meshwright.spec.step.estimate import Estimate
+from meshwright.spec.trace.marks import DATA_MARK, STEP_MARK
+from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.run.metrics import StepMetrics
+from meshwright.trainer.run.open_run import open_recorder
+from meshwright.trainer.run.recorder import Recorder
+from meshwright.trainer.step.speed import SpeedLimit, peak_memory_bytes
+from meshwright.trainer.step.training import Training
+from meshwright.units import format_duration
+
+
+def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None) -> ExitCode:
+    """Train to train.steps, or to where it is asked to stop, and return the exit code; a collective.
+
+    `estimate` is what the planner expects of the layout, for the manifest.
+    What was committed to `run` stays valid whenever this ends, however it ends.
+    """
+    with StopRequest() as stop, HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch:
+        training = Training.build(job, ranks)
+        watch.follow(training.model)
+        training.step.report_to(watch.mark)
+        watch.mark("restore")
+        step = restore(training, run) if resume else 0
+        speed = SpeedLimit.of(job, ranks)
+        recorder = open_recorder(training, run, step, speed, estimate)
+        profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
+        with recorder or nullcontext(), profiler:
+            announce(training, step)
+            # The hooks that learn it would be compiled with the model.
+            learned_step = None if training.layout.compile else step + 1
+            asked = None
+            last_step = min(job.train.steps, job.train.stop_after or job.train.steps)
+            while step < last_step and asked is None:
+                step += 1
+                profiler.before_step(step)
+                watch.begin_step(step)
+                with watch.learning(training.model) if step == learned_step else nullcontext():
+                    take_step(training, step, speed, recorder)
+                profiler.after_step(step)
+                if is_due(step, job.train.validation_interval):
+                    watch.mark("validation")
+                    validate(training, step, recorder)
+                watch.mark("agree")
+                asked = ranks.agree_on(stop.signal)
+                if asked is not None and step < job.train.steps:
+                    logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
+                if asked is not None or step == last_step or is_due(step, job.checkpoint.interval):
+                    watch.mark("checkpoint")
+                    save(training, run, step)
+            watch.mark("finish")
+            code = exit_code(job, step, asked)
+            # Asked to stop by a signal, there may be little time left.
+            digest = parameter_hash(training.model) if job.run.parameter_hash and asked is None else None
+            if recorder is not None:
+                recorder.finish(step, code, parameter_hash=digest)
+        training.loader.close()
+        return code
+
+
+def restore(training: Training, run: Run) -> int:
+    """Put back the newest checkpoint and return its step, 0 where there is none yet; a collective."""
+    # The first rank's view counts: on another host a shared folder may not show the newest one yet.
+    steps: list[int] = training.ranks.gather(run.checkpoint_steps())[0]
+    if not steps:
+        return 0
+    training.load(run, steps[-1])
+    return steps[-1]
+
+
+def announce(training: Training, step: int) -> None:
+    """Log what is about to run."""
+    if (note := dropout_note(resolve_architecture(training.job.model))) is not None:
+        logger.warning("%s", note)
+    ranks, layout = training.ranks, training.layout
+    num_microbatches = training.job.num_microbatches(layout)
+    tokens = f" of {training.job.train.seq_len} tokens" if training.dataset.vocab_size else ""
+    logger.info(
+        "%s parameters on %d %s rank%s (%s), %d microbatch%s of %d samples%s each, from step %d",
+        f"{training.num_parameters:,}",
+        ranks.num_ranks,
+        ranks.device.type,
+        "" if ranks.num_ranks == 1 else "s",
+        layout_text(layout),
+        num_microbatches,
+        "" if num_microbatches == 1 else "es",
+        layout.microbatch_size,
+        tokens,
+        step,
+    )
+
+
+def take_step(training: Training, step: int, speed: SpeedLimit, recorder: Recorder | None) -> None:
+    """Run one optimizer step and record what it took; a collective."""
+    started_s = time.perf_counter()
+    with record_function(f"{STEP_MARK}{step}"):
+        with record_function(DATA_MARK):
+            # Positions count from 0, steps from 1.
+            microbatches = training.loader.microbatches(step - 1)
+        data_wait_s = time.perf_counter() - started_s
+        result = training.step(step, microbatches)
+    step_s = time.perf_counter() - started_s
+    if recorder is None:
+        return
+    recorder.step(
+        StepMetrics(
+            step=step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=result.learning_rate,
+            samples_per_s=training.job.global_batch_size / step_s,
+            tokens_per_s=training.job.workload.global_batch_tokens / step_s if training.dataset.vocab_size else None,
+            step_ms=step_s * 1e3,
+            data_wait_ms=data_wait_s * 1e3,
+            memory_bytes=peak_memory_bytes(training.ranks.device),
+            mfu=speed.mfu(step_s),
+            attempt=recorder.attempt,
+            experts=result.experts,
+        )
+    )
+
+
+def validate(training: Training, step: int, recorder: Recorder | None) -> None:
+    """Measure and record the validation loss; a collective."""
+    num_batches = min(training.job.train.validation_batches, training.loader.num_validation_batches)
+    loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
+    if recorder is not None:
+        recorder.validation(step, loss)
+
+
+def save(training: Training, run: Run, step: int) -> None:
+    """Commit a checkpoint and log how long that took; a collective."""
+    started_s = time.perf_counter()
+    training.save(run, step)
+    logger.info("checkpoint %s in %s", run.checkpoint(step), format_duration(time.perf_counter() - started_s))
+
+
+def is_due(step: int, interval: int) -> bool:
+    """Return whether something done every `interval` steps (0: never) is done after `step`."""
+    return interval > 0 and step % interval == 0
+
+
+def exit_code(job: Job, step: int, asked: signal.Signals | None) -> ExitCode:
+    """Return 0 when all steps are done, else what tells the scheduler why they are not."""
+    if step >= job.train.steps:
+        return ExitCode.DONE
+    return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.RETRY

@@ -1,0 +1,133 @@
+"""Opening a run folder and keeping its manifest: written whole, by rename, so that it is never half a file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from meshwright.errors import ConfigError, Retryable
+from meshwright.log import logger
+from meshwright.spec.job.job import Job
+from meshwright.spec.run.run import Attempt, Manifest, Run
+
+# What makes it the same run: other keys may change between attempts.
+_IDENTITY = ("model", "data", "train.seed", "train.seq_len", "train.global_batch_size", "train.global_batch_tokens")
+# Keys that say nothing about the numbers, so a change is not worth a line.
+_UNREMARKABLE = ("run.", "data.cache_dir", "train.stop_after", "checkpoint.")
+
+
+def now() -> str:
+    """Return the UTC time in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_manifest(run: Run) -> Manifest | None:
+    """Return the run's manifest, None where there is none; raises ConfigError for one that cannot be read."""
+    try:
+        return Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{run.manifest} cannot be read as a manifest: {error}: choose another run.dir") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader, or a crash, sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def hold(run: Run) -> int:
+    """Return a descriptor that locks the run folder until it is closed or this process ends.
+
+    Raises Retryable while another process holds it: two runs in one folder would remove each other's checkpoints.
+    """
+    descriptor = os.open(run.folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Retryable(
+            f"another process is training into {run.folder}: wait until it has ended, or choose another run.dir"
+        ) from None
+    except OSError as error:
+        logger.warning("%s cannot be locked (%s): let no other process train into it", run.folder, error.strerror)
+    return descriptor
+
+
+def set_aside(run: Run) -> Path | None:
+    """Rename an existing run folder out of the way and return its new name; nothing in it is lost."""
+    if not run.folder.exists():
+        return None
+    os.close(hold(run))
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    aside = run.folder.with_name(f"{run.folder.name}.replaced-{stamp}")
+    run.folder.rename(aside)
+    return aside
+
+
+def require_same_run(run: Run, job: Job) -> list[str]:
+    """Return how `job` differs from the run's; raises ConfigError where that makes it another run."""
+    previous = read_manifest(run)
+    if previous is None:
+        return []
+    changes = _changes(previous.job.to_dict(), job.to_dict())
+    breaking = [change for change in changes if change.startswith(_IDENTITY) and not change.startswith(_UNREMARKABLE)]
+    if breaking:
+        raise ConfigError(
+            f"cannot resume {run.folder}, the job is another one: {'; '.join(breaking)}: change it back, "
+            "or start a new run with another run.dir"
+        )
+    return [change for change in changes if not change.startswith(_UNREMARKABLE)]
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    changes = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changes += _changes(before, after, f"{prefix}{key}.")
+        elif before != after:
+            changes.append(f"{prefix}{key} was {_said(before)}, is {_said(after)}")
+    return changes
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
+class ManifestKeeper:
+    """Rank 0's hold on manifest.json: every change is on disk when the call returns."""
+
+    def __init__(self, run: Run, manifest: Manifest) -> None:
+        self._run, self._manifest = run, manifest
+        self._write()
+
+    @property
+    def attempt(self) -> int:
+        """Return the number of this attempt, 1 for the first."""
+        return len(self._manifest.attempts)
+
+    def add_results(self, **results: Any) -> None:
+        """Add to, or replace in, the manifest's results."""
+        self._manifest = self._manifest.replace(results={**self._manifest.results, **results})
+        self._write()
+
+    def close(self, exit_code: int) -> None:
+        """Record how this attempt ended."""
+        *earlier, last = self._manifest.attempts
+        attempts: list[Attempt] = [*earlier, last.replace(exit=exit_code)]
+        self._manifest = self._manifest.replace(attempts=attempts, exit=exit_code)
+        self._write()
+
+    def _write(self) -> None:
+        write_atomically(self._run.manifest, self._manifest.to_json())

@@ -1,0 +1,115 @@
+"""Where metrics go besides the log line: JSONL always, TensorBoard and Weights & Biases when asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any, Protocol
+
+from meshwright.extras import import_extra
+from meshwright.spec.job.job import Job
+from meshwright.spec.run.run import Run
+
+_LONGEST_ROW_BYTES = 2**16
+
+
+class Sink(Protocol):
+    """Takes rows of numbers by name."""
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Record `row` as measured at `step`."""
+
+    def close(self) -> None:
+        """Write out what is still buffered."""
+
+
+class JsonLines:
+    """metrics.jsonl: one row a line, flushed at once; a resumed run appends, its rows count `attempt` up."""
+
+    def __init__(self, run: Run) -> None:
+        _mend_last_row(run.metrics)
+        self._file = run.metrics.open("a", encoding="utf-8")
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Append `row`."""
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files in the run folder."""
+
+    def __init__(self, run: Run) -> None:
+        module = import_extra("torch.utils.tensorboard", "run.tensorboard = true")
+        self._writer = module.SummaryWriter(str(run.folder / "tensorboard"))
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Add every number of `row` as a scalar."""
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "step":
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush the event file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run per run folder; a resumed run continues it."""
+
+    def __init__(self, run: Run, job: Job) -> None:
+        module = import_extra("wandb", "run.wandb = true")
+        self._run = module.init(
+            project="meshwright",
+            name=run.folder.name,
+            dir=str(run.folder),
+            config=job.to_dict(),
+            id=_lasting_id(run),
+            resume="allow",
+        )
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Log every known value of `row`."""
+        self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
+
+    def close(self) -> None:
+        """Tell W&B that the run is over."""
+        self._run.finish()
+
+
+def _lasting_id(run: Run) -> str:
+    """Return the run folder's W&B id, drawn at its first attempt: without one, W&B begins a new run at every start."""
+    path = run.folder / "wandb_id"
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex)
+    return path.read_text()
+
+
+def _mend_last_row(path: Path) -> None:
+    """Remove what a kill or a full disk left of a last row: the next row would be appended to it, and both be lost."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _LONGEST_ROW_BYTES)
+        file.seek(start)
+        complete, newline, last = file.read().rpartition(b"\n")
+        if last.endswith(b"}"):
+            file.write(b"\n")
+        else:
+            file.truncate(start + len(complete) + len(newline))
+
+
+def open_sinks(run: Run, job: Job) -> list[Sink]:
+    """Return the sinks that `job` asks for; raises UnsupportedError naming the extra when a package is missing."""
+    sinks: list[Sink] = [JsonLines(run)]
+    if job.run.tensorboard:
+        sinks.append(TensorBoard(run))
+    if job.run.wandb:
+        sinks.append(WeightsAndBiases(run, job))
+    return sinks

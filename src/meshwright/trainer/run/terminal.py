@@ -1,0 +1,75 @@
+"""Who speaks on the terminal: rank 0, until a rank fails; then the one that failed first."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from types import TracebackType
+from typing import Self
+
+from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.log import logger
+from meshwright.spec.run.run import Run
+from meshwright.trainer.launch.ranks import Ranks
+
+
+class Terminal:
+    """Sends what a rank prints to its own log, and gives the terminal's stderr back to the first that fails.
+
+    The ranks that fail later mostly just lost that one, and would say so with the wrong advice.
+    """
+
+    def __init__(self, ranks: Ranks, run: Run) -> None:
+        self._ranks, self._run = ranks, run
+        self._speaks = True
+
+    def __enter__(self) -> Self:
+        self._stderr = os.dup(2)
+        return self
+
+    def leave_to_rank_0(self) -> None:
+        """Send what this rank prints from now on to its log, unless it is rank 0."""
+        if self._ranks.is_first:
+            return
+        try:
+            self._redirect((1, 2))
+            self._speaks = False
+        except OSError as error:
+            log = self._run.rank_log(self._ranks.rank)
+            raise ConfigError(f"cannot write {log}: {error.strerror}: set run.dir to a shared folder") from error
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+        logger.info("rank %d, pid %d", self._ranks.rank, os.getpid())
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            if self._ranks.fails_first():
+                self._speak(error)
+            else:
+                self._be_quiet()
+        os.close(self._stderr)
+
+    def _speak(self, error: Exception) -> None:
+        if self._speaks:
+            return
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os.dup2(self._stderr, 2)
+        if not isinstance(error, MeshwrightError):
+            print(f"rank {self._ranks.rank} of {self._ranks.num_ranks}:", file=sys.stderr, flush=True)
+
+    def _be_quiet(self) -> None:
+        try:
+            self._redirect((2,))
+        except OSError:
+            # Refused its run folder, it has no log.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def _redirect(self, descriptors: tuple[int, ...]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        log = os.open(self._run.rank_log(self._ranks.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for descriptor in descriptors:
+            os.dup2(log, descriptor)
+        os.close(log)

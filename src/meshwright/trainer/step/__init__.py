@@ -1,0 +1,1 @@
+"""One training step: build, forward, backward, update."""

@@ -1,0 +1,72 @@
+"""build_step: the trainer's own step for whoever wants to run it without data, such as the tracer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+
+from meshwright.config.load import load_job
+from meshwright.data.loader import Microbatch, stack
+from meshwright.data.user_data import load_user_data, read_pair
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.user_object import is_object_source
+from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.step.optimizer import build_optimizer
+from meshwright.trainer.step.train_step import TrainStep
+from meshwright.trainer.step.training import build_pipeline
+
+
+def build_step(device: torch.device, rank: int, world_size: int, job_file: str, *overrides: str) -> Callable[[], None]:
+    """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective.
+
+    The first call runs two microbatches: enough to compile, to add up gradients, and to leave what a whole step does.
+    """
+    return _build(_load(job_file, overrides), Ranks(rank, world_size, device))
+
+
+def build_part_of_step(
+    device: torch.device, rank: int, world_size: int, microbatches: str, job_file: str, *overrides: str
+) -> Callable[[], None]:
+    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order.
+
+    The first call runs one of them.
+    """
+    chosen = [int(number) for number in microbatches.split(",")]
+    return _build(_load(job_file, overrides), Ranks(rank, world_size, device), chosen)
+
+
+def _load(job_file: str, overrides: Sequence[str]) -> Job:
+    """Return the job; code of its own is found next to it, as `meshwright train` finds it."""
+    resolved = load_job(job_file, overrides)
+    sys.path.insert(0, str(resolved.folder))
+    return resolved.job
+
+
+def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Callable[[], None]:
+    meshes, pipeline, _ = build_pipeline(job, ranks, chosen)
+    step = TrainStep(job, pipeline.stages, meshes, build_optimizer(pipeline.stages, job.optimizer), pipeline)
+    count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
+    microbatches = _microbatches(job, count, meshes.layout.microbatch_size)
+    whole = pipeline.schedule
+    first = range(min(2, count)) if chosen is None else [0]
+    shorter = iter([whole.of_microbatches(first)])
+
+    def run() -> None:
+        pipeline.set_schedule(next(shorter, whole))
+        step(1, microbatches[: pipeline.schedule.num_microbatches])
+
+    return run
+
+
+def _microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
+    """Return microbatches of token 0, or of the first sample where somebody's own object makes them."""
+    inputs = targets = torch.zeros(size, job.train.seq_len, dtype=torch.int64)
+    if is_object_source(job.data.source):
+        sample = read_pair(load_user_data(job.data), 0, job.data.source)
+        inputs, targets = (
+            stack(size * [value], size * [0], what) for value, what in zip(sample, ("inputs", "targets"), strict=True)
+        )
+    documents_BS = inputs if job.data.mask_documents else None
+    return [Microbatch(inputs, targets, index * size, documents_BS) for index in range(count)]

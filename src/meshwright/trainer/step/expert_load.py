@@ -1,0 +1,86 @@
+"""ExpertLoad: how evenly tokens went to experts in a step, and the bias that evens it out without a loss.
+
+Each rank's routers count the rows of its own tokens. One all-reduce over all ranks adds them up, layer by layer: the
+ranks of another pipeline stage fill other layers. Only ratios within a layer are used, so that it does not matter that
+tensor-parallel ranks may have routed the same tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch import distributed as dist
+
+from meshwright.models.contract import blocks_of
+from meshwright.models.moe import MixtureOfExperts
+from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.pipeline.stages import Stages
+
+_OTHERS = ("padded_rows", "balance_loss", "z_loss", "num_forwards")
+"""What a layer counts besides the rows of each expert."""
+
+
+class ExpertLoad:
+    """The statistics of all mixtures of experts in the stages of this rank; a collective to use."""
+
+    def __init__(self, model: Stages, meshes: Meshes) -> None:
+        self._device = torch.device(meshes.device_type)
+        self._mixtures = {
+            number: mixture
+            for stage in model
+            for number, block in enumerate(blocks_of(stage))
+            if block is not None
+            for mixture in block.modules()
+            if isinstance(mixture, MixtureOfExperts)
+        }
+        # Ranks whose stages have no experts take part in the all-reduce too, with a table as large as the others'.
+        self._num_experts = model.most_experts
+        self._num_layers = max(len(blocks_of(stage)) for stage in model)
+
+    def after_step(self) -> dict[str, float]:
+        """Return the step's metrics, nothing without experts, after updating biases; counts start again."""
+        if self._num_experts == 0:
+            return {}
+        load_LE, others = self._sum_over_ranks()
+        for number, mixture in self._mixtures.items():
+            if mixture.router.bias is not None:
+                mixture.router.update_bias(load_LE[number])
+            mixture.reset_statistics()
+        return _metrics(np.array(load_LE.tolist()), np.array(others.tolist()))
+
+    def _sum_over_ranks(self) -> tuple[Tensor, Tensor]:
+        """Return load_LE and the columns of _OTHERS, over all ranks, zeros for layers without experts."""
+        # Counts are whole numbers, whose sums are exact in float64: so equal on all layouts.
+        table = torch.zeros(
+            self._num_layers, self._num_experts + len(_OTHERS), dtype=torch.float64, device=self._device
+        )
+        for number, mixture in self._mixtures.items():
+            router = mixture.router
+            counts = (router.load_E, mixture.padded_rows, router.balance_loss, router.z_loss, router.num_forwards)
+            table[number] = torch.cat([count.double() for count in counts])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(table)
+        load_LE, others_LO = table.split([self._num_experts, len(_OTHERS)], dim=1)
+        return load_LE, others_LO
+
+
+def _metrics(load_LE: NDArray[np.float64], others_LO: NDArray[np.float64]) -> dict[str, float]:
+    """Return the metrics by their names in metrics.jsonl; none where no token was routed."""
+    load_LE = load_LE[load_LE.sum(1) > 0]
+    if not len(load_LE):
+        # As a traced stage without experts reads: fake tensors bring no counts of other stages.
+        return {}
+    skew_L = load_LE.max(1) / load_LE.mean(1)
+    padded_rows, balance_loss, z_loss, num_forwards = others_LO.sum(0).tolist()
+    metrics = {
+        "router_skew": float(skew_L.max()),
+        "router_skew_mean": float(skew_L.mean()),
+        # Each expert takes as many rows as chose it.
+        "tokens_dropped": 0.0,
+        "tokens_padded": padded_rows / (padded_rows + float(load_LE.sum())),
+    }
+    # A loss without a weight is not computed, and one that is, is never 0.
+    losses = {"balance_loss": balance_loss, "z_loss": z_loss}
+    return metrics | {name: total / num_forwards for name, total in losses.items() if total}

@@ -1,0 +1,149 @@
+"""One optimizer step: microbatches forward and backward, clip, guard, update."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.optim import AdamW
+
+from meshwright.data.loader import Microbatch
+from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
+from meshwright.parallelism.context.sequence_split import sequence_indices
+from meshwright.parallelism.data.buffers import share_buffers
+from meshwright.parallelism.data.fully_sharded import reshard_model
+from meshwright.parallelism.gradients import Gradients
+from meshwright.parallelism.loss import NextTokenLoss, counted_share
+from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, StageInput, ignore
+from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
+from meshwright.spec.job.job import Job
+from meshwright.trainer.step.expert_load import ExpertLoad
+from meshwright.trainer.step.learning_rate import learning_rate
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step says of itself; equal on every rank."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    experts: dict[str, float] = field(default_factory=dict)
+    """How evenly tokens went to experts; empty without any."""
+
+
+class TrainStep:
+    """Callable: runs one optimizer step on this rank's microbatches of it."""
+
+    may_ignore_targets = False
+    """Whether the data may hold targets of -100, which the next-token loss does not count."""
+
+    def __init__(self, job: Job, model: Stages, meshes: Meshes, optimizer: AdamW, pipeline: Pipeline) -> None:
+        self.job, self.model, self.meshes, self.optimizer, self.pipeline = job, model, meshes, optimizer, pipeline
+        self.gradients = Gradients(model, meshes)
+        self.expert_load = ExpertLoad(model, meshes)
+        self.positions_S = self._own_positions()
+        self.observe_gradients: Callable[[nn.Module], None] | None = None
+        """Called with the model once in a step, when its gradients are those of the mean loss, and not clipped yet."""
+        self._has_checked_gradients = False
+        self._observe: Observe = ignore
+
+    def report_to(self, observe: Observe) -> None:
+        """Have `observe` called with each action of the pipeline and each later phase of a step."""
+        self._observe = self.pipeline.observe = observe
+
+    def __call__(self, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
+        """Return the mean loss over the global batch of `step` after updating the parameters; a collective."""
+        rate = learning_rate(step, self.job.train.steps, self.job.optimizer)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
+        self._observe("gradients")
+        if not self._has_checked_gradients:
+            require_all_gradients(canonical_parameters(self.model))
+            self._has_checked_gradients = True
+        self.gradients.finish(len(microbatches))
+        if self.observe_gradients is not None:
+            self.observe_gradients(self.model)
+        grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
+        loss = self._mean_loss(total_loss, len(microbatches))
+        require_finite(step, loss, grad_norm.item())
+        self._observe("optimizer")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        experts = self.expert_load.after_step()
+        share_buffers(self.model, self.meshes)
+        return StepResult(loss, grad_norm.item(), rate, experts)
+
+    @torch.no_grad()
+    def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
+        """Return the mean loss over `batches` of microbatches without training on them; a collective."""
+        self.model.eval()
+        totals = [self.pipeline.evaluate(self._stage_inputs(0, batch)) for batch in batches]
+        # A checkpoint may be next, and it saves shards.
+        reshard_model(self.model)
+        self.model.train()
+        return self._mean_loss(torch.stack(totals).sum(), sum(len(batch) for batch in batches))
+
+    def _mean_loss(self, total: Tensor, num_microbatches: int) -> float:
+        """Return the mean of the losses that the ranks of the last stage have summed up; a collective."""
+        layout = self.meshes.layout
+        # The tensor-parallel ranks of the last stage all have the loss of their common samples.
+        mean = total / (num_microbatches * layout.dp * layout.cp * layout.tp)
+        dist.all_reduce(mean)
+        return mean.item()
+
+    def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
+        """Return this rank's part of the microbatches, on its device; a collective where targets may be ignored."""
+        scale = None
+        if self.may_ignore_targets and isinstance(self.pipeline.loss, NextTokenLoss):
+            targets = [microbatch.targets for microbatch in microbatches]
+            scale = 1 / counted_share(targets, torch.device(self.meshes.device_type))
+        return [self._stage_input(step, microbatch, scale) for microbatch in microbatches]
+
+    def _stage_input(self, step: int, microbatch: Microbatch, loss_scale: Tensor | None) -> StageInput:
+        device = torch.device(self.meshes.device_type)
+        tensors = [microbatch.inputs, microbatch.targets, microbatch.documents]
+        if self.meshes.layout.cp > 1:
+            tensors = [None if tensor is None else tensor[:, self.positions_S] for tensor in tensors]
+        inputs, targets, documents = (
+            None if tensor is None else tensor.to(device, non_blocking=True) for tensor in tensors
+        )
+        assert inputs is not None
+        assert targets is not None
+        context: dict[str, Any] = {}
+        if self._takes_positions:
+            context = {"positions_S": self.positions_S.to(device), "documents_BS": documents}
+        prepare = partial(seed_everything, self.job.train.seed, step, microbatch.first_slot)
+        return StageInput(inputs, targets, context, prepare, loss_scale)
+
+    @property
+    def _takes_positions(self) -> bool:
+        return all(getattr(stage, "takes_positions", False) for stage in self.model)
+
+    def _own_positions(self) -> Tensor:
+        layout = self.meshes.layout
+        return sequence_indices(self.job.train.seq_len, self.meshes.rank("cp"), layout.cp, layout.cp_method)
+
+
+def seed_everything(seed: int, step: int, first_slot: int) -> None:
+    """Seed every generator from the microbatch's place in the run, so that no generator has to be saved.
+
+    Dropout then depends on (seed, step, slot): resuming is exact, and other ranks on the same slot draw the same.
+    """
+    mixed = int(np.random.SeedSequence([seed, step, first_slot]).generate_state(1, np.uint64)[0])
+    # torch.manual_seed would also queue seeds for devices that nobody uses, each with a stack trace (2.13).
+    torch.default_generator.manual_seed(mixed % 2**63)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(mixed % 2**63)
+    np.random.seed(mixed % 2**32)
+    random.seed(mixed)

@@ -1,0 +1,209 @@
+"""Everything that one rank trains with, built from a Job, and its state as a checkpoint holds it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from meshwright.checkpoint.hf.families import BUFFER
+from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.load import load
+from meshwright.checkpoint.save import prune, save
+from meshwright.data.dataset import Dataset, build_dataset
+from meshwright.data.loader import Loader
+from meshwright.data.order import Share
+from meshwright.data.resume import check_resumable
+from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.models.build import build_model
+from meshwright.models.contract import blocks_of
+from meshwright.models.shardable import require_shardable
+from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
+from meshwright.parallelism.data.materialize import fill_from
+from meshwright.parallelism.gradients import share_tied
+from meshwright.parallelism.loss import make_loss
+from meshwright.parallelism.mesh import Meshes, build_meshes
+from meshwright.parallelism.pipeline.pipeline import Pipeline
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.job.user_object import import_object
+from meshwright.spec.job.validity import layout_problems
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.schedule.schedule import build_schedule
+from meshwright.spec.layout.schedule.schedule_csv import read_schedule
+from meshwright.spec.layout.stage_split import split_stages, stage_boundaries
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.run.run import Run
+from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.step.optimizer import build_optimizer, optimizer_state
+from meshwright.trainer.step.train_step import TrainStep
+
+
+class Training:
+    """A model split by its layout, its optimizer and its data, on one rank."""
+
+    num_parameters: int
+    """Parameters of the whole model, tied ones counted once."""
+
+    def __init__(self, job: Job, ranks: Ranks, meshes: Meshes, dataset: Dataset, pipeline: Pipeline) -> None:
+        self.job, self.ranks, self.meshes, self.dataset = job, ranks, meshes, dataset
+        self.model = model = pipeline.stages
+        self.layout = layout = meshes.layout
+        share = Share(job.global_batch_size, layout.microbatch_size, meshes.dp_rank, layout.dp)
+        self.loader = Loader(
+            dataset,
+            share,
+            seed=job.train.seed,
+            shuffle=job.data.shuffle,
+            pin_memory=ranks.device.type == "cuda",
+        )
+        self.optimizer: AdamW = build_optimizer(model, job.optimizer)
+        self.step = TrainStep(job, model, meshes, self.optimizer, pipeline)
+        self.step.may_ignore_targets = dataset.may_ignore_targets
+
+    @classmethod
+    def build(cls, job: Job, ranks: Ranks, dataset: Dataset | None = None) -> Self:
+        """Return the training of `job` on this rank, at step 0, with its initial weights; a collective.
+
+        `dataset` stands in for the one that the job names.
+        """
+        meshes, pipeline, num_parameters = build_pipeline(job, ranks)
+        dataset = dataset or build_dataset(job.data, job.train.seq_len)
+        require_vocabulary(job, dataset)
+        training = cls(job, ranks, meshes, dataset, pipeline)
+        training.num_parameters = num_parameters
+        return training
+
+    def save(self, run: Run, step: int) -> None:
+        """Commit the state after `step` as a checkpoint of `run`; a collective."""
+        metadata = {
+            "step": step,
+            "layout": self.layout.to_dict(),
+            "num_ranks": self.ranks.num_ranks,
+            "position": self.loader.position,
+        }
+        save(run.checkpoint(step), self._state(), metadata)
+        if self.ranks.is_first:
+            prune(run, self.job.checkpoint.keep)
+
+    def load(self, run: Run, step: int) -> None:
+        """Put back the state after `step`, on any number of ranks; a collective."""
+        metadata: dict[str, Any] = load(run.checkpoint(step), self._state())
+        share_tied(self.model, self.meshes)
+        check_resumable(metadata["position"], self.loader.position)
+
+    def _state(self) -> dict[str, Any]:
+        buffers = {f"{BUFFER}{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
+        return {
+            "model": {**copies_by_name(canonical_parameters(self.model)), **buffers},
+            "optimizer": optimizer_state(self.model, self.optimizer),
+        }
+
+
+def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = None) -> tuple[Meshes, Pipeline, int]:
+    """Return this rank's part of the model as its layout splits it, and how many parameters the whole has; a
+    collective. With `microbatches` the schedule runs only these, as if the others were left out of it.
+    """
+    whole = build_unsharded(job)
+    require_positions(job, whole)
+    num_parameters = sum(parameter.numel() for parameter in whole.parameters())
+    layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
+    require_valid(job, layout)
+    meshes = build_meshes(layout, ranks.device.type)
+    schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
+    if microbatches is not None:
+        schedule = schedule.of_microbatches(microbatches)
+    model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
+    fill_from_hf(model, job.model)
+    share_tied(model, meshes)
+    compute_dtype = TORCH_DTYPES[job.precision.compute]
+    return meshes, Pipeline(model, schedule, make_loss(whole, meshes), meshes, compute_dtype), num_parameters
+
+
+def build_unsharded(job: Job) -> nn.Module:
+    """Return the whole model: on the meta device if its weights can be made shard by shard, else built for real."""
+    is_ours = resolve_architecture(job.model) is not None
+    if is_ours or hasattr(import_object("model.source", job.model.source), "initial"):
+        with torch.device("meta"):
+            model = build_model(job.model)
+    else:
+        # A user's constructor draws its own weights, wherever from: the same seed gives every rank the same ones.
+        torch.manual_seed(job.train.seed)
+        np.random.seed(job.train.seed % 2**32)
+        random.seed(job.train.seed)
+        model = build_model(job.model)
+    require_shardable(model)
+    return model.to(torch.float64) if job.precision.compute == "float64" else model
+
+
+def with_stage_boundaries(job: Job, layout: Layout, model: nn.Module) -> Layout:
+    """Return `layout` with the boundaries of its pipeline stages: by cost where the model's is known, else even."""
+    if layout.pp == 1 or layout.stage_boundaries is not None:
+        return layout
+    architecture = resolve_architecture(job.model)
+    if architecture is not None:
+        return layout.replace(stage_boundaries=stage_boundaries(layout, model_spec(architecture), job.train.seq_len))
+    # Nobody knows what these blocks cost: all the same, and their ends nothing.
+    costs = [0, *(1 for _ in blocks_of(model)), 0]
+    return layout.replace(stage_boundaries=split_stages(costs, costs, layout.num_stages))
+
+
+def require_valid(job: Job, layout: Layout) -> None:
+    """Raise InfeasibleLayout naming everything that keeps `layout` from running this job."""
+    problems = layout_problems(job, layout)
+    if layout.activation_checkpoint == "auto":
+        problems.append(
+            'layout.activation_checkpoint = "auto" is settled before ranks start, by `meshwright train`: set '
+            "layout.activation_checkpoint to none, selective or full"
+        )
+    if problems:
+        raise InfeasibleLayout("\n".join(problems))
+
+
+def fill_from_hf(model: nn.Module, section: ModelSection) -> None:
+    """Copy the weights of model.initial_weights, where it is given, into this rank's part of `model`."""
+    if section.initial_weights is None:
+        return
+    architecture = resolve_architecture(section)
+    if architecture is None:
+        raise ConfigError(
+            f"model.initial_weights = {section.initial_weights!r} needs a preset or a config.json, but "
+            f"model.source = {section.source!r} is a class: load the weights in its constructor"
+        )
+    names, buffers = [name for name, _ in canonical_parameters(model)], persistent_buffers(model)
+    names += [f"{BUFFER}{name}" for name in buffers]
+    weights = load_hf_parameters(Path(section.initial_weights).expanduser(), architecture, names)
+    fill_from(model, weights.__getitem__)
+    for name, buffer in buffers.items():
+        buffer.copy_(weights[f"{BUFFER}{name}"])
+
+
+def require_positions(job: Job, model: nn.Module) -> None:
+    """Raise ConfigError when tokens are to attend within documents, but the model does not take these."""
+    if job.data.mask_documents and not getattr(model, "takes_positions", False):
+        raise ConfigError(
+            f"data.mask_documents = true tells the model which document each token is of, but model.source = "
+            f"{job.model.source!r} does not take it: give it takes_positions = True and forward(inputs, positions, "
+            "documents), as models/contract.py says, or set data.mask_documents to false"
+        )
+
+
+def require_vocabulary(job: Job, dataset: Dataset) -> None:
+    """Raise ConfigError when the tokenizer has more tokens than the model's embedding has rows."""
+    architecture = resolve_architecture(job.model)
+    if architecture is None or dataset.vocab_size is None or dataset.vocab_size <= architecture.vocab_size:
+        return
+    raise ConfigError(
+        f'data.tokenizer = "{job.data.tokenizer}" has {dataset.vocab_size} tokens but the model '
+        f"{job.model.source} has vocab_size = {architecture.vocab_size}: "
+        f"set model.options.vocab_size to {dataset.vocab_size} or more"
+    )

@@ -1,0 +1,42 @@
+"""What a traced step's storages are for, against what the planner's formulas say of the same layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.config.load import load_job
+from meshwright.cost.case import Cases
+from meshwright.cost.layout_table import layout_table
+from meshwright.cost.memory.footprint import footprint_of_rank, memory_use
+from meshwright.planner.ask import Options, question_of
+from meshwright.simulator.memory.roles import bytes_by_role, roles_of
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.step.estimate import MemoryUse
+from meshwright.spec.trace.timeline import TensorRole
+from meshwright.tracer.programs.trace import trace
+from repository import ROOT
+
+JOB = str(ROOT / "examples" / "tiny.toml")
+LAYOUT = Layout(dp_shard=2, tp=2, microbatch_size=2)
+CLUSTER = ("cluster.name=h100-ib400", "cluster.num_devices=4")
+OVERRIDES = ("layout.dp_shard=2", "layout.tp=2", *CLUSTER)
+
+
+def predicted(overrides: tuple[str, ...]) -> MemoryUse:
+    setting = question_of(load_job(JOB, overrides), Options()).setting
+    return memory_use(footprint_of_rank(Cases.of_one(setting, layout_table([LAYOUT])), 0), 0)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_roles_have_the_bytes_that_the_formulas_say(precision: str) -> None:
+    overrides = (*OVERRIDES, f"precision.compute={precision}")
+    found = trace("meshwright.trainer.step.build_step:build_step", 0, 4, [JOB, *overrides])
+    by_role, formula = bytes_by_role(found, roles_of(found)), predicted(overrides)
+    # Step counters of AdamW are a few bytes each.
+    assert abs(by_role[0, TensorRole.PARAMETER] - formula.parameters_bytes) < 1024
+    assert abs(by_role[0, TensorRole.OPTIMIZER_STATE] - formula.optimizer_bytes) < 1024
+    # Shards of gradients add up over microbatches next to what is gathered of the blocks at work.
+    gathered = by_role[:, [TensorRole.GRADIENT, TensorRole.GATHERED]].sum(axis=1).max()
+    assert abs(gathered / (formula.gradients_bytes + formula.gathered_bytes) - 1) < 0.1
+    assert abs(by_role[:, TensorRole.ACTIVATION].max() / formula.activations_bytes - 1) < 0.1
+    assert by_role[:, TensorRole.OTHER].max() < 1024

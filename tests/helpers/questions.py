@@ -1,0 +1,57 @@
+"""Questions to the planner that are small enough for a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.cost.case import Setting
+from meshwright.cost.stacks import load_stack
+from meshwright.hardware.catalogue import load_cluster
+from meshwright.planner.question import Question
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.step.workload import Workload
+
+SMALL_PLAN = (
+    *("plan", "--model", "llama3-8b", "--cluster", "h100-ib400:8"),
+    *("--seq-len", "2048", "--global-batch-size", "16"),
+)
+"""A command line whose answer takes a fraction of a second."""
+SMALL_JOB = """# A small job.
+[model]
+source = "llama3-8b"  # Meta's
+
+[train]
+seq_len = 2048
+global_batch_size = 16
+
+[precision]
+compute = "bfloat16"
+
+[cluster]
+name = "h100-ib400"
+num_devices = 8
+"""
+"""The same as a job file."""
+
+
+def ask(
+    model: str = "llama3-8b",
+    num_devices: int = 16,
+    *,
+    seq_len: int = 4096,
+    batch: int = 64,
+    cluster: str = "h100-ib400",
+    given: Layout | None = None,
+    **fixed: Any,
+) -> Question:
+    """Return a question about a preset on devices of a cluster of the catalogue; `fixed` are keys of its layout."""
+    architecture = PRESETS[model]
+    setting = Setting(
+        model=model_spec(architecture),
+        workload=Workload(seq_len=seq_len, global_batch_size=batch),
+        cluster=load_cluster(cluster).with_num_devices(num_devices),
+        stack=load_stack("meshwright"),
+    )
+    return Question(model, architecture, setting, fixed, given)

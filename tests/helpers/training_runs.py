@@ -1,0 +1,84 @@
+"""Real training runs for tests: the trainer's own loop on the ranks of run_ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from meshwright.spec.job.job import Job
+from meshwright.spec.run.run import Manifest, Run
+from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.run.loop import train
+from meshwright.trainer.run.open_run import claim
+from run_ranks import run_ranks
+
+TINY_MODEL = {
+    "source": "llama-1m",
+    "options": {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "ffn_dim": 48},
+}
+
+
+def tiny_job(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """Return a job that takes milliseconds a step; `sections` are merged over its own."""
+    corpus = folder / "corpus.txt"
+    if not corpus.exists():
+        corpus.write_text("".join(f"{n} times {n} is {n * n}; the root of {n * n} is {n}.\n" for n in range(1500)))
+    job: dict[str, Any] = {
+        "model": TINY_MODEL,
+        "data": {"source": str(corpus), "cache_dir": str(folder / "cache")},
+        "train": {"steps": 6, "seq_len": 32, "global_batch_size": 8},
+        "optimizer": {"warmup_steps": 2, "learning_rate": 3e-3},
+        "layout": {"dp_shard": -1},
+        "checkpoint": {"interval": 3},
+        "run": {"device": "cpu"},
+    }
+    return {name: {**job.get(name, {}), **sections.get(name, {})} for name in job.keys() | sections.keys()}
+
+
+def train_on_this_rank(job: dict[str, Any], folder: str, resume: bool) -> int:
+    """Train inside an existing process group and return the exit code."""
+    torch.set_num_threads(1)
+    run, parsed = Run(folder), Job.from_dict(job)
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+    if ranks.is_first:
+        claim(run, parsed, resume=resume, overwrite=False)
+    dist.barrier()
+    return int(train(parsed, run, ranks, resume=resume))
+
+
+class FinishedRun:
+    """What a run left behind."""
+
+    def __init__(self, folder: Path, codes: list[int]) -> None:
+        self.run, self.codes = Run(folder), codes
+        self.manifest = Manifest.from_json(self.run.manifest.read_text())
+        rows = [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
+        self.rows = [row for row in rows if "loss" in row]
+        self.validation = [row for row in rows if "validation_loss" in row]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Return the newest loss of each step."""
+        return {row["step"]: row["loss"] for row in self.rows}
+
+    @property
+    def grad_norms(self) -> dict[int, float]:
+        """Return the newest gradient norm of each step."""
+        return {row["step"]: row["grad_norm"] for row in self.rows}
+
+    @property
+    def parameter_hash(self) -> str:
+        """Return the hash of the final parameters."""
+        return str(self.manifest.results["parameter_hash"])
+
+
+def train_on_ranks(
+    job: dict[str, Any], folder: Path, num_ranks: int, *, resume: bool = False, timeout_s: float = 300
+) -> FinishedRun:
+    """Train `job` into `folder` on `num_ranks` gloo ranks."""
+    codes = run_ranks(train_on_this_rank, num_ranks, job, str(folder), resume, timeout_s=timeout_s)
+    return FinishedRun(folder, codes)

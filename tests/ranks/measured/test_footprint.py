@@ -1,0 +1,140 @@
+"""The predicted peak of a step's memory against that of a step: FSDP2, recomputation and accumulation on one rank."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from meshwright.cost.case import Cases, Setting
+from meshwright.cost.layout_table import layout_table
+from meshwright.cost.memory.footprint import footprint
+from meshwright.cost.memory.footprint_constants import WORKSPACE_BYTES
+from meshwright.cost.stacks import load_stack
+from meshwright.hardware.catalogue import load_cluster
+from meshwright.models.build import build_architecture
+from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.loss import make_loss
+from meshwright.parallelism.mesh import build_meshes
+from meshwright.parallelism.pipeline.pipeline import Pipeline, StageInput
+from meshwright.spec.job.sections import OptimizerSection, PrecisionSection
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.schedule.schedule import build_schedule
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.step.workload import Workload
+from meshwright.trainer.step.optimizer import build_optimizer
+from run_ranks import run_ranks
+
+SEQ_LEN = 128
+SIZES = {
+    "vocab_size": 512,
+    "dim": 256,
+    "num_layers": 3,
+    "num_heads": 8,
+    "num_kv_heads": 4,
+    "head_dim": 32,
+    "ffn_dim": 704,
+    "rope_theta": 10_000.0,
+    "max_seq_len": 4096,
+}
+Case = tuple[dict[str, Any], Layout, int]
+"""What differs from SIZES, the layout, and the microbatches of a step."""
+CASES: list[Case] = [
+    ({}, Layout(microbatch_size=4), 1),
+    ({}, Layout(activation_checkpoint="selective", microbatch_size=4), 1),
+    ({}, Layout(activation_checkpoint="full", microbatch_size=4), 2),
+    ({"vocab_size": 8192}, Layout(activation_checkpoint="full", microbatch_size=4), 1),
+    ({}, Layout(activation_checkpoint="full", reshard_after_forward="never"), 1),
+]
+
+
+class _Peak(TorchDispatchMode):
+    """Follows the bytes of all tensors that ops have read or made, and that are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self._storages: dict[int, StorageWeakRef] = {}
+
+    def note(self, tensor: Tensor) -> None:
+        local: Tensor = getattr(tensor, "_local_tensor", tensor)
+        reference = StorageWeakRef(local.untyped_storage())
+        self._storages.setdefault(reference.cdata, reference)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, Tensor):
+                self.note(leaf)
+        self.bytes = max(self.bytes, self._alive_bytes())
+        return result
+
+    def _alive_bytes(self) -> int:
+        total = 0
+        for key, reference in list(self._storages.items()):
+            # Its size now: FSDP2 frees what it has gathered by making it empty.
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            if storage is None:
+                del self._storages[key]
+            else:
+                total += storage.nbytes()
+        return total
+
+
+def _measured_bytes(case: Case) -> int:
+    """Return the peak of a step after the first, which makes the optimizer's state."""
+    sizes, layout, num_microbatches = case
+    architecture = LlamaArchitecture(**SIZES | sizes)
+    with torch.device("meta"):
+        model = build_architecture(architecture)
+    schedule, meshes = build_schedule(layout, num_microbatches), build_meshes(layout, "cpu")
+    precision = PrecisionSection(compute="bfloat16", reduce="float32")
+    stages = parallelize(model, meshes, precision, schedule, seq_len=SEQ_LEN, seed=0)
+    pipeline = Pipeline(stages, schedule, make_loss(next(iter(stages)), meshes), meshes, torch.bfloat16)
+    optimizer = build_optimizer(stages, OptimizerSection(learning_rate=1e-3))
+    tokens_BS = torch.randint(0, architecture.vocab_size, (layout.microbatch_size, SEQ_LEN))
+    context = {"positions_S": torch.arange(SEQ_LEN), "documents_BS": None}
+    peak = _Peak()
+    for mode in (None, peak):
+        microbatches = [StageInput(tokens_BS, tokens_BS, context, lambda: None)] * num_microbatches
+        if mode is None:
+            pipeline.step(microbatches)
+        else:
+            gc.collect()
+            states = [value for state in optimizer.state.values() for value in state.values()]
+            for tensor in (*stages.parameters(), *states):
+                peak.note(tensor)
+            with peak:
+                pipeline.step(microbatches)
+        optimizer.step()
+        optimizer.zero_grad()
+    return peak.bytes
+
+
+def _predicted_bytes(case: Case) -> float:
+    sizes, layout, num_microbatches = case
+    setting = Setting(
+        model_spec(LlamaArchitecture(**SIZES | sizes)),
+        Workload(seq_len=SEQ_LEN, global_batch_size=num_microbatches * layout.microbatch_size),
+        load_cluster("h100-ib400"),
+        load_stack("meshwright"),
+    )
+    # The CPU has no library that wants a workspace.
+    return float(footprint(Cases.of_one(setting, layout_table([layout]))).allocated_bytes[0]) - WORKSPACE_BYTES
+
+
+def _measure_all() -> list[int]:
+    return [_measured_bytes(case) for case in CASES]
+
+
+def test_peak_of_a_step_is_the_predicted_one() -> None:
+    (measured,) = run_ranks(_measure_all, 1)
+    errors = [_predicted_bytes(case) / peak - 1 for case, peak in zip(CASES, measured, strict=True)]
+    assert errors == pytest.approx([0.0] * len(CASES), abs=0.1)

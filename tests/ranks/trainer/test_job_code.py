@@ -1,0 +1,165 @@
+"""Mistakes in the code that a job names: its author sees the traceback once, then one line, and the right exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.config.write import to_toml
+from meshwright.errors import ExitCode
+from meshwright.spec.job.job import Job
+from training_runs import tiny_job
+
+MODULE = """
+import os
+import signal
+import time
+import torch
+from torch import nn
+
+class Works(nn.Module):
+    def __init__(self, num_logits=288):
+        super().__init__()
+        self.embedding = nn.Embedding(288, 8)
+        self.head = nn.Linear(8, num_logits)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+class Raises(Works):
+    def forward(self, tokens):
+        return tokens.no_such_method()
+
+class RaisesOnRank1(Works):
+    def forward(self, tokens):
+        if os.environ["RANK"] == "1":
+            raise ValueError("only here")
+        return super().forward(tokens)
+
+class AsksToStop(Works):
+    def __init__(self, at_call):
+        super().__init__()
+        self.calls_left = at_call
+
+    def forward(self, tokens):
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(1)  # The launcher passes it on.
+        return super().forward(tokens)
+
+class ReturnsTuple(Works):
+    def forward(self, tokens):
+        return super().forward(tokens), None
+
+class LossOfEachToken(Works):
+    def loss(self, output, targets):
+        return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="none")
+
+class NothingToTrain(nn.Module):
+    def forward(self, tokens):
+        return tokens
+
+class Data:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.zeros(32, dtype=torch.long), undefined_name
+"""
+
+
+def train(folder: Path, num_ranks: int, **sections: dict[str, object]) -> tuple[int, str]:
+    """Return the exit code and what is printed when the job trains with the module above next to it."""
+    (folder / "mine.py").write_text(MODULE)
+    (folder / "job.toml").write_text(to_toml(Job.from_dict(tiny_job(folder, **sections))))
+    command = [sys.executable, "-m", "meshwright", "train", "job.toml", "--ranks", str(num_ranks)]
+    ended = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return ended.returncode, ended.stdout
+
+
+def model(name: str, **options: object) -> dict[str, object]:
+    return {"source": f"mine:{name}", "options": options}
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        pytest.param("Raises", "AttributeError: 'Tensor' object has", marks=pytest.mark.long),
+        ("RaisesOnRank1", "ValueError: only here"),
+    ],
+)
+def test_an_exception_is_shown_once_from_the_jobs_own_code_on(tmp_path: Path, name: str, error: str) -> None:
+    code, output = train(tmp_path, 2, model=model(name))
+    assert code == ExitCode.DO_NOT_RETRY, output
+    assert output.count("Traceback (most recent call last)") == 1
+    assert output.count(error) == 1
+    assert "meshwright/trainer" not in output
+    *_, last = output.splitlines()
+    assert last.startswith(f"error: model.source = 'mine:{name}': ")
+    assert "came out of the job's own code" in last
+    assert str(tmp_path / "mine.py") in last
+
+
+def test_an_exception_in_data_of_ones_own_names_its_place(tmp_path: Path) -> None:
+    code, output = train(tmp_path, 1, model=model("Works"), data={"source": "mine:Data"})
+    assert code in (ExitCode.BAD_INPUT, ExitCode.DO_NOT_RETRY), output
+    assert "name 'undefined_name' is not defined" in output
+    assert str(tmp_path / "mine.py") in output
+    assert "bug in Meshwright" not in output
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (model("ReturnsTuple"), "the model's forward returned tuple for targets of (1, 32)"),
+        *(
+            pytest.param(given, message, marks=pytest.mark.long)
+            for given, message in (
+                (model("NothingToTrain"), "the model has no trainable parameters"),
+                (model("LossOfEachToken"), "returned a tensor of shape (32,), but a scalar tensor is needed"),
+                (model("Works", num_logits=10), "the model's forward returned 10 logits"),
+            )
+        ),
+    ],
+)
+def test_what_breaks_the_contract_is_explained_without_a_traceback(
+    tmp_path: Path, given: dict[str, object], message: str
+) -> None:
+    code, output = train(tmp_path, 1, model=given)
+    assert code == ExitCode.BAD_INPUT, output
+    assert "Traceback" not in output
+    assert message in output.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_a_model_that_ends_in_a_linear_layer_trains_without_a_warning(tmp_path: Path) -> None:
+    code, output = train(tmp_path, 2, model=model("Works"))
+    assert code == ExitCode.DONE, output
+    assert "Warning" not in output
+
+
+@pytest.mark.long
+def test_a_run_that_was_told_to_stop_says_how_to_go_on(tmp_path: Path) -> None:
+    code, output = train(tmp_path, 1, train={"stop_after": 2})
+    assert code == ExitCode.RETRY, output
+    assert "stopped with 4 steps to go: continue with --resume" in output
+
+
+FIRST = pytest.param(8, ExitCode.RETRY, marks=pytest.mark.long, id="first")
+LAST = pytest.param(48, ExitCode.DONE, marks=pytest.mark.long, id="last")
+
+
+@pytest.mark.parametrize(("at_call", "code"), [FIRST, LAST])
+def test_a_signal_in_the_last_step_leaves_a_complete_run(tmp_path: Path, at_call: int, code: ExitCode) -> None:
+    # Six steps of eight microbatches.
+    found, output = train(tmp_path, 1, model=model("AsksToStop", at_call=at_call))
+    assert found == code, output
+    is_complete = code is ExitCode.DONE
+    assert ("the run is complete" in output) is is_complete
+    assert ("step 6/6" in output) is is_complete
+    assert ("continue with --resume" in output) is not is_complete
+    assert ("stopping after step" in output) is not is_complete

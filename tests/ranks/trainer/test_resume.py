@@ -1,0 +1,106 @@
+"""A run that stopped is the run that never did."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import distributed as dist
+
+from meshwright.errors import ExitCode
+from meshwright.spec.layout.layout import AXES
+from run_ranks import run_ranks
+from training_runs import TINY_MODEL, FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
+
+
+def test_resume_on_the_same_layout_is_bit_equal(tmp_path: Path) -> None:
+    straight = train_on_ranks(tiny_job(tmp_path), tmp_path / "straight", 2)
+    stopped = train_on_ranks(tiny_job(tmp_path, train={"stop_after": 4}), tmp_path / "stopped", 2)
+    assert stopped.codes == [ExitCode.RETRY] * 2
+    assert stopped.manifest.exit == ExitCode.RETRY
+    resumed = train_on_ranks(tiny_job(tmp_path), tmp_path / "stopped", 2, resume=True)
+    assert resumed.codes == [ExitCode.DONE] * 2
+    assert resumed.parameter_hash == straight.parameter_hash
+    assert resumed.losses == straight.losses
+    assert [attempt.start_step for attempt in resumed.manifest.attempts] == [0, 4]
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(4, marks=pytest.mark.long)])
+def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_ranks: int) -> None:
+    sections = {"train": {"steps": 24, "global_batch_size": 8}, "checkpoint": {"interval": 4, "keep": 9}}
+    straight = train_on_ranks(tiny_job(tmp_path, **sections), tmp_path / "straight", 2)
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path / "straight", moved)
+    for step in (8, 12, 16, 20, 24):
+        shutil.rmtree(moved / "checkpoints" / f"step-{step}")
+    resumed = train_on_ranks(tiny_job(tmp_path, **sections), moved, num_ranks, resume=True)
+    compared = [step for step in straight.losses if step > 4]
+    assert len(compared) == 20
+    for step in compared:
+        assert resumed.losses[step] == pytest.approx(straight.losses[step], rel=1e-5)
+
+
+DENSE = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 4, "tie_embeddings": True}}
+MIXTURE = {"source": "moe-4m", "options": {"dim": 32, "num_layers": 3, "num_experts": 8, "expert_ffn_dim": 16}}
+
+
+@pytest.mark.parametrize(
+    ("model", "saved", "others"),
+    [
+        pytest.param(DENSE, {"pp": 2, "tp": 2}, [{"dp_shard": 4}], marks=pytest.mark.long),
+        pytest.param(DENSE, {"pp": 2, "schedule": "ZBVZeroBubble"}, [{"dp_replicate": 2}], marks=pytest.mark.long),
+        pytest.param(
+            *(MIXTURE, {"dp_shard": 2, "tp": 2, "ep": 4}, [{}, {"pp": 2, "dp_shard": 2, "ep": 2}]),
+            marks=pytest.mark.long,
+        ),
+        (DENSE, {"pp": 2}, [{"dp_shard": 2}]),
+    ],
+    ids=str,
+)
+def test_resume_on_any_layout(
+    tmp_path: Path, model: dict[str, Any], saved: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    def run(name: str, layout: dict[str, Any], *, resume: bool, **train: int) -> FinishedRun:
+        job = tiny_job(tmp_path, layout={"dp_shard": 1, **layout}, train=train, model=model)
+        num_ranks = math.prod(layout.get(axis, 1) for axis in AXES)
+        return train_on_ranks(job, tmp_path / name, num_ranks, resume=resume)
+
+    straight = run("straight", saved, resume=False)
+    run("stopped", saved, resume=False, stop_after=3)
+    for number, layout in enumerate([saved, *others]):
+        name = shutil.copytree(tmp_path / "stopped", tmp_path / f"resumed-{number}").name
+        resumed = run(name, layout, resume=True)
+        if layout == saved:
+            assert resumed.parameter_hash == straight.parameter_hash
+            assert resumed.losses == straight.losses
+        for step in (4, 5, 6):
+            assert resumed.losses[step] == pytest.approx(straight.losses[step], rel=1e-5)
+            assert resumed.grad_norms[step] == pytest.approx(straight.grad_norms[step], rel=1e-4)
+
+
+def train_where_the_last_rank_sees_no_checkpoint(job: dict[str, Any], folder: str) -> None:
+    """Resume as on a host whose file system does not show the others' files (yet)."""
+    is_blind = dist.get_rank() == dist.get_world_size() - 1
+    train_on_this_rank(job, folder + "-elsewhere" if is_blind else folder, True)
+
+
+def test_ranks_that_see_other_checkpoints_do_not_train_from_different_steps(tmp_path: Path) -> None:
+    train_on_ranks(tiny_job(tmp_path, train={"stop_after": 3}), tmp_path / "run", 2)
+    with pytest.raises(AssertionError, match="run-elsewhere/checkpoints/step-3 does not exist"):
+        run_ranks(train_where_the_last_rank_sees_no_checkpoint, 2, tiny_job(tmp_path), str(tmp_path / "run"))
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, checkpoint={"interval": 1, "keep": 2})
+    assert train_on_ranks(job, tmp_path / "run", 1).run.checkpoint_steps() == [5, 6]
+
+
+def test_validation_is_measured_on_time_and_changes_nothing(tmp_path: Path) -> None:
+    plain = train_on_ranks(tiny_job(tmp_path), tmp_path / "plain", 2)
+    # At step 3 and 6 a checkpoint follows the validation, and at step 4 training goes on after both.
+    every_step = {"train": {"validation_interval": 1}, "checkpoint": {"interval": 3}}
+    validated = train_on_ranks(tiny_job(tmp_path, **every_step), tmp_path / "validated", 2)
+    assert [row["step"] for row in validated.validation] == [1, 2, 3, 4, 5, 6]
+    assert validated.validation[-1]["validation_loss"] < validated.validation[0]["validation_loss"]
+    assert validated.parameter_hash == plain.parameter_hash

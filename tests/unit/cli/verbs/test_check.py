@@ -1,0 +1,355 @@
+"""`meshwright check`: all problems of a job and its surroundings at once, or a summary; never torch."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from meshwright.app.job_problems import check_job
+from meshwright.app.summary import summary
+from meshwright.cli.main import run
+from meshwright.config.load import load_job
+from meshwright.spec.layout.layout import Layout, LayoutRequest
+from repository import ROOT
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text("to be or not to be " * 500)
+    monkeypatch.chdir(tmp_path)
+
+
+def job_file(text: str = "") -> str:
+    Path("job.toml").write_text(text if "[data]" in text else f'{text}\n[data]\nsource = "corpus.txt"\n')
+    return "job.toml"
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["check", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+def summary_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    assert run(["check", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return dict(line.split(maxsplit=1) for line in shown.out.splitlines())
+
+
+def test_golden_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    job_file("[layout]\ndp_shard = -1\nmicrobatch_size = 2\n")
+    assert run(["check", "job.toml", "--ranks", "2"]) == 0
+    assert capsys.readouterr().out == (
+        "job     job.toml: configuration valid\n"
+        "model   llama-1m, 1.06M parameters, 6.91M FLOPs a token forward and backward, float32\n"
+        "batch   8 sequences x 256 tokens = 2.05k tokens a step, 2 microbatches of 2 on each data-parallel rank; "
+        "100 steps, 205k tokens in all\n"
+        "layout  dp_shard 2 = 2 ranks; activation_checkpoint none\n"
+        "data    corpus.txt, tokenizer bytes\n"
+        "run     runs/job (new); checkpoint every 50 steps, newest 2 kept, 12.1 MiB each\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_the_summary_says_how_a_model_is_split(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "[layout]\npp = 2\ntp = 2\ncp = 2\nschedule = 'ZBVZeroBubble'\nactivation_checkpoint = 'full'\n"
+    summary = summary_of(capsys, job_file(text + "activation_checkpoint_every = 2\ncompile = true"))
+    assert summary["layout"] == (
+        "pp 2 x cp 2 x tp 2 = 8 ranks; cp_method all-gather, schedule ZBVZeroBubble, activation_checkpoint full every "
+        "2, compile"
+    )
+    assert summary["stages"] == "4, of 4 x 1 blocks"
+
+
+def test_many_equal_stages_are_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", str(ROOT / "examples" / "llama3-405b-16k.toml")]) == 0
+    ends = "; the first holds the embedding alone; the last holds the final norm and the head alone"
+    assert f"stages  128, of 0, 126 x 1, 0 blocks{ends}\n" in capsys.readouterr().out
+
+
+def test_ranks_that_fill_no_node_are_those_of_the_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[cluster]\nname = "h100-ib400"\n[layout]\ndp_shard = 9\n[train]\nglobal_batch_size = 9\n'
+    step = summary_of(capsys, job_file(text))["step"]
+    assert step.startswith("not estimated: a layout of 9 ranks fills no whole number of h100-ib400 nodes")
+
+
+@pytest.mark.parametrize("name", sorted(Layout.model_fields))
+def test_the_summary_names_every_key_that_differs_from_its_default(name: str) -> None:
+    others = {
+        "schedule": "GPipe",
+        "stage_boundaries": (2, 3, 4),
+        "cp_method": "ring",
+        "activation_checkpoint": "full",
+        "activation_checkpoint_blocks": ("full",) * 4,
+        "reshard_after_forward": "never",
+        "gradient_sync": "step",
+        "compile_backend": "aot_eager",
+    }
+    own = getattr(BUSY, name)
+    value = others.get(name) or (not own if isinstance(own, bool) else 4)
+    assert what_is_said_of(BUSY.replace(**{name: value})) != what_is_said_of(BUSY)
+
+
+BUSY = LayoutRequest(pp=2, cp=2, tp=2, dp_shard=2, virtual_stages=2, activation_checkpoint="selective", compile=True)
+
+
+def what_is_said_of(layout: LayoutRequest) -> list[str]:
+    resolved = load_job(job_file())
+    lines = summary(replace(resolved, job=resolved.job.replace(layout=layout)), None)
+    # Whether the layout can run is not asked here.
+    return [text for label, text in islice(lines, 4) if label in ("batch", "layout")]
+
+
+def test_all_that_is_wrong_with_a_layout_is_told_with_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "[layout]\ndp_shard = -1\npp = 9\ntp = 3\nreshard_after_forward = 5\nschedule = 'ZBV'\n"
+    shown = told(capsys, job_file(text), "layout.cp=3", "--ranks", "405")
+    assert [line.split(" = ")[0] for line in shown.splitlines()] == [
+        "error: job.toml has 6 problems:",
+        "  1. command line: train.seq_len",
+        "  2. job.toml:4: layout.tp",
+        "  3. job.toml:3: layout.pp",
+        "  4. job.toml:5: layout.reshard_after_forward",
+        "  5. job.toml:6: layout.schedule",
+        "  6. job.toml: train.global_batch_size",
+    ]
+
+
+def test_a_schedule_is_read_from_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file("[layout]\npp = 2\nschedule = 'mine.csv'\n[train]\nglobal_batch_size = 2\n")
+    assert "mine.csv" in told(capsys, file)
+    Path("mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    assert "microbatches" in told(capsys, file)
+    Path("mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert "schedule mine.csv" in summary_of(capsys, file)["layout"]
+
+
+def test_without_ranks_a_rest_is_left_open(capsys: pytest.CaptureFixture[str]) -> None:
+    job_file("[layout]\ndp_shard = -1\ndp_replicate = 2\n")
+    assert summary_of(capsys, "job.toml")["layout"] == (
+        "dp_shard takes the ranks that are there, divided by 2: --ranks N checks the batch against N"
+    )
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama3-8b", "llama3-70b", "llama3-405b-16k"])
+def test_the_example_jobs_are_sound(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    summary = summary_of(capsys, str(ROOT / "examples" / f"{name}.toml"))
+    assert summary["job"].endswith("configuration valid")
+    assert "note" not in summary
+
+
+def test_problems_of_the_job_and_of_its_surroundings_come_together(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").write_text("a file")
+    text = """\
+[model]
+source = "mine:Model"
+initial_weights = "weights"
+[train]
+steps = "ten"
+global_batch_size = 6
+[layout]
+dp_shard = -1
+[cluster]
+name = "h100-roce40"
+device = "h1000-sxm"
+[data]
+source = "corpse.txt"
+[run]
+dir = "taken"
+"""
+    folder = Path.cwd()
+    shown = told(capsys, job_file(text), "--ranks", "4")
+    assert shown.splitlines()[:6] == [
+        "error: job.toml has 8 problems:",
+        '  1. job.toml:5: train.steps = "ten" must be a whole number, 1 or more: change it, or leave it out for the '
+        "default 100",
+        f"  2. job.toml:2: model.source = 'mine:Model': there is no module mine in {folder}, the working directory or "
+        "the environment: put mine.py there, or change model.source",
+        "  3. job.toml:3: model.initial_weights = 'weights' is no Hugging Face folder (it holds no config.json): name "
+        "one, or leave it out to start from random weights",
+        "  4. job.toml:6: train.global_batch_size = 6 does not divide by 4 data-parallel ranks x "
+        "layout.microbatch_size = 1: set train.global_batch_size to 4 or 8",
+        "  5. job.toml:11: cluster.device: 'h1000-sxm' is none of the 25 devices of the catalogue: did you mean "
+        f"'h100-sxm'? `meshwright list devices` shows them all; your own go to {catalogue('devices')}/NAME.toml",
+    ]
+    assert (
+        "  6. job.toml:10: cluster.name: 'h100-roce40' is no cluster and no device of the catalogue: did you mean"
+        in shown
+    )
+    assert "  7. job.toml:13: data.source = 'corpse.txt'" in shown
+    assert "  8. job.toml:15: run.dir = 'taken' is a file: set run.dir to a new folder\n" in shown
+
+
+def catalogue(kind: str) -> Path:
+    from meshwright.hardware.catalogue import user_folder  # noqa: PLC0415
+
+    return user_folder() / kind
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[cluster]\nname = "dgx-h100"\n[layout]\ndp_shard = 8\ndp_replicate = 2\n[train]\nglobal_batch_size = 16',
+         "job.toml:2: cluster.name = 'dgx-h100' has 8 devices but the layout needs 16: change cluster.name, or lower a "
+         "degree in [layout]"),
+        ('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 16\n[train]\nglobal_batch_size = 16',
+         "job.toml:3: cluster.num_devices = 8 but the layout needs 16: change cluster.num_devices, or "
+         "lower a degree in [layout]"),
+        ('[cluster]\nname = "h100-ib400"\nnum_devices = 16\n[layout]\ndp_shard = 8\n',
+         "job.toml:3: cluster.num_devices = 16 but the layout has 8 ranks: set both to one number, or a degree in "
+         "[layout] to -1, which takes the devices that the others leave"),
+        ('[cluster]\nname = "h100-ib400"\nnum_devices = 12\n',
+         "job.toml:3: cluster.num_devices = 12 fills no whole number of h100-ib400 nodes (8 devices each): set it to 8 "
+         "or 16"),
+    ],
+)  # fmt: skip
+def test_a_layout_must_fit_its_cluster(capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    assert told(capsys, job_file(text)) == f"error: {message}\n"
+
+
+def test_ranks_that_the_layout_cannot_use(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = told(capsys, job_file("[layout]\ndp_shard = 2"), "--ranks", "3")
+    assert "3 ranks cannot run a layout of dp_shard=2: start 2 ranks" in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["[layout]\ntp = -1\ndp_shard = -1\n", '[layout]\ndp_shard = "2"\n', '[train]\nglobal_batch_tokens = "?"\n']
+)
+def test_ranks_are_not_compared_with_a_layout_that_was_not_meant(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert len(told(capsys, job_file(text), "--ranks", "3", "layout.dp_replicate=-1").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "override", ["layout.tp=two", "layout.tp=0", "layout.dp_shard=1e3", "layout.tpp=3", "cluster.num_devices=few"]
+)
+def test_what_depends_on_a_value_that_was_refused_is_not_judged(
+    capsys: pytest.CaptureFixture[str], override: str
+) -> None:
+    text = '[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 4\ntp = 2\n'
+    shown = told(capsys, job_file(text), override)
+    assert shown.startswith(f"error: command line: {override.partition('=')[0]} ")
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_precision_that_the_device_has_no_rate_for_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file('[cluster]\nname = "v100-opa400"\n[precision]\ncompute = "bfloat16"\n')
+    shown = told(capsys, file)
+    assert shown.startswith("error: job.toml:4: device v100-sxm-32gb has no bfloat16 matmul rate in the catalogue")
+    assert 'set precision.compute to "float32", or plan for other software with --precision float16, or add' in shown
+    assert "step" in summary_of(capsys, file, "precision.compute=float32")
+    assert run(["plan", file]) == 2
+    assert shown.removeprefix("error: job.toml:4: ") in capsys.readouterr().err
+
+
+def test_a_search_is_refused_as_plan_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\nsearch = true\ntp = 3\n')
+    shown = told(capsys, file)
+    assert "8 devices do not divide by layout.tp = 3: change a degree, or take 6 or 24 devices" in shown
+    assert run(["plan", file]) == 2
+    assert capsys.readouterr().err == shown
+    assert "chosen by the planner" in summary_of(capsys, file, "layout.tp=2")["layout"]
+
+
+def test_a_device_stands_for_its_commonest_cluster_in_a_job_too(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = summary_of(capsys, job_file('[cluster]\nname = "h100"\nnum_devices = 8\n[layout]\ndp_shard = 8\n'))
+    assert summary["step"].endswith("expected on h100-ib400")
+
+
+def make_run(folder: str, *steps: int) -> None:
+    for step in steps:
+        (Path(folder) / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / "manifest.json").write_text("{}")
+
+
+def test_a_run_is_never_overwritten_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file()
+    make_run("runs/job", 10, 20)
+    assert told(capsys, file) == (
+        "error: job.toml: run.dir = 'runs/job' already holds a run with a checkpoint after step 20: "
+        "continue with --resume, replace it with --overwrite, or set another run.dir\n"
+    )
+    resumed = summary_of(capsys, file, "--resume")
+    assert resumed["run"].startswith("runs/job (exists, newest checkpoint after step 20)")
+    assert summary_of(capsys, file, "--overwrite")["job"].endswith("configuration valid")
+    assert summary_of(capsys, file, "run.dir=elsewhere")["run"].startswith("elsewhere (new)")
+    assert "give one of them" in told(capsys, file, "--resume", "--overwrite")
+    make_run("early")
+    assert "holds a run without a checkpoint" in told(capsys, file, "run.dir=early")
+
+
+def test_a_folder_of_something_else_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    file = job_file('[run]\ndir = "photos"')
+    assert summary_of(capsys, file)["run"].startswith("photos (new)")
+    (Path("photos") / "cat.jpg").write_text("")
+    for flags in ([], ["--resume"], ["--overwrite"]):
+        assert told(capsys, file, *flags) == (
+            "error: job.toml:2: run.dir = 'photos' holds files but no run (no manifest.json): set run.dir to a new "
+            "folder\n"
+        )
+
+
+def test_a_resume_with_nothing_to_resume_is_a_first_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert summary_of(capsys, job_file(), "--resume")["run"].startswith("runs/job (new)")
+
+
+def test_a_run_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
+    # /proc takes no new folders, whoever asks.
+    if not Path("/proc/self").is_dir():
+        pytest.skip("needs a file system that takes no new folders")
+    shown = told(capsys, job_file(), "run.dir=/proc/runs/x")
+    assert shown == (
+        "error: command line: run.dir = '/proc/runs/x': /proc takes no new files (No such file or directory): change "
+        "that, or set another run.dir\n"
+    )
+
+
+def test_a_model_and_data_of_ones_own_are_looked_for_beside_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("project")
+    folder.mkdir()
+    (folder / "mine.py").write_text("import torch\nclass Model: ...\nclass Data: ...\n")
+    (folder / "job.toml").write_text('[model]\nsource = "mine:Model"\n[data]\nsource = "mine:Data"\n')
+    summary = summary_of(capsys, "project/job.toml")
+    assert summary["model"] == "mine:Model, your own: its parameters are counted when training starts"
+    assert "defines no Date: did you mean mine:Data?" in told(capsys, "project/job.toml", "data.source=mine:Date")
+
+
+def test_a_home_folder_that_nobody_has_is_a_path_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[model]\nsource = "~nobody-here/c.json"\n[data]\nsource = "~nobody-here/x"\ntokenizer = "~nobody-here/t"\n'
+    shown = told(capsys, job_file(text), "model.initial_weights=~nobody-here/w", "run.dir=~nobody-here/r")
+    for key in ("model.source", "data.source", "data.tokenizer", "model.initial_weights"):
+        assert f"{key}" in shown
+
+
+def test_a_warmup_longer_than_a_trial_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = summary_of(capsys, job_file(), "train.steps=3")
+    assert summary["note"] == "the warmup of 10 steps is longer than the run's 3"
+
+
+def test_a_full_disk_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    # 405B parameters need terabytes for three checkpoints; whoever has that much free may delete this test.
+    summary = summary_of(capsys, job_file('[model]\nsource = "llama3-405b"\n'))
+    assert summary["note"].startswith("this machine's disk has ")
+
+
+def test_what_check_job_returns_is_what_train_refuses() -> None:
+    resolved = load_job(job_file("[train]\nglobal_batch_size = 6"))
+    assert check_job(resolved, 1) == []
+    assert check_job(resolved, 4) == [
+        "4 ranks cannot run a layout of one rank: start 1 rank, or set one degree in [layout] to -1 to take what is "
+        "there"
+    ]
+
+
+def test_check_never_imports_torch() -> None:
+    code = (
+        "import sys\nfrom meshwright.cli.main import run\n"
+        f"assert run(['check', {job_file()!r}, '--ranks', '2', 'layout.dp_shard=-1']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600, capture_output=True)

@@ -1,0 +1,69 @@
+"""`meshwright init`: a commented job file that check accepts, and that never replaces another."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import run
+from meshwright.config.load import load_job
+from meshwright.config.schema import SCHEMA_FILE
+from meshwright.spec.model.presets import PRESETS
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_the_file_is_sound_for_every_preset(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    assert run(["init", model]) == 0
+    assert capsys.readouterr().out == (
+        "wrote job.toml\nnext: meshwright check job.toml, then meshwright train job.toml\n"
+    )
+    assert load_job("job.toml").job.model.source == model
+
+
+def test_golden_head(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("jobs").mkdir()
+    assert run(["init", "llama3-8b", "--out", "jobs/first.toml"]) == 0
+    lines = Path("jobs/first.toml").read_text().splitlines()
+    directive, path = lines[0].split(" ", 1)
+    assert directive == "#:schema"
+    assert (Path("jobs") / path).resolve() == SCHEMA_FILE.resolve()
+    assert lines[1:3] == [
+        "# A job for llama3-8b, written by `meshwright init`: places to start from, not tuned values.",
+        "# Set [data] to your own text and tokenizer. `meshwright check jobs/first.toml` tells what is wrong with it.",
+    ]
+    assert 'activation_checkpoint = "selective"' in lines
+    assert "dp_shard = -1" in lines
+
+
+def test_a_model_from_a_config_file(tmp_path: Path) -> None:
+    assert run(["init", "llama-1m"]) == 0
+    job = load_job("job.toml").job
+    assert job.precision.compute == "float32"
+    assert job.train.seq_len == 256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama3-8c"], "did you mean llama3-8b?"),
+        (["mine:Model"], "error: 'mine:Model' is a class of your own, whose size is not known before it runs: name a "
+         "preset (`meshwright list models`) to begin with, then set model.source = 'mine:Model' in the file\n"),
+        (["llama-1m", "--out", "taken.toml"],
+         "error: taken.toml exists and is not overwritten: name another file with --out, or remove it\n"),
+        (["llama-1m", "--out", "nowhere/job.toml"],
+         "error: nowhere/job.toml cannot be written (No such file or directory): name a file in a folder that exists "
+         "and is yours with --out\n"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    Path("taken.toml").write_text("mine")
+    assert run(["init", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.out == ""
+    assert Path("taken.toml").read_text() == "mine"
+    assert not Path("job.toml").exists()

@@ -1,0 +1,79 @@
+"""`meshwright report`: a run's steps next to what was expected of its layout."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import run
+from meshwright.errors import ExitCode
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.run import Attempt, Manifest
+
+JOB = Job.from_dict(
+    {
+        "model": {"source": "llama3-8b"},
+        "cluster": {"name": "dgx-h100"},
+        "precision": {"compute": "bfloat16"},
+        "train": {"seq_len": 8192},
+    }
+)
+
+
+def write_run(folder: Path, step_ms: float) -> Path:
+    folder.mkdir()
+    start = Attempt(
+        started_at="2026-01-01T00:00:00+00:00",
+        start_step=0,
+        pids=[1],
+        hosts=["h"],
+        layout=Layout(dp_shard=8, compile=True),
+        versions={},
+    )
+    manifest = Manifest(job=JOB, seed=0, num_parameters=1, attempts=[start])
+    (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+    rows = [{"step": step, "step_ms": step_ms, "attempt": 1} for step in range(1, 10)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def test_the_waterfall_ends_at_the_expected_step_beside_the_measured_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    assert run(["report", str(folder), "--json"]) == ExitCode.DONE
+    record = json.loads(capsys.readouterr().out)
+    expected_s = sum(record["expected"]["estimate"]["step"].values())
+    assert record["measured_step_s"] == pytest.approx(1.0)
+    assert 0.2 < expected_s < 2
+    assert sum(record["parts"]["expected"].values()) == pytest.approx(expected_s)
+    assert "profiled" not in record["parts"]
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    page = capsys.readouterr().out
+    assert "dp_shard=8" in page
+    assert "measured, the median" in page
+    assert f"{100 * (expected_s - 1):.1f} % of the measured step" in page
+    assert "MFU" in page
+    assert "no step of this run was profiled" in page
+    assert "run.profile_start" in page
+
+
+def test_a_profiled_step_stands_beside_the_expected_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    (folder / "timelines").mkdir()
+    mark = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 0, "dur": 1.2e6, "tid": 1, "pid": 1}
+    operator = mark | {"cat": "cpu_op", "name": "aten::mm", "ts": 1e5, "dur": 9e5}
+    with gzip.open(folder / "timelines" / "step-4-rank-0.json.gz", "wt", encoding="utf-8") as stream:
+        json.dump({"traceEvents": [mark, operator]}, stream)
+    assert run(["report", str(folder), "--json"]) == ExitCode.DONE
+    profiled = json.loads(capsys.readouterr().out)["parts"]["profiled"]
+    assert (profiled["compute_s"], profiled["host_s"]) == pytest.approx((0.9, 0.3))
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    assert "The profiled step took 1.2 s, 20.0 % more" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", str(tmp_path / "none")]) == ExitCode.BAD_INPUT
+    assert "is no run folder" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""What FSDP2 itself computes, by the bytes and kernels that traces of it have: casts, copies, sums of gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cost_cases import cases, setting
+from meshwright.cost.communication.contention import computing_shares
+from meshwright.cost.communication.data_parallel import DataParallel, data_parallel_of
+from meshwright.cost.communication.fsdp_copies import fsdp_copies_s, fsdp_kernels
+from meshwright.cost.work import BLOCK, work_of
+from meshwright.spec.layout.layout import Layout
+
+ONE_BYTE_PER_S = np.array(1.0)
+
+
+def parallel_of(layout: Layout, num_microbatches: int, stack: str = "meshwright") -> tuple[DataParallel, np.ndarray]:
+    """Return the data parallelism of one case of so many microbatches, and its block."""
+    of = setting("llama3-8b", stack=stack, global_batch_size=layout.dp * num_microbatches)
+    case = cases(of, layout)
+    work = work_of(case)
+    return data_parallel_of(case, work), np.flatnonzero(work.owners.kind == BLOCK)[:1]
+
+
+def bytes_of_block(layout: Layout, num_microbatches: int) -> tuple[float, float]:
+    """Return the bytes moved for each parameter of a block and microbatch, forward and backward."""
+    parallel, block = parallel_of(layout, num_microbatches)
+    moved = fsdp_copies_s(parallel, block, ONE_BYTE_PER_S, is_block=True)
+    forward, backward = (float(one[0] / parallel.work.owners.dense_parameters[block][0]) for one in moved)
+    return forward, backward
+
+
+def test_shards_are_added_up_where_each_microbatch_is_reduced() -> None:
+    layout = Layout(dp_shard=8, reshard_after_forward="always", gradient_sync="microbatch")
+    # Copied out of the gathered buffer, 2 bytes read and written; gradients cast into the reduction's input. Of four
+    # microbatches three add a float32 shard, an eighth: two read, one written.
+    assert bytes_of_block(layout, 1) == pytest.approx((4, 4 + 2 + 4))
+    assert bytes_of_block(layout, 4) == pytest.approx((4, 4 + 2 + 4 + 3 / 4 * 12 / 8))
+
+
+def test_whole_gradients_are_added_up_where_a_step_is_reduced_once() -> None:
+    layout = Layout(dp_shard=8, reshard_after_forward="always", gradient_sync="step")
+    # One microbatch of four casts its gradients, others add theirs, and one copies the sums: 4 bytes each way.
+    of_four = (2 + 4) + 3 * (2 + 4 + 4) + (4 + 4)
+    assert bytes_of_block(layout, 4) == pytest.approx((4, 4 + of_four / 4))
+
+
+def test_each_tensor_is_added_by_a_kernel_of_its_own() -> None:
+    """Seven matmuls and two norms."""
+    layout = Layout(dp_shard=8)
+    assert fsdp_kernels(*parallel_of(layout, 4)).tolist() == [9]
+    assert fsdp_kernels(*parallel_of(layout, 1)).tolist() == [0]
+    assert fsdp_kernels(*parallel_of(layout, 4, "generic")).tolist() == [0]
+
+
+@pytest.mark.parametrize(("stack", "expected"), [("meshwright", (0.25, 1.0)), ("generic", (1.0, 1.0))])
+def test_our_fsdp_slows_what_is_computed_and_no_waits(stack: str, expected: tuple[float, float]) -> None:
+    parallel, _ = parallel_of(Layout(dp_shard=8), 4, stack)
+    one, none = np.ones(1), np.zeros(1)
+    forward, backward = computing_shares(parallel, (one, none), (4 * one, none))
+    assert (forward[0], backward[0]) == expected

@@ -1,0 +1,90 @@
+"""Pages of training runs: what a run measured as HTML, and two runs side by side."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from meshwright.app.compare import compare
+from meshwright.app.report import report
+from meshwright.errors import ConfigError
+from meshwright.pages.html.run_html import write_run_html
+from meshwright.pages.tables.run_comparison_table import run_comparison_page
+from meshwright.spec.run.run_comparison import RunComparison
+from written_runs import JOB, write_run
+
+
+def steps(num_steps: int, loss: float = 4.0, attempt: int = 2) -> list[dict[str, Any]]:
+    """Return rows of metrics whose loss falls by a hundredth a step."""
+    return [
+        {
+            "step": step,
+            "loss": loss - step / 100,
+            "grad_norm": 1.5,
+            "learning_rate": 1e-3,
+            "tokens_per_s": 1000.0,
+            "step_ms": 100.0,
+            "memory_bytes": 2**30,
+            "attempt": attempt,
+        }
+        for step in range(1, num_steps + 1)
+    ]
+
+
+def both(a: Path, b: Path) -> RunComparison:
+    found = compare(a, b)
+    assert isinstance(found, RunComparison)
+    return found
+
+
+def test_the_page_of_a_run_has_its_curves_and_its_prediction(tmp_path: Path) -> None:
+    rows = [*steps(20), {"step": 10, "validation_loss": 3.95, "attempt": 2}]
+    found = report(write_run(tmp_path / "mine", rows))
+    assert len(found.metrics) == 20
+    assert found.measured_s == pytest.approx(0.1)
+    write_run_html(found, tmp_path / "run.html")
+    text = (tmp_path / "run.html").read_text(encoding="utf-8")
+    for part in ("Loss", "Gradient norm", "Tokens per second", "Step time", "Memory", "Where the step goes", "Starts"):
+        assert f"<h2>{part}</h2>" in text
+    assert "3.8000" in text
+    assert "http://" not in text.partition("<body>")[2]
+
+
+def test_a_metric_that_data_do_not_have_has_no_curve(tmp_path: Path) -> None:
+    rows = [row | {"tokens_per_s": None} for row in steps(20)]
+    write_run_html(report(write_run(tmp_path / "mine", rows)), tmp_path / "run.html")
+    assert "<h2>Tokens per second</h2>" not in (tmp_path / "run.html").read_text(encoding="utf-8")
+
+
+def test_runs_are_compared_by_settings_losses_and_speed(tmp_path: Path) -> None:
+    faster = [row | {"step_ms": 80.0, "tokens_per_s": 1250.0} for row in steps(30, loss=4.5)]
+    job = JOB.replace(train=JOB.train.replace(seed=JOB.train.seed + 1))
+    found = both(write_run(tmp_path / "a", steps(20)), write_run(tmp_path / "b", faster, num_attempts=1, job=job))
+    assert (found.num_common_steps, found.first_difference) == (20, 1)
+    assert {one.key for one in found.changed} >= {"train.seed", "layout.dp_shard", "layout.compile"}
+    assert [(one.step, one.b - one.a) for one in found.losses][-1] == (20, pytest.approx(0.5))
+    console = Console(file=io.StringIO(), width=80)
+    for part in run_comparison_page(found):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    assert "+25.0 %" in console.file.getvalue()
+    assert RunComparison.from_json(found.to_json()) == found
+
+
+def test_equal_losses_are_told_to_the_last_bit(tmp_path: Path) -> None:
+    rows = steps(20)
+    same = both(write_run(tmp_path / "a", rows), write_run(tmp_path / "b", rows))
+    assert same.first_difference is None
+    assert not same.changed
+    rows[12]["loss"] += 1e-15
+    apart = both(tmp_path / "a", write_run(tmp_path / "c", rows))
+    assert apart.first_difference == 13
+
+
+def test_a_run_without_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no finished step"):
+        compare(write_run(tmp_path / "a", []), write_run(tmp_path / "b", steps(3)))

@@ -1,0 +1,300 @@
+"""Layouts that a model or a batch cannot take are told why, and what is suggested cures it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import ModelSection, TrainSection
+from meshwright.spec.job.validity import layout_problems, split_problems
+from meshwright.spec.layout.layout import SCHEDULES, Layout
+from meshwright.spec.layout.layout_text import parse_layout
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture
+
+SMALL = Job(train=TrainSection(seq_len=64, global_batch_size=48))
+DENSE = resolve_architecture(SMALL.model)
+assert DENSE is not None
+EXPERTS = MoEArchitecture(
+    **DENSE.to_dict(), num_experts=12, experts_per_token=2, expert_ffn_dim=96, num_shared_experts=1, num_dense_layers=1
+)
+LATENT = EXPERTS.replace(
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=24,
+    latent=LatentAttention(kv_rank=16, plain_head_dim=16, rope_head_dim=8, value_head_dim=16),
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "problem"),
+    [
+        ("dp_shard=5", "train.global_batch_size = 48 does not divide by 5 data-parallel ranks x layout.microbatch_size "
+         "= 1: set train.global_batch_size to 45 or 50"),
+        ("cp=3", 'train.seq_len = 64 does not divide by 6, as it must for layout.cp = 3 (two chunks a rank for '
+         'cp_method = "all-gather"): set train.seq_len to 60 or 66'),
+        ("cp=3,cp_method=ring,tp=4", 'train.seq_len = 64 does not divide by 12, as it must for layout.cp = 3 (two '
+         'chunks a rank for cp_method = "ring") and layout.tp = 4 (which splits the sequence between matmuls): set '
+         "train.seq_len to 60 or 72"),
+        ("tp=8", "layout.tp = 8 does not divide the model's num_heads = 4: set layout.tp to 4"),
+        ("cp=8,cp_method=ulysses", 'layout.cp = 8 with layout.cp_method = "ulysses" must divide the num_heads = 4, and '
+         "divide the num_kv_heads = 2 or be a multiple of it: set layout.cp to 4, or layout.cp_method to "
+         '"all-gather"'),
+        ("cp=4,tp=2,cp_method=ulysses", 'layout.cp = 4 with layout.cp_method = "ulysses" must divide the num_heads = 2 '
+         "that layout.tp = 2 leaves each rank, and divide the num_kv_heads = 1 or be a multiple of it: set layout.cp "
+         'to 2, or layout.cp_method to "all-gather"'),
+        ("dp_shard=2,ep=2", "layout.ep = 2 shares out experts, but the model has none: set layout.ep to 1"),
+        ("pp=4,schedule=Interleaved1F1B", "layout.pp = 4 x 2 stages a rank are more than the model's num_layers = 4 "
+         "fill: set layout.pp to 3"),
+        ("pp=2,stage_boundaries=1;3", "layout.stage_boundaries = [1, 3] must be 1 block number, ascending and 4 at "
+         "most, for layout.pp = 2 x 1 stages a rank: set it to [2], or leave it out"),
+        ("pp=3,stage_boundaries=3;3", "layout.stage_boundaries = [3, 3] must be 2 block numbers, ascending and 4 at "
+         "most, for layout.pp = 3 x 1 stages a rank: set it to [1, 2], or leave it out"),
+        ("pp=2,stage_boundaries=5", "layout.stage_boundaries = [5] must be 1 block number, ascending and 4 at "
+         "most, for layout.pp = 2 x 1 stages a rank: set it to [2], or leave it out"),
+        ("stage_boundaries=2", "layout.stage_boundaries = [2] cut up a pipeline: leave it out, or set layout.pp to 2"),
+        ("stage_boundaries=2;3;4", "layout.stage_boundaries = [2, 3, 4] cut up a pipeline: leave it out, or set "
+         "layout.pp to 4"),
+        ("stage_boundaries=2;2", "layout.stage_boundaries = [2, 2] cut up a pipeline: leave it out"),
+        ("pp=2,virtual_stages=9", 'layout.virtual_stages = 9, but layout.schedule = "1F1B" has one stage on each '
+         "pipeline rank: set layout.virtual_stages to 1, or layout.schedule to one of Interleaved1F1B, LoopedBFS, "
+         "InterleavedZeroBubble"),
+        ("pp=2,virtual_stages=9,schedule=LoopedBFS", "layout.pp = 2 x 9 stages a rank are more than the model's "
+         "num_layers = 4 fill: set layout.virtual_stages to 3"),
+        ("virtual_stages=2", "layout.virtual_stages = 2 cuts up a pipeline rank, but layout.pp = 1: set "
+         "layout.virtual_stages to 1"),
+        ("virtual_stages=3,schedule=LoopedBFS", "layout.virtual_stages = 3 cuts up a pipeline rank, but layout.pp = 1: "
+         "set layout.virtual_stages to 1, or layout.pp to 2"),
+        ("pp=2,schedule=ZBVZeroBubble,reshard_after_forward=always", 'layout.reshard_after_forward = "always" frees '
+         'parameters that the split backward of layout.schedule = "ZBVZeroBubble" still reads: set '
+         'layout.reshard_after_forward to "never" or "auto"'),
+        ("dp_shard=12,reshard_after_forward=5", "layout.reshard_after_forward = 5 must divide layout.dp_shard x cp = "
+         '12 into groups of several ranks: set layout.reshard_after_forward to 4 or 6 or "always"'),
+        ("dp_shard=4,pp=2,tp=2,reshard_after_forward=2", "layout.reshard_after_forward = 2 keeps parameters on groups "
+         "of ranks, which torch cannot do with layout.pp = 2 and layout.tp = 2: set layout.reshard_after_forward to "
+         '"always" or "auto"'),
+        ("dp_shard=2,reshard_after_forward=2", "layout.reshard_after_forward = 2 must divide layout.dp_shard x cp = 2 "
+         'into groups of several ranks: set layout.reshard_after_forward to "always"'),
+        ("activation_checkpoint_every=2", "layout.activation_checkpoint_every = 2 has nothing to apply with "
+         'layout.activation_checkpoint = "none": set layout.activation_checkpoint to "full" or "selective", or '
+         "layout.activation_checkpoint_every to 1"),
+        ("activation_checkpoint_blocks=full;none", "layout.activation_checkpoint_blocks names 2 blocks of a model with "
+         "num_layers = 4: name 4, or leave it out"),
+        ("activation_checkpoint=full,activation_checkpoint_blocks=full;none;none;none",
+         "layout.activation_checkpoint_blocks says what each block saves, but layout.activation_checkpoint = "
+         '"full" and layout.activation_checkpoint_every = 1 say it, too: leave out the two, or '
+         "layout.activation_checkpoint_blocks"),
+        ("tp=2,async_tp=true,compile_backend=eager", "layout.async_tp = true needs matmuls that are split and "
+         'compiled, but layout.tp = 2, layout.compile = false and layout.compile_backend = "eager": set '
+         'layout.compile to true and layout.compile_backend to "inductor", or layout.async_tp to false'),
+    ],
+)  # fmt: skip
+def test_golden_messages(layout: str, problem: str) -> None:
+    assert layout_problems(SMALL, parse_layout(layout)) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("layout", "problem"),
+    [
+        ("tp=6", "layout.tp = 6 does not divide the model's num_heads = 4 and ffn_dim = 512: set layout.tp to 4"),
+        ("ep=2", "layout.ep = 2 does not divide layout.dp_shard x cp x tp = 1: set layout.ep to 1"),
+        ("dp_shard=8,ep=8", "layout.ep = 8 does not divide the model's num_experts = 12: set layout.ep to 4"),
+        ("dp_shard=2,tp=2,etp=2,ep=4", "layout.ep = 4 does not divide layout.dp_shard x cp = 2: set layout.ep to 2"),
+        ("tp=4,etp=2", "layout.etp = 2 is neither 1 nor layout.tp = 4: set layout.etp to 1 or 4"),
+    ],
+)
+def test_golden_messages_about_experts(layout: str, problem: str) -> None:
+    assert split_problems(parse_layout(layout), EXPERTS, 96) == [problem]
+
+
+def test_the_width_of_an_expert_is_split_by_etp_only() -> None:
+    odd = EXPERTS.replace(expert_ffn_dim=9, num_shared_experts=0)
+    assert split_problems(Layout(tp=2), odd, 64) == []
+    assert split_problems(Layout(tp=2, etp=2), odd, 64) == [
+        "layout.etp = 2 does not divide the model's expert_ffn_dim = 9: set layout.etp to 1"
+    ]
+    shared = EXPERTS.replace(expert_ffn_dim=9)
+    assert split_problems(Layout(tp=2), shared, 64) == [
+        "layout.tp = 2 does not divide the model's num_shared_experts x expert_ffn_dim = 9: set layout.tp to 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layout"),
+    [
+        (DENSE, "dp_replicate=2,dp_shard=2,cp=2,tp=2,pp=2"),
+        (DENSE, "tp=4"),  # two ranks share each key head
+        (DENSE, "pp=6"),  # embedding, four blocks, head
+        (DENSE, "pp=2,stage_boundaries=0"),
+        (DENSE, "tp=2,cp=2,cp_method=ulysses"),
+        (DENSE, "dp_shard=4,reshard_after_forward=2"),
+        (DENSE, "pp=2,schedule=DualPipeV,reshard_after_forward=never"),
+        (EXPERTS, "dp_shard=2,cp=2,tp=2,pp=2,ep=4"),
+        (EXPERTS, "dp_shard=2,cp=2,tp=2,pp=2,ep=4,etp=2"),
+        (EXPERTS.replace(num_dense_layers=0, ffn_dim=7), "tp=2"),  # no layer has an ffn of that width
+        (LATENT, "tp=4,cp=2,cp_method=ulysses"),
+    ],
+)
+def test_what_is_valid(architecture: LlamaArchitecture, layout: str) -> None:
+    assert split_problems(parse_layout(layout), architecture, 64) == []
+
+
+def test_eight_key_heads_are_shared_by_sixteen_ranks() -> None:
+    llama = Job(model=ModelSection(source="llama3-405b"), train=TrainSection(seq_len=8192, global_batch_size=16))
+    assert layout_problems(llama, Layout(tp=16)) == []
+    assert layout_problems(llama, Layout(tp=24)) == [
+        "layout.tp = 24 does not divide the model's num_heads = 128 and ffn_dim = 53248: set layout.tp to 16 or 32",
+    ]
+
+
+def test_a_key_head_of_odd_width_is_not_cut() -> None:
+    heads = DENSE.replace(num_heads=12, num_kv_heads=3, head_dim=2)
+    assert split_problems(Layout(tp=6), heads.replace(ffn_dim=12), 60) == []
+    assert split_problems(Layout(tp=12), heads.replace(ffn_dim=12), 60) == [
+        "layout.tp = 12 neither divides the model's num_kv_heads = 3 nor is a multiple of it that divides num_kv_heads "
+        "x head_dim = 6: set layout.tp to 6"
+    ]
+
+
+def test_everything_is_told_at_once() -> None:
+    layout = parse_layout("dp_shard=5,cp=3,tp=8,ep=2,pp=9,etp=3,activation_checkpoint_every=2,schedule=ZBV")
+    keys = [text.split()[0] for text in layout_problems(SMALL, layout)]
+    assert keys == [
+        "train.global_batch_size",
+        "train.seq_len",
+        "layout.tp",
+        "layout.ep",
+        "layout.etp",
+        "layout.pp",
+        "layout.activation_checkpoint_every",
+        "layout.schedule",
+    ]
+
+
+def test_what_a_class_of_ones_own_can_take_is_not_guessed() -> None:
+    own = SMALL.replace(model=ModelSection(source="mine:Model"))
+    assert layout_problems(own, parse_layout("pp=2,tp=8,dp_shard=2,ep=2,cp=2,cp_method=ulysses")) == []
+    assert [text.split()[0] for text in layout_problems(own, parse_layout("cp=3,ep=2"))] == [
+        "train.seq_len",
+        "layout.ep",
+    ]
+
+
+few = st.sampled_from([1, 2, 3, 4, 6, 8])
+layouts = st.builds(
+    Layout,
+    **dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "microbatch_size"), few),
+    schedule=st.sampled_from([*SCHEDULES, "mine.csv", "1f1b"]),
+    virtual_stages=st.none() | few,
+    stage_boundaries=st.none() | st.lists(few, max_size=4).map(tuple),
+    cp_method=st.sampled_from(["all-gather", "ring", "ulysses"]),
+    activation_checkpoint=st.sampled_from(["none", "full"]),
+    activation_checkpoint_every=few,
+    reshard_after_forward=st.sampled_from(["auto", "always", "never"]) | few,
+    gradient_sync=st.sampled_from(["auto", "step", "microbatch"]),
+    **dict.fromkeys(("async_tp", "compile"), st.booleans()),
+)
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> LlamaArchitecture:
+    num_kv_heads, sizes = draw(few), {name: draw(few) * draw(few) for name in ("vocab_size", "ffn_dim", "dim")}
+    sizes |= {"num_layers": draw(few), "head_dim": 2 * draw(few)}
+    sizes |= {"num_kv_heads": num_kv_heads, "num_heads": num_kv_heads * draw(few)}
+    if draw(st.booleans()):
+        return LlamaArchitecture(**sizes)
+    dense, shared = draw(st.integers(0, 1)), draw(st.integers(0, 2))
+    return MoEArchitecture(
+        **sizes,
+        num_experts=draw(few) * 2,
+        experts_per_token=2,
+        expert_ffn_dim=draw(few) * draw(few),
+        num_dense_layers=dense,
+        num_shared_experts=shared,
+    )
+
+
+cases = st.tuples(layouts, architectures(), st.integers(1, 100), st.integers(1, 100))
+
+
+@pytest.mark.parametrize(
+    ("layout", "has_other"),
+    [
+        ("stage_boundaries=2,schedule=ZBVZeroBubble,virtual_stages=1", False),
+        ("stage_boundaries=2,schedule=mine.csv,virtual_stages=2", False),
+        ("stage_boundaries=1;2;3,schedule=mine.csv,virtual_stages=2", True),
+    ],
+)
+def test_pipeline_ranks_are_suggested_for_boundaries_that_they_would_fill(layout: str, has_other: bool) -> None:
+    (text,) = (one for one in split_problems(parse_layout(layout), DENSE, 64) if "stage_boundaries" in one)
+    assert ("or set layout.pp to" in text) == has_other
+
+
+@given(cases)
+def test_a_message_names_a_key_and_a_cure(case: tuple[Layout, LlamaArchitecture, int, int]) -> None:
+    for text in problems_of(*case):
+        key, equals, _ = text.split(" ", 2)
+        assert key.startswith(("layout.", "train."))
+        assert equals == "="
+        assert any(f": {cure}" in text for cure in ("set ", "leave ", "choose ")), text
+        assert "\n" not in text
+
+
+@given(cases)
+def test_what_is_suggested_cures(case: tuple[Layout, LlamaArchitecture, int, int]) -> None:
+    layout, architecture, seq_len, batch = case
+    for text in problems_of(*case):
+        key = text.split()[0]
+        for changes in [*suggestions(text), *alternatives(text)]:
+            layout_changes = {name: value for (section, name), value in changes.items() if section == "layout"}
+            sizes = {"seq_len": seq_len, "global_batch_size": batch}
+            sizes |= {name: value for (section, name), value in changes.items() if section == "train"}
+            cured = layout.replace(**layout_changes)
+            left = problems_of(cured, architecture, sizes["seq_len"], sizes["global_batch_size"])
+            assert key not in [other.split()[0] for other in left], (text, changes, left)
+
+
+def problems_of(layout: Layout, architecture: LlamaArchitecture, seq_len: int, global_batch_size: int) -> list[str]:
+    """Return what is told of the model's sizes, and of the batch, in which they have no part."""
+    train = TrainSection(seq_len=seq_len, global_batch_size=global_batch_size)
+    without_model = split_problems(layout, None, seq_len)
+    of_own_class = layout_problems(Job(model=ModelSection(source="mine:Model"), train=train), layout)
+    of_batch = [text for text in of_own_class if text not in without_model]
+    return [*split_problems(layout, architecture, seq_len), *of_batch]
+
+
+def suggestions(text: str) -> list[dict[tuple[str, str], Any]]:
+    """Return the changes that a message's first cure offers: one for each value to choose from."""
+    key, cure = text.split()[0], text.rpartition(": ")[2].split(", or ")[0]
+    if cure.startswith("leave "):
+        return [{as_path(key): None}]
+    if not cure.startswith("set "):
+        return []
+    parts = [part.partition(" to ") for part in cure.removeprefix("set ").split(" and ")]
+    named = [(as_path(key if name == "it" else name), values.split(" or ")) for name, _, values in parts]
+    if len(named) > 1:
+        return [{path: json.loads(values[0]) for path, values in named}]
+    [(path, values)] = named
+    return [{path: json.loads(value)} for value in values]
+
+
+def alternatives(text: str) -> list[dict[tuple[str, str], Any]]:
+    """Return the changes of one key that a message offers instead of its first cure."""
+    others = [other.removeprefix("set ") for other in text.rpartition(": ")[2].split(", or ")[1:]]
+    left_out = [{as_path(text.split()[0]): None} for other in others if other == "leave it out"]
+    parts = [other.partition(" to ") for other in others if other.startswith(("layout.", "train."))]
+    return left_out + [
+        {as_path(name): json.loads(value)}
+        for name, _, values in parts
+        if not values.startswith("one of ")
+        for value in values.split(" or ")
+    ]
+
+
+def as_path(key: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    return section, name

@@ -1,0 +1,109 @@
+"""ModelSpec's counts against published totals, a formula by hand and its own data."""
+
+import pytest
+
+from meshwright.errors import UnsupportedError
+from meshwright.spec.model.model_spec import ModelSpec, model_spec
+from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.model.op import Attention, GroupedMatmul
+from meshwright.spec.model.presets import PRESETS
+
+PUBLISHED = {
+    # Parameters of the published checkpoints: the shapes in their safetensors files, summed.
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    # Without the 14,848 numbers of the routers' biases, which are no parameters here, and the 62nd layer.
+    "deepseek-v3": 671_026_404_352,
+}
+ACTIVE = {
+    # Parameters that a token uses, in billions, as the publishers round them.
+    "mixtral-8x7b": 12.9,
+    "qwen3-30b-a3b": 3.3,
+    "qwen3-235b-a22b": 22,
+    "deepseek-v3": 37,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name: str) -> None:
+    assert model_spec(PRESETS[name]).num_parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters_are_those_published(name: str) -> None:
+    spec = model_spec(PRESETS[name])
+    embedding = PRESETS[name].vocab_size * PRESETS[name].dim
+    assert (spec.num_active_matmul_parameters + embedding) / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_json_round_trip(name: str) -> None:
+    spec = model_spec(PRESETS[name])
+    assert ModelSpec.from_json(spec.to_json()) == spec
+    assert ModelSpec.from_dict(spec.to_dict()) == spec
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not isinstance(PRESETS[name], MoEArchitecture)])
+@pytest.mark.parametrize("seq_len", [1, 255, 8192])
+def test_flops_are_those_of_the_formula(name: str, seq_len: int) -> None:
+    a = PRESETS[name]
+    projections = a.dim * a.head_dim * (2 * a.num_heads + 2 * a.num_kv_heads)
+    matmul_parameters = a.num_layers * (projections + 3 * a.dim * a.ffn_dim) + a.dim * a.vocab_size
+    attention_flops = 6 * a.num_layers * a.num_heads * a.head_dim * seq_len
+    spec = model_spec(a)
+    assert spec.num_active_matmul_parameters == matmul_parameters
+    assert spec.flops_per_token(seq_len) == 6 * matmul_parameters + attention_flops
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if isinstance(PRESETS[name], MoEArchitecture)])
+def test_flops_of_mixtures_are_those_of_the_formula(name: str) -> None:
+    a, seq_len = PRESETS[name], 4096
+    assert isinstance(a, MoEArchitecture)
+    value_width = a.head_dim if a.latent is None else a.latent.value_head_dim
+    if a.latent is None:
+        attention = a.dim * a.head_dim * (2 * a.num_heads + 2 * a.num_kv_heads)
+    else:
+        assert a.latent.query_rank is not None
+        attention = a.latent.query_rank * (a.dim + a.num_heads * a.head_dim)
+        attention += a.dim * (a.latent.kv_rank + a.latent.rope_head_dim)
+        attention += a.latent.kv_rank * a.num_heads * (a.latent.plain_head_dim + value_width)
+        attention += a.num_heads * value_width * a.dim
+    experts = 3 * a.dim * (a.experts_per_token + a.num_shared_experts) * a.expert_ffn_dim + a.dim * a.num_experts
+    num_mixtures = a.num_layers - a.num_dense_layers
+    matmul_parameters = a.num_layers * attention + a.num_dense_layers * 3 * a.dim * a.ffn_dim + num_mixtures * experts
+    matmul_parameters += a.dim * a.vocab_size
+    attention_flops = 3 * a.num_layers * a.num_heads * (a.head_dim + value_width) * seq_len
+    assert model_spec(a).flops_per_token(seq_len) == 6 * matmul_parameters + attention_flops
+
+
+def test_dense_layers_come_first() -> None:
+    groups = model_spec(PRESETS["deepseek-v3"]).groups
+    assert [(group.name, group.count) for group in groups] == [("", 1), ("blocks", 3), ("blocks", 58), ("", 1)]
+    assert [any(isinstance(op, GroupedMatmul) for op in group.ops) for group in groups] == [False, False, True, False]
+
+
+def test_tied_head_is_computed_but_not_owned() -> None:
+    untied = PRESETS["llama-1m"]
+    one, other = model_spec(untied), model_spec(untied.replace(tie_embeddings=True))
+    assert one.num_parameters - other.num_parameters == untied.vocab_size * untied.dim
+    assert one.flops_per_token(256) == other.flops_per_token(256)
+
+
+def test_attention_without_a_mask_is_twice_as_much() -> None:
+    causal = Attention(name="attention", num_heads=4, num_kv_heads=2, head_dim=32, value_head_dim=32, causal=True)
+    assert causal.replace(causal=False).forward_flops_per_token(100) == 2 * causal.forward_flops_per_token(100)
+
+
+def test_bytes_by_dtype() -> None:
+    spec = model_spec(PRESETS["llama3-8b"])
+    assert spec.parameter_bytes("bfloat16") == 2 * 8_030_261_248
+    with pytest.raises(UnsupportedError, match="float7"):
+        spec.parameter_bytes("float7")

@@ -1,0 +1,26 @@
+"""model.initial_weights fills buffers that are state, such as a router's bias, and not only parameters."""
+
+from pathlib import Path
+
+import torch
+
+from hf_models import write_hf
+from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.models.build import build_model
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.trainer.step.training import fill_from_hf
+
+
+def test_the_routers_biases_are_theirs(tmp_path: Path) -> None:
+    write_hf(tmp_path / "theirs", "deepseek_v3")
+    section = ModelSection(source=str(tmp_path / "theirs"), initial_weights=str(tmp_path / "theirs"))
+    architecture = resolve_architecture(section)
+    assert architecture is not None
+    model = build_model(section)
+    fill_from_hf(model, section)
+    weights = load_hf_parameters(tmp_path / "theirs", architecture)
+    state = {name.removeprefix("buffer."): tensor for name, tensor in weights.items()}
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
+    assert state["blocks.1.ffn.router.bias"].abs().max() > 0
