@@ -13,6 +13,7 @@ EXTRA_OF_PACKAGE = {
     "tokenizers": "hf",
     "pyarrow": "parquet",
     "plotly": "report",
+    "pandas": "pandas",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }

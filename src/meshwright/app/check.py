@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
 
 from meshwright.app.expectation import estimate, rate_problems, search_problem
 from meshwright.app.job_problems import check_job
+from meshwright.app.results.result import Result
 from meshwright.app.summary import summary
 from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
 from meshwright.errors import InfeasibleLayout
 
 
-@dataclass(frozen=True)
-class Checked:
+@dataclass(frozen=True, repr=False)
+class Checked(Result):
     """A job in which nothing is wrong by itself."""
 
     lines: tuple[tuple[str, str], ...]
@@ -22,7 +27,17 @@ class Checked:
     """Why the layout does not fit the devices of the job's cluster; None where it does, or that is unknown."""
 
     def __str__(self) -> str:
+        # Not wrapped: lines of a log are searched.
         return "\n".join(f"{label:<8}{text}" for label, text in self.lines)
+
+    def _summary(self) -> str:
+        return f"Check {dict(self.lines)['job']}{'' if self.misfit is None else ', does not fit'}"
+
+    def _page(self) -> Iterator[str]:
+        yield escape(str(self))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"label": label, "text": text} for label, text in self.lines]
 
 
 def check(

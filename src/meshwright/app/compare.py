@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
+from meshwright.app.results.comparison_result import ComparisonResult, RunComparisonResult
+from meshwright.app.results.result import viewed
 from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_comparison import RunComparison, compare_runs
+from meshwright.spec.run.run_comparison import compare_runs
 from meshwright.spec.run.run_metrics import read_metrics
-from meshwright.spec.step.comparison import Comparison
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
 
@@ -19,20 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def compare(a: Path | str, b: Path | str, *, step: int | None = None) -> Comparison | RunComparison:
+def compare(
+    a: Path | str | Timeline, b: Path | str | Timeline, *, step: int | None = None
+) -> ComparisonResult | RunComparisonResult:
     """Return how A and B differ: their steps by component, or, of two runs without profiles, losses and throughput.
 
-    Each is a run folder, a folder or a .npz file that `simulate --out` wrote, or a trace of torch.profiler (.json or
-    .json.gz) of one rank. `step` is one of a profile; default: its last. Raises ConfigError for what is none of these.
+    Each is a run folder, a folder or a .npz file that `simulate --out` wrote, a trace of torch.profiler (.json or
+    .json.gz) of one rank, or the timeline of a simulation. `step` is one of a profile; default: its last. Raises
+    ConfigError for what is none of these.
     """
-    paths = [Path(a), Path(b)]
-    if step is None and all(_is_plain_run(path) for path in paths):
-        return _compare_runs(paths)
-    return compare_steps(read_step(paths[0], step), read_step(paths[1], step))
+    folders = [Path(one) for one in (a, b) if not isinstance(one, Timeline)]
+    if step is None and len(folders) == 2 and all(map(_is_plain_run, folders)):
+        return _compare_runs(folders)
+    return viewed(ComparisonResult, compare_steps(read_step(a, step), read_step(b, step)))
 
 
-def read_step(path: Path, step: int | None = None) -> Timeline:
-    """Return the step at `path`; raises ConfigError for what holds none."""
+def read_step(place: Path | str | Timeline, step: int | None = None) -> Timeline:
+    """Return the step at `place`; raises ConfigError for what holds none."""
+    if isinstance(place, Timeline):
+        return place
+    path = Path(place)
     written = path / "timeline.npz" if path.is_dir() else path
     if written.suffix == ".npz" and written.is_file():
         try:
@@ -54,10 +61,11 @@ def _is_plain_run(path: Path) -> bool:
     return run.manifest.is_file() and not any(run.timelines.glob("*.json.gz"))
 
 
-def _compare_runs(folders: Sequence[Path]) -> RunComparison:
+def _compare_runs(folders: Sequence[Path]) -> RunComparisonResult:
     a, b = (Run(folder) for folder in folders)
     metrics = read_metrics(a), read_metrics(b)
     for folder, one in zip(folders, metrics, strict=True):
         if not len(one):
             raise ConfigError(f"{folder} has no finished step: name a run that has trained")
-    return compare_runs((str(folders[0]), str(folders[1])), (read_manifest(a), read_manifest(b)), metrics)
+    found = compare_runs((str(folders[0]), str(folders[1])), (read_manifest(a), read_manifest(b)), metrics)
+    return viewed(RunComparisonResult, found)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.app.jobs import as_job
+from meshwright.app.results.plan_result import PlanResult
+from meshwright.app.results.result import viewed
 from meshwright.config.load import COMMAND_LINE, ResolvedJob
 from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError
 from meshwright.planner.ask import Named, Options, question_of, resolve_named, set_layout_keys
 from meshwright.planner.plan import make_plan
 from meshwright.planner.question import Question
-from meshwright.spec.run.plan import Plan
 from meshwright.units import parse_count
 
 _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
@@ -87,7 +88,7 @@ def plan(
     stack: str = OURS,
     simulate: int | None = None,
     top: int = 8,
-) -> Plan:
+) -> PlanResult:
     """Return the best layout for `job`, or for `model` on `cluster`, with what is expected of it and of others.
 
     Layouts: keys given as overrides such as "layout.tp=8" are kept; those of a job file are judged next to the pick,
@@ -111,14 +112,15 @@ def plan(
     return answer(request, resolved, request.question(resolved))
 
 
-def answer(request: PlanRequest, resolved: ResolvedJob, question: Question) -> Plan:
+def answer(request: PlanRequest, resolved: ResolvedJob, question: Question) -> PlanResult:
     """Return the plan of a request whose job and question are known."""
     num_simulated = resolved.job.planner.simulate if request.simulate is None else request.simulate
     if not num_simulated:
-        return make_plan(question, num_runners_up=request.top - 1)
+        return viewed(PlanResult, make_plan(question, num_runners_up=request.top - 1))
     from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
 
-    return simulated_plan(question, Finalists(resolved, num_simulated, num_runners_up=request.top - 1))
+    finalists = Finalists(resolved, num_simulated, num_runners_up=request.top - 1)
+    return viewed(PlanResult, simulated_plan(question, finalists))
 
 
 def count(name: str, value: int | str) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from meshwright.app.jobs import as_job
+from meshwright.app.results.proof_result import ProofResult
+from meshwright.app.results.result import viewed
 from meshwright.config.load import ResolvedJob
 from meshwright.prover.prove import MAX_RANKS, ProofRequest
 from meshwright.prover.prove import prove as _prove
@@ -14,7 +16,7 @@ from meshwright.spec.layout.covering import covering_layouts
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.run.proof import LayoutProof, PlantedAxis, Proof, ProofPrecision
+from meshwright.spec.run.proof import LayoutProof, PlantedAxis, ProofPrecision
 
 Report = Callable[[LayoutProof], None]
 
@@ -30,7 +32,7 @@ def prove(
     timeout_s: float = 300.0,
     max_ranks: int = MAX_RANKS,
     report: Report = lambda _: None,
-) -> Proof:
+) -> ProofResult:
     """Return how each of `layouts`, such as "dp_shard=2,tp=2", compares with one process.
 
     The model of `job` is made small, its architecture kept. Without layouts a set is proven in which every pair of axes
@@ -53,7 +55,7 @@ def prove(
         timeout_s=timeout_s,
         max_ranks=max_ranks,
     )
-    return _prove(request, report)
+    return viewed(ProofResult, _prove(request, report))
 
 
 def layouts_of(resolved: ResolvedJob, layouts: Sequence[Layout | str]) -> list[Layout]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from meshwright.app.results.run_result import ReportResult
 from meshwright.evaluation.dataset.own_run import question_of_run, read_manifest, read_own_run
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.planner.answer import judge
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_metrics import read_metrics
-from meshwright.spec.run.run_report import RunReport
 from meshwright.spec.step.expected_parts import expected_parts
 from meshwright.spec.step.step_parts import StepParts, step_parts
 
@@ -18,7 +18,7 @@ PROFILED = "profiled"
 """The column of what was measured."""
 
 
-def report(folder: Path | str, *, simulate: bool = False) -> RunReport:
+def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     """Return what the run in `folder` measured and what is predicted of its layout on the machine that its job names.
 
     With `simulate` its step is also traced and simulated, which takes seconds to minutes and torch. Raises ConfigError
@@ -38,7 +38,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> RunReport:
 
         parts[PROFILED] = step_parts(profile_of_run(folder))
     manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
-    return RunReport(folder, manifest, metrics, expected, run.row.measured_s, parts)
+    return ReportResult(folder, manifest, metrics, expected, run.row.measured_s, parts)
 
 
 def _simulated(folder: Path, run: MeasuredRun) -> StepParts:

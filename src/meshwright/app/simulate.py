@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.app.garbage import kept_garbage
 from meshwright.app.progress import elapsed
+from meshwright.app.results.result import viewed
+from meshwright.app.results.simulation_result import Simulation, TimelineResult
 from meshwright.app.simulated.dry_run import dry_run
 from meshwright.app.simulated.simulate_conditions import conditions_of
 from meshwright.app.simulated.simulate_target import trace_of_job, trace_of_program
 from meshwright.config.load import ResolvedJob
 from meshwright.simulator.engine.apart import apart
-from meshwright.spec.step.dry_run import DryRun
-from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.traces import Traces
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What the step would do, and what that follows from."""
-
-    run: DryRun
-    timeline: Timeline | None
-    """None where the step would not end."""
-    traces: Traces
 
 
 def simulate(
@@ -77,4 +66,4 @@ def simulated(
     with elapsed("checking and simulating"), kept_garbage():
         traces = apart(traces, [fault.rank for fault in conditions.faults])
         run, timeline = dry_run(subject, traces, conditions)
-    return Simulation(run, timeline, traces)
+    return Simulation(run, None if timeline is None else viewed(TimelineResult, timeline), traces)

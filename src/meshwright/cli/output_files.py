@@ -15,6 +15,15 @@ def require_file(option: str, file: Path) -> None:
     require_writable(option, file.parent)
 
 
+def require_page(option: str, file: Path) -> None:
+    """Raise as `require_file` does, and UnsupportedError where plotly, which draws the page, is not installed."""
+    from meshwright.extras import import_extra
+    from meshwright.pages.html.page import PURPOSE
+
+    require_file(option, file)
+    import_extra("plotly", PURPOSE)
+
+
 def require_folder(option: str, folder: Path) -> None:
     """Make `folder` if it does not exist; raises ConfigError where it cannot be made or takes no files."""
     if folder.exists() and not folder.is_dir():

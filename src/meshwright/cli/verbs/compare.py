@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-_LEAST_WIDTH = 120
 _PATH = click.Path(path_type=Path)
 
 
@@ -23,21 +22,9 @@ def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
     are compared by their settings, losses and throughput.
     """
     from meshwright.app.compare import compare
-    from meshwright.pages.tables.compare_table import compare_page
-    from meshwright.pages.tables.run_comparison_table import run_comparison_page
-    from meshwright.spec.step.comparison import Comparison
 
     found = compare(a, b, step=step)
     if as_json:
         click.echo(found.to_json())
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if isinstance(found, Comparison):
-        console.width = max(console.width, _LEAST_WIDTH)
-        parts = compare_page(found)
     else:
-        parts = run_comparison_page(found)
-    for part in parts:
-        console.print(part)
+        found.show()

@@ -13,7 +13,6 @@ from meshwright.errors import ExitCode
 if TYPE_CHECKING:
     from meshwright.spec.run.diagnosis import Diagnosis
 
-_LEAST_WIDTH = 140
 _HARMLESS = ("ended", "moving")
 # The same command would go wrong in the same place.
 _LASTING = ("departed", "mismatch", "failed")
@@ -35,7 +34,7 @@ def command(folder: Path, wait_s: float, as_json: bool) -> None:
     if as_json:
         click.echo(diagnosis.to_json())
     else:
-        _show(folder, diagnosis)
+        diagnosis.show()
     sys.exit(exit_code_of(diagnosis))
 
 
@@ -44,14 +43,3 @@ def exit_code_of(diagnosis: Diagnosis) -> ExitCode:
     if diagnosis.verdict in _HARMLESS:
         return ExitCode.DONE
     return ExitCode.DO_NOT_RETRY if diagnosis.verdict in _LASTING else ExitCode.RETRY
-
-
-def _show(folder: Path, diagnosis: Diagnosis) -> None:
-    from rich.console import Console
-
-    from meshwright.pages.tables.diagnosis_table import diagnosis_page
-
-    console = Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)
-    for part in diagnosis_page(str(folder), diagnosis):
-        console.print(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,16 @@ from meshwright.app.garbage import kept_garbage
 from meshwright.cli.finite_range import FiniteRange
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from meshwright.app.plan import PlanRequest
+    from meshwright.app.results.plan_result import PlanResult
     from meshwright.config.load import ResolvedJob
     from meshwright.planner.budget.budget import Run
     from meshwright.planner.question import Question
     from meshwright.spec.run.budget import Budget, Reliability
     from meshwright.spec.run.plan import Plan
 
-_LEAST_WIDTH = 80
 _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
 
@@ -43,6 +46,7 @@ _RATE = FiniteRange(min=0, max=1e9)
 @click.option("--restart-minutes", type=_RATE, help="From a failure to new steps; default 15.")
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
 @click.option("--simulate", type=click.IntRange(min=0), help="Finalists to trace and simulate before one is picked.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with tables and plots.")
 @click.option("--write", is_flag=True, help="Put the layout into the job file.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(words: tuple[str, ...], **given: Any) -> None:
@@ -67,10 +71,12 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
     if given["write"]:
         # Before anything is printed: the reader of a pipe may close it early.
         _write(resolved, plan)
+    if given["html"] is not None:
+        plan.to_html(given["html"], [*_budget_parts(budgets, given)])
     if given["as_json"]:
         click.echo(json.dumps(_record(plan, budgets), indent=2))
     else:
-        _show(plan, budgets, given)
+        plan.show(_budget_parts(budgets, given))
 
 
 def _request(words: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
@@ -89,7 +95,8 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
 
 
 def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Raise ConfigError for arguments that do not belong together."""
+    """Raise ConfigError for arguments that do not belong together, or for a page that cannot be written."""
+    from meshwright.cli.output_files import require_page
     from meshwright.errors import ConfigError
     from meshwright.hardware.choice import choose_cluster
 
@@ -98,6 +105,8 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
         raise ConfigError(f"{' and '.join(files)} are {len(files)} job files: plan one at a time")
     for text in given["cluster"]:
         choose_cluster(text)
+    if given["html"] is not None:
+        require_page("--html", given["html"])
     if given["write"] and not files:
         raise ConfigError("--write puts the layout into a job file: name one in place of --model")
     others = [word for word in words if "=" in word and not word.startswith("layout.")]
@@ -172,7 +181,7 @@ def _duration_s(text: str) -> float:
     return seconds
 
 
-def _record(plan: Plan, budgets: list[Budget]) -> dict[str, Any]:
+def _record(plan: PlanResult, budgets: list[Budget]) -> dict[str, Any]:
     record = plan.to_dict()
     if budgets:
         record["budget"], *points = (one.to_dict() for one in budgets)
@@ -180,25 +189,16 @@ def _record(plan: Plan, budgets: list[Budget]) -> dict[str, Any]:
     return record
 
 
-def _show(plan: Plan, budgets: list[Budget], given: dict[str, Any]) -> None:
-    from rich.console import Console
-
+def _budget_parts(budgets: list[Budget], given: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield the parts of the page on days and cost, if --tokens asks for them."""
     from meshwright.pages.tables.budget_table import budget_page, frontier_page
-    from meshwright.pages.tables.plan_table import plan_page
 
-    console = Console(highlight=False)
-    # Figures side by side take as much, also on a narrower terminal.
-    console.width = max(console.width, _LEAST_WIDTH)
-    for part in plan_page(plan):
-        console.print(part)
     if budgets:
-        console.print()
-        for line in budget_page(budgets[0], given["tokens"], given["deadline"]):
-            console.print(line)
+        yield ""
+        yield from budget_page(budgets[0], given["tokens"], given["deadline"])
     if len(budgets) > 1:
-        console.print()
-        for part in frontier_page(budgets[1:]):
-            console.print(part)
+        yield ""
+        yield from frontier_page(budgets[1:])
 
 
 def _write(resolved: ResolvedJob, plan: Plan) -> None:

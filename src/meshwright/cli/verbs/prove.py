@@ -14,10 +14,9 @@ import click
 from meshwright.cli.finite_range import FiniteRange
 
 if TYPE_CHECKING:
-    from meshwright.spec.run.proof import LayoutProof, Proof
+    from meshwright.spec.run.proof import LayoutProof
 
 
-_NO_LIMIT = 10_000
 _SECONDS = FiniteRange(min=1)
 
 
@@ -88,7 +87,7 @@ def command(
     if as_json:
         click.echo(proof.to_json())
     else:
-        _print(proof)
+        proof.show()
     sys.exit(ExitCode.DONE if proof.holds else ExitCode.DO_NOT_RETRY)
 
 
@@ -109,18 +108,3 @@ def _progress(num_layouts: int) -> Callable[[LayoutProof], None]:
         click.echo(f"{place} {what}{'' if one.holds else f': {reasons(one)}'} ({one.took_s:.1f} s)", err=True)
 
     return tell
-
-
-def _print(proof: Proof) -> None:
-    from rich.console import Console
-
-    from meshwright.prover.table import changes_text, notes, proof_table
-
-    console = Console(highlight=False)
-    table = proof_table(proof)
-    needed = console.measure(table, options=console.options.update(max_width=_NO_LIMIT)).maximum
-    console.width = max(console.width, needed)
-    console.print(table)
-    console.print()
-    for line in (*notes(proof), changes_text(proof)):
-        console.print(line, style="dim", soft_wrap=True, markup=False)

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from meshwright.spec.run.run_report import RunReport
-
-_LEAST_WIDTH = 80
 
 
 @click.command()
@@ -27,33 +21,16 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     calibrate` for this one).
     """
     from meshwright.app.report import report
-    from meshwright.cli.output_files import require_file
-    from meshwright.extras import import_extra
-    from meshwright.pages.html.page import PURPOSE
-    from meshwright.pages.html.run_html import write_run_html
+    from meshwright.cli.output_files import require_page
 
     if html is not None:
-        require_file("--html", html)
-        import_extra("plotly", PURPOSE)
+        require_page("--html", html)
     found = report(folder, simulate=simulate)
     if html is not None:
-        write_run_html(found, html)
+        found.to_html(html)
     if as_json:
         by_component = {name: one.to_dict() for name, one in found.parts.items()}
         record = {"measured_step_s": found.measured_s, "expected": found.expected.to_dict(), "parts": by_component}
         click.echo(json.dumps(record, indent=2))
         return
-    _show(found)
-
-
-def _show(found: RunReport) -> None:
-    from rich.console import Console
-
-    from meshwright.pages.tables.run_table import parts_section, run_page
-    from meshwright.spec.run.run import HOW_TO_PROFILE
-
-    console = Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)
-    page = run_page(str(found.folder), found.expected, found.measured_s)
-    for part in (*page, *parts_section(dict(found.parts), found.measured_s, HOW_TO_PROFILE)):
-        console.print(part)
+    found.show()

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from meshwright.spec.step.dry_run import DryRun
     from meshwright.spec.trace.traces import Traces
 
-_LEAST_WIDTH = 80
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -49,7 +47,7 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     if given["as_json"]:
         click.echo(run.to_json())
     else:
-        _show(run)
+        found.show()
     with elapsed("writing files"):
         write_files(run, found.timeline, found.traces, files)
     sys.exit(ExitCode.BAD_INPUT if run.problems or run.misfits else ExitCode.DONE)
@@ -64,15 +62,3 @@ def _traced(traces: Traces, took_s: float) -> str:
         f"traced after {took_s:.0f} s; checking and simulating {counted(traces.world_size, 'rank')} "
         f"in {counted(len(traces.traces), 'class', 'classes')}, {num_records:,} records"
     )
-
-
-def _show(run: DryRun) -> None:
-    from rich.console import Console
-
-    from meshwright.pages.tables.dry_run_table import dry_run_page
-
-    console = Console(highlight=False)
-    # Figures side by side take as much, also on a narrower terminal.
-    console.width = max(console.width, _LEAST_WIDTH)
-    for part in dry_run_page(run):
-        console.print(part)

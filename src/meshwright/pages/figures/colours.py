@@ -45,5 +45,18 @@ ROLES = {
 }
 """By TensorRole, lower case."""
 
+MEMORY = {
+    "parameters_bytes": ROLES["parameter"],
+    "gradients_bytes": ROLES["gradient"],
+    "optimizer_bytes": ROLES["optimizer_state"],
+    "gathered_bytes": ROLES["gathered"],
+    "activations_bytes": ROLES["activation"],
+    "logits_bytes": "#F2C261",
+    "buffers_bytes": ROLES["communication"],
+    "workspace_bytes": ROLES["temporary"],
+    "fragmentation_bytes": "#D5D8DD",
+}
+"""By field of MemoryUse that the allocator reserves."""
+
 WAIT, HOST, REST = "#DADDE2", "#B9BEC7", "#8A929D"
 EXPOSED, HIDDEN, EXPECTED = "#C0392B", "#BFD8C8", "#C3CAD3"

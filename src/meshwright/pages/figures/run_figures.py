@@ -21,11 +21,16 @@ _LINE = COMPUTE["matmul"]
 _WHO = {"expected": EXPECTED, "simulated": PHASES["forward"], "profiled": EXPOSED}
 
 
+def has_curve(metrics: RunMetrics, column: str) -> bool:
+    """Return whether the run has such figures: data without tokens have no tokens per second."""
+    return not np.isnan(getattr(metrics, column)).all()
+
+
 def curve_figure(metrics: RunMetrics, column: str, predicted: float | None = None) -> Any:
     """Return a metric over steps, `predicted` as a dashed line; None where the run has no such figures."""
-    values = getattr(metrics, column) / (GiB if column == "memory_bytes" else 1)
-    if not len(values) or np.isnan(values).all():
+    if not has_curve(metrics, column):
         return None
+    values = getattr(metrics, column) / (GiB if column == "memory_bytes" else 1)
     figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
     figure.add_scatter(x=metrics.step, y=values, name=column, line={"color": _LINE, "width": 2})
     if column == "loss" and len(metrics.validation_step):

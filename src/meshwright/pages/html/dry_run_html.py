@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from rich.text import Text
-
-from meshwright.pages.figures.dry_run_figures import exposed_figure, waterfall_figure
+from meshwright.pages.figures.dry_run_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
-from meshwright.pages.html.page import cards, plot, section, table, write_page
+from meshwright.pages.html.page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.dry_run_memory import saving_cells, short_op
 from meshwright.pages.tables.dry_run_table import (
     UNLESS,
@@ -76,7 +74,7 @@ def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
 
 
 def _misfit(run: DryRun, outcome: Outcome) -> Iterator[str]:
-    yield from (f"<p>{escape(Text.from_markup(words).plain)}</p>" for words in tight_words(run, outcome) if words)
+    yield from (paragraph(words) for words in tight_words(run, outcome) if words)
     if not run.misfits:
         return
     listed = "".join(f"<li>{escape(misfit_words(rank, run))}</li>" for rank in run.misfits)
@@ -90,7 +88,7 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[str]:
 
 def _time(outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     means = f"{MFU_MEANS}." if outcome.mfu is not None else ""
-    yield section("Where the step goes", f"The mean over all ranks. {means}", plot(waterfall_figure(outcome)))
+    yield section("Where the step goes", f"The mean over all ranks. {means}", plot(outcome_figure(outcome)))
     figure, cut_s = pipeline_figure(timeline)
     note = "What each rank computes, one rank of each kind. Draw a range to zoom, click twice to go back."
     yield section("Ranks", note + _cut(cut_s), plot(figure))

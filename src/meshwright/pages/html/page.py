@@ -8,6 +8,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from meshwright.extras import import_extra
 
 PURPOSE = "a report as a page"
@@ -40,10 +44,33 @@ def section(title: str, note: str, inner: str) -> str:
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; a header that ends in # is of numbers."""
-    marks = [' class="number"' if header.endswith("#") else "" for header in headers]
-    head = "".join(f"<th{mark}>{escape(text.rstrip('#'))}</th>" for mark, text in zip(marks, headers, strict=True))
+    return _table([text.rstrip("#") for text in headers], ["number" * text.endswith("#") for text in headers], rows)
+
+
+def _table(headers: Sequence[str], kinds: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose columns are of `kinds`: number, whole (never broken) or neither."""
+    marks = [f' class="{kind}"' if kind else "" for kind in kinds]
+    head = "".join(f"<th{mark}>{escape(text)}</th>" for mark, text in zip(marks, headers, strict=True))
     lines = ("".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks, row, strict=True)) for row in rows)
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def rich_table(drawn: Table) -> str:
+    """Return a terminal's table as one of the page."""
+    columns = drawn.columns
+    kinds = ["number" if one.justify == "right" else "whole" * one.no_wrap for one in columns]
+    rows = zip(*(map(_plain, one.cells) for one in columns), strict=True)
+    return _table([_plain(one.header) for one in columns], kinds, rows)
+
+
+def paragraph(text: str) -> str:
+    """Return a line of a terminal's page as a paragraph."""
+    return f"<p>{escape(_plain(text))}</p>"
+
+
+def _plain(cell: RenderableType) -> str:
+    """Return a cell, or a line, without its markup."""
+    return Text.from_markup(cell).plain if isinstance(cell, str) else str(cell)
 
 
 def plot(figure: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from meshwright.pages.tables.waterfall import MFU_MEANS, percent
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.run.run_report import RunReport
+from meshwright.spec.step.step_parts import StepParts
 from meshwright.units import format_bytes, format_count, format_duration
 
-_CURVES = {
+CURVES = {
     "loss": ("Loss", "Of each step's batch, and of the validation set where it was computed."),
     "grad_norm": ("Gradient norm", "Before clipping."),
     "tokens_per_s": ("Tokens per second", "Of all ranks together."),
@@ -23,6 +24,7 @@ _CURVES = {
     "memory_bytes": ("Memory", "GiB, the peak of rank 0."),
     "learning_rate": ("Learning rate", "As the schedule set it."),
 }
+"""By column of RunMetrics: its title and its note."""
 
 
 def write_run_html(report: RunReport, file: Path) -> None:
@@ -54,7 +56,7 @@ def _cards(report: RunReport) -> str:
 
 
 def _curves(report: RunReport) -> Iterator[str]:
-    for column, (title, note) in _CURVES.items():
+    for column, (title, note) in CURVES.items():
         figure = curve_figure(report.metrics, column, report.predicted_s if column == "step_s" else None)
         if figure is not None:
             yield section(title, note, plot(figure))
@@ -65,11 +67,16 @@ def _parts(report: RunReport) -> str:
     note = f"The measured step took {format_duration(report.measured_s)}, the median."
     if report.expected.estimate.mfu is not None:
         note += f" {MFU_MEANS}."
-    shown = [name for name in PART_WORDS if any(getattr(one, name) >= 0.001 * one.total_s for one in parts.values())]
+    shown = shown_parts(parts)
     rows = [(PART_WORDS[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]
     rows.append(("step", *(format_duration(one.total_s) for one in parts.values())))
     headers = ("component", *(f"{name}#" for name in parts))
     return section("Where the step goes", note, plot(parts_figure(parts, shown)) + table(headers, rows))
+
+
+def shown_parts(parts: Mapping[str, StepParts]) -> list[str]:
+    """Return the parts of a step that take at least a thousandth of one of `parts`."""
+    return [name for name in PART_WORDS if any(getattr(one, name) >= 0.001 * one.total_s for one in parts.values())]
 
 
 def _attempts(manifest: Manifest) -> str:

@@ -33,21 +33,30 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield "\n".join(f"[dim]{line}.[/]" for line in means)
     yield ""
     yield memory_table(plan.memory_by_pipeline_rank, plan.usable_memory_bytes)
-    tables = (_pareto, _runners_up, _contrasts, _rejections, _sensitivities, _what_ifs)
-    for part in (table(plan) for table in tables):
-        if part is not None:
-            yield ""
-            yield part
+    for part in plan_tables(plan):
+        yield ""
+        yield part
     yield ""
-    yield _what_buys_most(plan)
+    yield what_buys_most(plan)
+
+
+def plan_tables(plan: Plan) -> list[Table]:
+    """Return the tables of other layouts: by memory, by split, by key, what does not fit, and other hardware."""
+    tables = (_pareto, _runners_up, _contrasts, _rejections, _sensitivities, _what_ifs)
+    return [part for part in (table(plan) for table in tables) if part is not None]
 
 
 def _question(plan: Plan) -> Iterator[str]:
-    workload = plan.workload
     yield (
         f"[bold]{escape(plan.model)}[/], {format_count(plan.num_parameters)} parameters, on [bold]{plan.num_devices} x "
         f"{plan.device}[/] ({plan.cluster})"
     )
+    yield from question_words(plan)
+
+
+def question_words(plan: Plan) -> Iterator[str]:
+    """Yield what was planned for, and what was looked at."""
+    workload = plan.workload
     yield (
         f"{counted(workload.global_batch_size, 'sequence')} x {workload.seq_len} tokens = "
         f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; software: {plan.stack}"
@@ -66,12 +75,12 @@ def _pick(plan: Plan) -> Iterator[RenderableType]:
         table.add_row("yours", *_numbers(plan.given, plan))
     yield table
     yield f"[green]{_spaced(plan.pick.layout)}[/]"
-    yield from _pick_notes(plan)
+    yield from pick_notes(plan)
     if plan.given is not None:
         yield f"yours: {_spaced(plan.given.layout)}"
 
 
-def _pick_notes(plan: Plan) -> Iterator[str]:
+def pick_notes(plan: Plan) -> Iterator[str]:
     """Yield what the fastest layout would gain, and which features of the pick no measured run backs."""
     if plan.fastest != plan.pick:
         gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
@@ -219,7 +228,7 @@ def _what_ifs(plan: Plan) -> Table | None:
     return table
 
 
-def _what_buys_most(plan: Plan) -> str:
+def what_buys_most(plan: Plan) -> str:
     """Return the largest gain among what the planner may not do by itself."""
     pick_s = plan.pick.estimate.step.total_s
     runnable = [one for one in plan.what_ifs if one.is_runnable]

@@ -5,10 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rich.console import RenderableType
+from rich.table import Table
 
 from meshwright.pages.tables.waterfall import table_of
-from meshwright.spec.run.run_comparison import RunComparison
+from meshwright.spec.run.run_comparison import RunComparison, RunSummary
 from meshwright.units import format_bytes, format_count, format_duration
+
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "num_steps": ("steps", "{:.0f}".format),
+    "num_ranks": ("ranks", "{:.0f}".format),
+    "last_loss": ("last loss", "{:.4f}".format),
+    "validation_loss": ("validation loss", "{:.4f}".format),
+    "step_s": ("step, median", format_duration),
+    "tokens_per_s": ("tokens/s, median", format_count),
+    "memory_bytes": ("memory, peak of rank 0", format_bytes),
+}
+"""By field of RunSummary: what it is called, and what formats it."""
+
+
+def run_summary_table(summary: RunSummary) -> Table:
+    """Return the figures of one run."""
+    table = table_of("", "#")
+    for name, (words, form) in _FIGURES.items():
+        if (value := getattr(summary, name)) is not None:
+            table.add_row(words, form(value))
+    return table
 
 
 def run_comparison_page(found: RunComparison) -> Iterator[RenderableType]:
@@ -24,23 +45,14 @@ def run_comparison_page(found: RunComparison) -> Iterator[RenderableType]:
 
 
 def _figures(found: RunComparison) -> Iterator[RenderableType]:
-    a, b = found.a, found.b
     table = table_of("", "A#", "B#", "B vs A#")
-    rows: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
-        ("steps", a.num_steps, b.num_steps, "{:.0f}".format),
-        ("ranks", a.num_ranks, b.num_ranks, "{:.0f}".format),
-        ("last loss", a.last_loss, b.last_loss, "{:.4f}".format),
-        ("validation loss", a.validation_loss, b.validation_loss, "{:.4f}".format),
-        ("step, median", a.step_s, b.step_s, format_duration),
-        ("tokens/s, median", a.tokens_per_s, b.tokens_per_s, format_count),
-        ("memory, peak of rank 0", a.memory_bytes, b.memory_bytes, format_bytes),
-    ]
-    for name, of_a, of_b, form in rows:
+    for name, (words, form) in _FIGURES.items():
+        of_a, of_b = getattr(found.a, name), getattr(found.b, name)
         if of_a is None and of_b is None:
             continue
         cells = ("-" if value is None else form(value) for value in (of_a, of_b))
         change = "" if of_a is None or of_b is None or not of_a else f"{100 * (of_b / of_a - 1):+.1f} %"
-        table.add_row(name, *cells, change)
+        table.add_row(words, *cells, change)
     yield table
 
 

@@ -41,12 +41,16 @@ _WIDTH = 22
 _LEAST_SHARE = 0.0005
 
 
+def terms_of(estimate: Estimate) -> dict[str, str]:
+    """Return what the terms are called on this device."""
+    return TERMS if estimate.mfu is not None else TERMS | _WITHOUT_PEAK
+
+
 def waterfall(estimate: Estimate) -> Table:
     """Return a table with a row for each cause: its seconds, its share, and a bar from where the last one ended."""
     total_s, end_s = estimate.step.total_s, 0.0
     table = table_of("where the step goes", "time#", "share#", "")
-    labels = TERMS if estimate.mfu is not None else TERMS | _WITHOUT_PEAK
-    for name, label in labels.items():
+    for name, label in terms_of(estimate).items():
         seconds = getattr(estimate.step, name)
         start_s, end_s = end_s, end_s + seconds
         if seconds >= _LEAST_SHARE * total_s:

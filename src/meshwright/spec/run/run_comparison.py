@@ -69,7 +69,7 @@ def compare_runs(
     a, b = one.loss[first], other.loss[second]
     apart = np.flatnonzero(a != b)
     shown = np.unique(np.linspace(0, max(len(common) - 1, 0), _MOST_LOSSES).round().astype(np.int64))[: len(common)]
-    summaries = [_summary(*each) for each in zip(names, manifests, metrics, strict=True)]
+    summaries = [run_summary(*each) for each in zip(names, manifests, metrics, strict=True)]
     return RunComparison(
         a=summaries[0],
         b=summaries[1],
@@ -80,7 +80,8 @@ def compare_runs(
     )
 
 
-def _summary(name: str, manifest: Manifest, metrics: RunMetrics) -> RunSummary:
+def run_summary(name: str, manifest: Manifest, metrics: RunMetrics) -> RunSummary:
+    """Return a run with at least one finished step in figures."""
     tokens_per_s = float(np.median(metrics.tokens_per_s))
     return RunSummary(
         name=name,

@@ -1,0 +1,108 @@
+"""Result: a value as a notebook and a terminal show it. A result derives from the data type whose fields it has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshwright.errors import ConfigError
+from meshwright.extras import import_extra
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    Rows = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+    """Of a data frame: one mapping a row, or the columns by name."""
+
+_HTML_WIDTH = 120
+_HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
+
+SomeResult = TypeVar("SomeResult", bound="Result")
+
+
+class Result(ABC):
+    """A value that is shown as one line, as the text of its command, as a data frame, and as HTML in a notebook."""
+
+    @abstractmethod
+    def _summary(self) -> str:
+        """Return the essentials in one line, the kind of result first."""
+
+    @abstractmethod
+    def _page(self) -> Iterable[RenderableType]:
+        """Return the parts of what the command prints."""
+
+    @abstractmethod
+    def _rows(self) -> Rows:
+        """Return what the data frame holds."""
+
+    def _least_width(self) -> int:
+        """Return the columns that the page takes also on a narrower terminal: figures side by side are never cut."""
+        return 80
+
+    def __repr__(self) -> str:
+        return f"<{self._summary()}>"
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, width: int | None = None) -> str:
+        """Return the text that the command prints, without colours; `width` in columns, None for the terminal's."""
+        from rich.console import Console
+
+        text = StringIO()
+        self._print(Console(file=text, color_system=None, force_jupyter=False, highlight=False), width)
+        return text.getvalue().rstrip("\n")
+
+    def show(self, more: Iterable[RenderableType] = ()) -> None:
+        """Print the table, in colours on a terminal, and `more` below it."""
+        from rich.console import Console
+
+        console = Console(force_jupyter=False, highlight=False)
+        self._print(console)
+        for part in more:
+            console.print(part)
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame; raises UnsupportedError that names the extra to install without pandas."""
+        return import_extra("pandas", "a data frame").DataFrame(self._rows())
+
+    def _repr_html_(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=StringIO(), record=True, force_jupyter=False, highlight=False)
+        self._print(console, _HTML_WIDTH)
+        return console.export_html(inline_styles=True, code_format=_HTML)
+
+    def _print(self, console: Console, width: int | None = None) -> None:
+        console.width = max(console.width, self._least_width()) if width is None else width
+        for part in self._page():
+            console.print(part, crop=False)
+
+
+class PlottedResult(Result):
+    """A result with plots."""
+
+    @abstractmethod
+    def _figures(self) -> Mapping[str, Callable[[], Any]]:
+        """Return by name what draws each plot, the most telling one first."""
+
+    @property
+    def plots(self) -> tuple[str, ...]:
+        """Return the names of the plots."""
+        return tuple(self._figures())
+
+    def plot(self, name: str | None = None) -> Any:
+        """Return a plotly figure: one of `plots`, by default the first. Raises UnsupportedError without plotly."""
+        figures = self._figures()
+        if not figures:
+            raise ConfigError(f"{self!r} has nothing to plot: see .table()")
+        if name is not None and name not in figures:
+            raise ConfigError(f"plot({name!r}): must be one of {', '.join(figures)}")
+        return figures[next(iter(figures)) if name is None else name]()
+
+
+def viewed(kind: Callable[..., SomeResult], value: object, **more: Any) -> SomeResult:
+    """Return `value` as `kind`, a result that derives from its type; `more` are fields that `kind` adds."""
+    return kind(**vars(value), **more)

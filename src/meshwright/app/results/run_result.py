@@ -1,0 +1,107 @@
+"""TrainedRun and ReportResult: what `mw.train` and `mw.report` return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.app.results.result import PlottedResult
+from meshwright.errors import ConfigError, ExitCode
+from meshwright.evaluation.dataset.own_run import read_manifest
+from meshwright.pages.figures.run_figures import curve_figure, has_curve, parts_figure
+from meshwright.pages.html.run_html import CURVES, shown_parts, write_run_html
+from meshwright.pages.tables.run_comparison_table import run_summary_table
+from meshwright.pages.tables.run_table import parts_section, run_page
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.run import HOW_TO_PROFILE, Run
+from meshwright.spec.run.run_comparison import run_summary
+from meshwright.spec.run.run_metrics import RunMetrics, read_metrics
+from meshwright.spec.run.run_report import RunReport
+from meshwright.units import counted, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_COLUMNS = ("step", *CURVES, "attempt")
+
+
+class ReportResult(PlottedResult, RunReport):
+    """A run's report with its views. Data frame: a row for each step. Plots: parts, and a curve of each metric."""
+
+    def to_html(self, file: Path | str) -> None:
+        """Write the report as one page that needs no network."""
+        write_run_html(self, Path(file))
+
+    def _summary(self) -> str:
+        layout = layout_text(self.expected.layout.effective)
+        off = 100 * (self.predicted_s / self.measured_s - 1)
+        return (
+            f"Report {self.folder}: {layout}, {counted(len(self.metrics), 'step')}, "
+            f"{format_duration(self.measured_s)}/step measured, {format_duration(self.predicted_s)} predicted "
+            f"({off:+.1f} %)"
+        )
+
+    def _page(self) -> Iterator[RenderableType]:
+        yield from run_page(str(self.folder), self.expected, self.measured_s)
+        yield from parts_section(dict(self.parts), self.measured_s, HOW_TO_PROFILE)
+
+    def _rows(self) -> Mapping[str, Any]:
+        return _columns(self.metrics)
+
+    def _figures(self) -> Mapping[str, Callable[[], Any]]:
+        parts = {"parts": partial(parts_figure, self.parts, shown_parts(self.parts))}
+        return parts | _curves(self.metrics, self.predicted_s)
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedRun(PlottedResult):
+    """How a run ended. Data frame: a row for each step. Plots: a curve of each metric, the loss first."""
+
+    folder: Path
+    exit_code: ExitCode
+
+    @property
+    def metrics(self) -> RunMetrics:
+        """Return what the run wrote of its steps, those of earlier attempts too; raises ConfigError where none are."""
+        return read_metrics(Run(self.folder))
+
+    def _summary(self) -> str:
+        how = f"Run {self.folder}: exit code {self.exit_code.value} ({self.exit_code.name.lower().replace('_', ' ')})"
+        metrics = self._metrics()
+        if metrics is None:
+            return f"{how}, no finished step"
+        return f"{how}, {counted(len(metrics), 'step')}, last loss {metrics.loss[-1]:.4f}"
+
+    def _page(self) -> Iterator[RenderableType]:
+        yield self._summary()
+        metrics = self._metrics()
+        if metrics is not None:
+            yield run_summary_table(run_summary(str(self.folder), read_manifest(Run(self.folder)), metrics))
+
+    def _rows(self) -> Mapping[str, Any]:
+        return _columns(self.metrics)
+
+    def _figures(self) -> Mapping[str, Callable[[], Any]]:
+        metrics = self._metrics()
+        return {} if metrics is None else _curves(metrics)
+
+    def _metrics(self) -> RunMetrics | None:
+        """Return the metrics; None where no step has finished."""
+        try:
+            return self.metrics if len(self.metrics) else None
+        except ConfigError:
+            return None
+
+
+def _columns(metrics: RunMetrics) -> Mapping[str, Any]:
+    return {name: getattr(metrics, name) for name in _COLUMNS}
+
+
+def _curves(metrics: RunMetrics, predicted_s: float | None = None) -> dict[str, Callable[[], Any]]:
+    """Return what draws the curve of each metric that the run has."""
+    predicted = {"step_s": predicted_s}
+    names = [name for name in CURVES if has_curve(metrics, name)]
+    return {name: partial(curve_figure, metrics, name, predicted.get(name)) for name in names}

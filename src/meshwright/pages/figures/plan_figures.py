@@ -1,0 +1,202 @@
+"""Pictures of a plan: step time against free memory, memory by pipeline rank, where the step goes; with plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from meshwright.extras import import_extra
+from meshwright.pages.figures.colours import COMPUTE, EXPOSED, HOST, MEMORY, PHASES, ROLES
+from meshwright.pages.figures.timeline_figures import INK, style, time_scale
+from meshwright.pages.figures.waterfall_figure import Bars, waterfall_figure
+from meshwright.pages.html.page import PURPOSE
+from meshwright.pages.tables.waterfall import terms_of
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.spec.step.estimate import MEMORY_CLASSES
+from meshwright.units import GiB, format_bytes, format_duration
+
+_NAMED = ("pick", "fastest", "yours", "FSDP alone")
+_NUMBERED = "best of another parallel layout"
+_LOOKS = {
+    "pick": ("star", 17, PHASES["optimizer"]),
+    "fastest": ("star-open", 14, PHASES["optimizer"]),
+    "yours": ("diamond", 12, ROLES["temporary"]),
+    "FSDP alone": ("square", 11, EXPOSED),
+    "leaves more memory": ("circle", 9, COMPUTE["matmul"]),
+    _NUMBERED: ("circle-open", 10, ROLES["activation"]),
+    "best with another key": ("circle", 6, HOST),
+}
+"""Symbol, size and colour by role, the order of the legend."""
+_MARGIN = 0.08
+"""Of the ranges of both axes, around what they must hold."""
+_FEW_RANKS = 8
+
+
+class Shown(NamedTuple):
+    """A layout of a plan, and why it is listed."""
+
+    role: str
+    label: str
+    """Its number among the best of each parallel layout, or the keys in which it differs from the pick; or empty."""
+    candidate: Candidate
+
+
+def shown_layouts(plan: Plan) -> list[Shown]:
+    """Return the layouts that a plan compares, each once, the pick first."""
+    listed = [Shown("pick", "", plan.pick)]
+    listed += [Shown("fastest", "", plan.fastest)]
+    listed += [Shown("yours", "", plan.given)] if plan.given is not None else []
+    listed += [Shown("FSDP alone", "", plan.plain)] if plan.plain is not None else []
+    listed += [Shown("leaves more memory", "", one) for one in plan.pareto]
+    listed += [Shown(_NUMBERED, f"{place}", one) for place, one in enumerate(plan.runners_up, start=2)]
+    listed += [Shown("best with another key", one.change, one.other) for one in plan.contrasts]
+    first: dict[str, Shown] = {}
+    for one in listed:
+        first.setdefault(layout_text(one.candidate.layout), one)
+    return list(first.values())
+
+
+def pareto_figure(plan: Plan) -> Any:
+    """Return step time against free memory; a layout beyond the axes lies on their end, with its figures in its label.
+
+    The axes hold all but FSDP alone, a layout that was given and the best with another key, which may be far off.
+    """
+    go, shown = import_extra("plotly.graph_objects", PURPOSE), shown_layouts(plan)
+    scale, unit = time_scale(max(_step_s(one) for one in shown))
+    ranges = _ranges(plan, scale)
+    figure = go.Figure()
+    frontier = sorted((one.headroom_bytes / GiB, one.estimate.step.total_s * scale) for one in plan.pareto)
+    x, y = ([point[axis] for point in frontier] for axis in (0, 1))
+    line = {"color": COMPUTE["matmul"], "width": 1.5, "shape": "vh"}
+    figure.add_scatter(x=x, y=y, mode="lines", line=line, showlegend=False, hoverinfo="skip")
+    for role, look in reversed(_LOOKS.items()):
+        if own := [one for one in shown if one.role == role]:
+            figure.add_trace(_points(role, look, own, plan, (scale, unit), ranges))
+    _mark_memory(figure, plan, ranges[0])
+    style(figure, [], 0)
+    figure.update_layout(height=460, legend_traceorder="reversed", margin={"l": 70})
+    figure.update_xaxes(title="free memory of the fullest rank, GiB", range=ranges[0])
+    figure.update_yaxes(title=f"step time, {unit}", range=ranges[1])
+    return figure
+
+
+def memory_ranks_figure(plan: Plan) -> Any:
+    """Return the pick's memory by tensor class, a bar for each pipeline rank."""
+    ranks = plan.memory_by_pipeline_rank
+    rows = [f"pp rank {rank}" for rank in range(len(ranks))] if len(ranks) > 1 else ["every rank"]
+    figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
+    for name, colour in MEMORY.items():
+        if any(getattr(rank, name) for rank in ranks):
+            values = [getattr(rank, name) for rank in ranks]
+            figure.add_bar(
+                name=MEMORY_CLASSES[name],
+                orientation="h",
+                y=rows,
+                x=[value / GiB for value in values],
+                marker={"color": colour, "line": {"width": 0}},
+                text=[format_bytes(value) for value in values],
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                hovertemplate="%{y}<br>%{x:.2f} GiB<extra>%{fullData.name}</extra>",
+            )
+    usable = plan.usable_memory_bytes / GiB
+    style(figure, rows, 34 if len(rows) <= _FEW_RANKS else 20)
+    figure.update_layout(barmode="stack", bargap=0.25, uniformtext={"mode": "hide", "minsize": 10})
+    figure.update_layout(legend={"traceorder": "normal"})
+    figure.add_vline(x=usable, line={"color": EXPOSED, "width": 1.5})
+    longest = max(usable, *(rank.reserved_bytes / GiB for rank in ranks))
+    figure.update_xaxes(title="memory, GiB; the line is what a device can give", range=[0, 1.03 * longest])
+    return figure
+
+
+def step_figure(plan: Plan) -> Any:
+    """Return the terms of the pick's step one after another."""
+    estimate = plan.pick.estimate
+    return waterfall_figure({"predicted": Bars(estimate.step.to_dict())}, terms_of(estimate))
+
+
+def _step_s(one: Shown) -> float:
+    return one.candidate.estimate.step.total_s
+
+
+def _ranges(plan: Plan, scale: float) -> tuple[list[float], list[float]]:
+    """Return the ends of both axes: they hold the pick, the frontier, the best of each split, and what can be used."""
+    held = [plan.pick, *plan.pareto, *plan.runners_up]
+    x = [0.0, *(one.headroom_bytes / GiB for one in held)]
+    y = [one.estimate.step.total_s * scale for one in held]
+    # What was given and what is plain is in, unless that would squeeze the rest.
+    for one in (plan.given, plan.plain):
+        if one is not None:
+            x += [one.headroom_bytes / GiB] if -one.headroom_bytes < plan.usable_memory_bytes / 4 else []
+            y += [one.estimate.step.total_s * scale] if one.estimate.step.total_s * scale < 1.5 * max(y) else []
+    return _widened(x), _widened(y)
+
+
+def _widened(values: Sequence[float]) -> list[float]:
+    margin = _MARGIN * (max(values) - min(values) or abs(max(values)))
+    return [min(values) - margin, max(values) + margin]
+
+
+def _points(
+    role: str,
+    look: tuple[str, int, str],
+    own: Sequence[Shown],
+    plan: Plan,
+    time_unit: tuple[float, str],
+    ranges: tuple[list[float], list[float]],
+) -> Any:
+    symbol, size, colour = look
+    scale, _ = time_unit
+    true = [(one.candidate.headroom_bytes / GiB, _step_s(one) * scale) for one in own]
+    drawn = [tuple(min(max(value, low), high) for value, (low, high) in zip(at, ranges, strict=True)) for at in true]
+    texts = [
+        _label(one, role) + (f" ({_figures(one, plan)})" if at != on else "")
+        for one, at, on in zip(own, true, drawn, strict=True)
+    ]
+    return import_extra("plotly.graph_objects", PURPOSE).Scatter(
+        name=role,
+        x=[at[0] for at in drawn],
+        y=[at[1] for at in drawn],
+        mode="markers+text",
+        marker={"symbol": symbol, "size": size, "color": colour, "line": {"width": 1.5, "color": colour}},
+        text=texts,
+        textposition=[_side(role, at[0], ranges[0]) for at in drawn],
+        textfont={"color": colour if role in _NAMED else INK},
+        cliponaxis=False,
+        hovertext=[_hover(one, plan) for one in own],
+        hoverinfo="text",
+    )
+
+
+def _label(one: Shown, role: str) -> str:
+    """Return what stands next to a point: names of the few, numbers of those that a table lists by number."""
+    return one.label if role == _NUMBERED else role if role in _NAMED else ""
+
+
+def _side(role: str, x: float, ends: Sequence[float]) -> str:
+    if role in ("pick", "fastest"):
+        return "bottom center"
+    return "middle left" if x > (ends[0] + ends[1]) / 2 else "middle right"
+
+
+def _figures(one: Shown, plan: Plan) -> str:
+    change = _step_s(one) / plan.pick.estimate.step.total_s - 1
+    free = one.candidate.headroom_bytes
+    memory = f"{format_bytes(abs(free))} {'free' if free >= 0 else 'missing'}"
+    return f"{format_duration(_step_s(one))}, {100 * change:+.1f} %, {memory}"
+
+
+def _hover(one: Shown, plan: Plan) -> str:
+    keys = layout_text(one.candidate.layout.effective).replace(",", "<br>")
+    label = f" {one.label}" if one.label else ""
+    return f"<b>{one.role}{label}</b><br>{_figures(one, plan)}<br>{keys}"
+
+
+def _mark_memory(figure: Any, plan: Plan, ends: Sequence[float]) -> None:
+    """Shade what does not fit, and what planner.memory_margin keeps free."""
+    margin = plan.memory_margin * plan.usable_memory_bytes / GiB
+    for start, end, colour in ((ends[0], 0.0, EXPOSED), (0.0, margin, HOST)):
+        if end > start:
+            figure.add_vrect(x0=start, x1=end, fillcolor=colour, opacity=0.12, line_width=0, layer="below")

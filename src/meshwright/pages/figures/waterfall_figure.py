@@ -1,0 +1,72 @@
+"""A step as bars one after another, each from where the last one ended; with plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from meshwright.extras import import_extra
+from meshwright.pages.figures.colours import COMPUTE, EXPOSED, HOST, PHASES, REST
+from meshwright.pages.figures.timeline_figures import style, time_scale
+from meshwright.pages.html.page import PURPOSE
+from meshwright.units import format_duration
+
+LEAST_SHARE = 0.0005
+"""Of the step: what takes less is not drawn."""
+_COLOURS = {
+    "compute_s": COMPUTE["matmul"],
+    "recompute_s": PHASES["recompute"],
+    "repeat_s": PHASES["recompute"],
+    "bubble_s": HOST,
+    "optimizer_s": PHASES["optimizer"],
+    "data_s": REST,
+    "host_s": REST,
+    "floor_s": COMPUTE["matmul"],
+    "matmul_s": COMPUTE["other"],
+    "tile_s": COMPUTE["other"],
+    "attention_s": COMPUTE["attention"],
+    "memory_s": COMPUTE["other"],
+    "jitter_s": HOST,
+}
+"""By part of a step; all communication is one colour."""
+
+
+class Bars(NamedTuple):
+    """A step that is drawn."""
+
+    seconds: Mapping[str, float]
+    """By part, in order."""
+    colour: str | None = None
+    """Of all bars; None for that of each part."""
+
+
+def waterfall_figure(steps: Mapping[str, Bars], words: Mapping[str, str]) -> Any:
+    """Return the parts of each step, by who says so; `words` name the parts. Of several bars the last is on top."""
+    ends_s = [sum(bars.seconds.values()) for bars in steps.values()]
+    least_s, (scale, unit) = LEAST_SHARE * ends_s[-1], time_scale(ends_s[-1])
+    shown = [name for name in words if any(bars.seconds.get(name, 0.0) >= least_s for bars in steps.values())]
+    rows = [words[name] for name in shown]
+    figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
+    for who, bars in steps.items():
+        seconds = [bars.seconds.get(name, 0.0) for name in shown]
+        figure.add_bar(
+            name=who,
+            orientation="h",
+            y=rows,
+            x=[value * scale for value in seconds],
+            base=[sum(seconds[:place]) * scale for place in range(len(seconds))],
+            marker={"color": bars.colour or _colours(shown), "line": {"width": 0}},
+            text=[format_duration(value) for value in seconds],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate=f"%{{y}}<br>%{{x:.4g}} {unit}<extra>{who}</extra>",
+        )
+    style(figure, rows, 46 if len(steps) > 1 else 30)
+    figure.update_layout(barmode="group", bargap=0.25, showlegend=len(steps) > 1, margin={"l": 230})
+    figure.update_layout(legend_traceorder="reversed")
+    figure.update_xaxes(title=f"time, {unit}", range=[0, max(ends_s) * scale * 1.08])
+    return figure
+
+
+def _colours(names: Sequence[str]) -> list[str]:
+    return [_COLOURS.get(name, EXPOSED) for name in names]

@@ -1,0 +1,78 @@
+"""A plan as one HTML file that needs no network: the pick, its time and memory as plots, and every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_figure, step_figure
+from meshwright.pages.html.page import cards, paragraph, plot, rich_table, section, write_page
+from meshwright.pages.tables.memory_table import memory_table
+from meshwright.pages.tables.plan_table import interval, pick_notes, plan_tables, question_words, what_buys_most
+from meshwright.pages.tables.simulated_table import simulated_page
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.plan import Plan
+from meshwright.units import format_bytes, format_count, format_duration
+
+_FRONTIER = (
+    "Each point is a layout: further down is faster, further right leaves more memory. The line joins the "
+    "pick and slower layouts that leave more than all faster ones; numbers are those of the table of parallel layouts. "
+    "Grey is what planner.memory_margin keeps free, red what does not fit."
+)
+
+
+def write_plan_html(plan: Plan, file: Path, budget: Iterable[RenderableType] = ()) -> None:
+    """Write the page of a plan; `budget` are the parts of the terminal's page on days and cost."""
+    parts = [*_head(plan), _cards(plan), *_step(plan), *_layouts(plan)]
+    write_page(f"Plan of {plan.model}", [*parts, *_rendered("Time and cost of the run", budget)], file)
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    yield f"<h1>{escape(plan.model)} on {plan.num_devices:,} x {escape(plan.device)}</h1>"
+    count = format_count(plan.num_parameters)
+    yield paragraph(f"{count} parameters; {plan.cluster}. {'; '.join(question_words(plan))}.")
+    yield f"<p><code>{escape(layout_text(plan.pick.layout.effective).replace(',', ', '))}</code></p>"
+    yield from map(paragraph, pick_notes(plan))
+
+
+def _cards(plan: Plan) -> str:
+    estimate = plan.pick.estimate
+    shares = {"MFU": estimate.mfu, "HFU": estimate.hfu}
+    return cards(
+        {f"step, 80 %: {interval(estimate)}": format_duration(estimate.step.total_s)}
+        | {"tokens/s a device": f"{plan.tokens_per_s_per_device:,.0f}"}
+        | {name: percent(share) for name, share in shares.items() if share is not None}
+        | {f"memory of {format_bytes(plan.usable_memory_bytes)}": format_bytes(estimate.memory.reserved_bytes)}
+    )
+
+
+def _step(plan: Plan) -> Iterator[str]:
+    means = NO_PEAK if plan.pick.estimate.mfu is None else f"{MFU_MEANS}. {HFU_MEANS}"
+    yield section("Where the step goes", f"{means}.", plot(step_figure(plan)))
+    yield from _rendered("Simulated steps", simulated_page(plan))
+
+
+def _memory(plan: Plan) -> str:
+    note = "Of the fullest device of each pipeline rank, by tensor class."
+    table = rich_table(memory_table(plan.memory_by_pipeline_rank, plan.usable_memory_bytes))
+    return section("Memory", note, plot(memory_ranks_figure(plan)) + table)
+
+
+def _layouts(plan: Plan) -> Iterator[str]:
+    pareto, *others = plan_tables(plan)
+    yield section("Step time against memory", _FRONTIER, plot(pareto_figure(plan)) + rich_table(pareto))
+    yield _memory(plan)
+    inner = "".join(rich_table(table) for table in others)
+    yield section("Other layouts, and other hardware", "", inner + paragraph(what_buys_most(plan)))
+
+
+def _rendered(title: str, parts: Iterable[RenderableType]) -> Iterator[str]:
+    """Yield a section with parts of a terminal's page, if there are any."""
+    drawn = [rich_table(part) if isinstance(part, Table) else paragraph(f"{part}") for part in parts if part]
+    if drawn:
+        yield section(title, "", "".join(drawn))
