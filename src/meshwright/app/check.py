@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
+from rich.text import Text
 
 from meshwright.app.expectation import estimate, rate_problems, search_problem
 from meshwright.app.job_problems import check_job
@@ -26,15 +26,12 @@ class Checked(Result):
     misfit: InfeasibleLayout | None
     """Why the layout does not fit the devices of the job's cluster; None where it does, or that is unknown."""
 
-    def __str__(self) -> str:
-        # Not wrapped: lines of a log are searched.
-        return "\n".join(f"{label:<8}{text}" for label, text in self.lines)
-
     def _summary(self) -> str:
         return f"Check {dict(self.lines)['job']}{'' if self.misfit is None else ', does not fit'}"
 
-    def _page(self) -> Iterator[str]:
-        yield escape(str(self))
+    def _page(self) -> Iterator[Text]:
+        # Not wrapped: lines of a log are searched.
+        yield Text("\n".join(f"{label:<8}{text}" for label, text in self.lines))
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{"label": label, "text": text} for label, text in self.lines]

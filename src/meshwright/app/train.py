@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from meshwright.app.job_problems import check_job, run_folder
 from meshwright.app.jobs import as_job
+from meshwright.app.results.run_result import TrainedRun
 from meshwright.config.load import ResolvedJob, raise_problems
-from meshwright.errors import ConfigError, ExitCode
+from meshwright.errors import ConfigError
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
@@ -31,8 +32,8 @@ def train(
     overwrite: bool = False,
     require_checkpoint: bool = False,
     tell: Callable[[str], None] = logger.info,
-) -> ExitCode:
-    """Train `job` on local ranks and return how it ended; with layout.search = true, in the layout that `plan` picks.
+) -> TrainedRun:
+    """Train `job` on local ranks; with layout.search = true, in the layout that `plan` picks. Return how it ended.
 
     `ranks` are the processes to start; None takes the layout's, or all CUDA devices. `resume` continues from the newest
     checkpoint of the run folder if there is one, and fails with `require_checkpoint` if there is none; `overwrite`
@@ -57,11 +58,12 @@ def train(
     with tempfile.TemporaryDirectory(prefix="meshwright-plan-") as folder:
         planned_file = [] if planned is None else ["--planned", _write_plan(planned, Path(folder), tell)]
         arguments = ["train", str(resolved.path), *planned_file, *resolved.overrides]
-        return train_locally(resolved.job, run, num_ranks, arguments, resume=resume)
+        exit_code = train_locally(resolved.job, run, num_ranks, arguments, resume=resume)
+        return TrainedRun(run.folder, exit_code)
 
 
-def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = None) -> ExitCode:
-    """Continue training `job` from the newest checkpoint of its run folder, and return how it ended."""
+def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = None) -> TrainedRun:
+    """Continue training `job` from the newest checkpoint of its run folder; return the run and how it ended."""
     return train(job, *overrides, ranks=ranks, resume=True)
 
 

@@ -34,7 +34,7 @@ class ProofResult(Result, Proof):
         yield proof_table(self)
         yield ""
         for line in (*notes(self), changes_text(self)):
-            yield Text(line, style="dim", no_wrap=True, overflow="ignore")
+            yield Text(line, style="dim")
 
     def _rows(self) -> list[dict[str, Any]]:
         return [

@@ -31,7 +31,7 @@ class Result(ABC):
 
     @abstractmethod
     def _page(self) -> Iterable[RenderableType]:
-        """Return the parts of what the command prints."""
+        """Return the parts of what the command prints: a str has markup and is wrapped, a Text neither."""
 
     @abstractmethod
     def _rows(self) -> Rows:
@@ -76,9 +76,11 @@ class Result(ABC):
         return console.export_html(inline_styles=True, code_format=_HTML)
 
     def _print(self, console: Console, width: int | None = None) -> None:
+        from rich.text import Text
+
         console.width = max(console.width, self._least_width()) if width is None else width
         for part in self._page():
-            console.print(part, crop=False)
+            console.print(part, soft_wrap=isinstance(part, Text))
 
 
 class PlottedResult(Result):

@@ -55,7 +55,7 @@ def command(
         require_checkpoint=require_checkpoint,
         tell=click.echo,
     )
-    sys.exit(found)
+    sys.exit(found.exit_code)
 
 
 def _train_as_rank(
