@@ -91,10 +91,13 @@ def plan(
 ) -> PlanResult:
     """Return the best layout for `job`, or for `model` on `cluster`, with what is expected of it and of others.
 
-    Layouts: keys given as overrides such as "layout.tp=8" are kept; those of a job file are judged next to the pick,
-    or kept with layout.search = true. With `simulate` that many finalists are traced and simulated before one is
-    picked, which takes torch. Raises ConfigError for bad input, InfeasibleLayout where no layout fits.
+    Layouts: keys given as overrides such as "layout.tp=8", with `model` in place of a job, are kept; those of a job
+    file are judged next to the pick, or kept with layout.search = true. With `simulate` that many finalists are traced
+    and simulated before one is picked, which takes torch. Raises ConfigError for bad input, InfeasibleLayout where
+    no layout fits.
     """
+    if isinstance(job, str) and "=" in job:
+        overrides, job = (job, *overrides), None
     request = PlanRequest(
         job=job,
         overrides=overrides,

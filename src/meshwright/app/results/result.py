@@ -72,7 +72,7 @@ class Result(ABC):
         from rich.console import Console
 
         console = Console(file=StringIO(), record=True, force_jupyter=False, highlight=False)
-        self._print(console, _HTML_WIDTH)
+        self._print(console, max(_HTML_WIDTH, self._least_width()))
         return console.export_html(inline_styles=True, code_format=_HTML)
 
     def _print(self, console: Console, width: int | None = None) -> None:

@@ -1,0 +1,93 @@
+"""A plan's page: its plots hold every layout that the tables list, and what lies beyond the axes is at their end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.cli.main import run
+from meshwright.errors import ExitCode
+from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_figure, shown_layouts, step_figure
+from meshwright.pages.html.plan_html import write_plan_html
+from meshwright.planner.plan import make_plan
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.plan import Plan
+from meshwright.units import GiB
+from questions import SMALL_PLAN, ask
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(ask(num_devices=16))
+
+
+def points(plan: Plan) -> dict[str, list[tuple[float, float]]]:
+    """Return free memory, GiB, and step, as drawn, of the points of each role."""
+    traces = pareto_figure(plan).data
+    return {one.name: list(zip(one.x, one.y, strict=True)) for one in traces if one.mode != "lines"}
+
+
+def test_each_layout_is_one_point_where_its_figures_are(plan: Plan) -> None:
+    shown, drawn = shown_layouts(plan), points(plan)
+    assert sum(map(len, drawn.values())) == len(shown)
+    [pick] = drawn["pick"]
+    scale = pick[1] / plan.pick.estimate.step.total_s
+    assert pick[0] == pytest.approx(plan.pick.headroom_bytes / GiB)
+    for role in ("leaves more memory", "best of another parallel layout"):
+        expected = [(one.candidate.headroom_bytes / GiB, one.candidate.estimate.step.total_s * scale) for one in shown]
+        own = [at for at, one in zip(expected, shown, strict=True) if one.role == role]
+        assert np.array(drawn.get(role, [])) == pytest.approx(np.array(own))
+
+
+def test_what_is_far_off_is_at_the_end_of_the_axes_with_its_figures(plan: Plan) -> None:
+    far = plan.pick.replace(
+        layout=Layout(dp_shard=16, tp=1, microbatch_size=7),
+        headroom_bytes=-900 * GiB,
+        estimate=plan.pick.estimate.replace(step=plan.pick.estimate.step.replace(floor_s=1e4)),
+    )
+    figure = pareto_figure(plan.replace(plain=far))
+    [plain] = [one for one in figure.data if one.name == "FSDP alone"]
+    assert (plain.x[0], plain.y[0]) == (figure.layout.xaxis.range[0], figure.layout.yaxis.range[1])
+    assert "900 GiB missing" in plain.text[0]
+
+
+def test_bars_of_memory_add_up_to_what_each_pipeline_rank_reserves() -> None:
+    plan = make_plan(ask(num_devices=16, pp=4))
+    figure = memory_ranks_figure(plan)
+    totals = [sum(values) for values in zip(*(one.x for one in figure.data), strict=True)]
+    assert totals == pytest.approx([rank.reserved_bytes / GiB for rank in plan.memory_by_pipeline_rank])
+    assert list(figure.data[0].y) == [f"pp rank {rank}" for rank in range(4)]
+
+
+def test_the_waterfall_ends_at_the_step(plan: Plan) -> None:
+    [bars] = step_figure(plan).data
+    scale = bars.x[0] / plan.pick.estimate.step.floor_s
+    assert bars.base[-1] + bars.x[-1] == pytest.approx(plan.pick.estimate.step.total_s * scale, rel=1e-2)
+
+
+def test_the_page_has_the_tables_three_plots_and_no_link(plan: Plan, tmp_path: Path) -> None:
+    write_plan_html(plan, tmp_path / "plan.html")
+    text = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    for title in ("Where the step goes", "Step time against memory", "Memory", "Other layouts, and other hardware"):
+        assert f"<h2>{title}</h2>" in text
+    assert len(re.findall(r'class="plotly-graph-div"', text)) == 3
+    for row in ("best of each parallel layout", "if the hardware were", "unsharded parameters", "GEMM inefficiency"):
+        assert row in text
+    assert "[bold]" not in text.partition("<body>")[2]
+    assert "http://" not in text.partition("<body>")[2]
+
+
+def test_the_command_writes_the_page_with_days_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.html"
+    options = ("--html", str(file), "--tokens", "1T", "--frontier", "--json")
+    assert run([*SMALL_PLAN, *options]) == ExitCode.DONE
+    assert len(json.loads(capsys.readouterr().out)["frontier"]) > 1
+    text = file.read_text(encoding="utf-8")
+    assert "<h2>Time and cost of the run</h2>" in text
+    assert "1T tokens: " in text
+    assert run([*SMALL_PLAN, "--html", str(tmp_path / "none" / "plan.html")]) == ExitCode.BAD_INPUT
+    assert "there is no folder" in capsys.readouterr().err
