@@ -62,22 +62,20 @@ def pareto_figure(plan: Plan) -> Any:
 
     The axes hold all but FSDP alone, a layout that was given and the best with another key, which may be far off.
     """
-    go, shown = import_extra("plotly.graph_objects", PURPOSE), shown_layouts(plan)
-    scale, unit = time_scale(max(_step_s(one) for one in shown))
-    ranges = _ranges(plan, scale)
-    figure = go.Figure()
-    frontier = sorted((one.headroom_bytes / GiB, one.estimate.step.total_s * scale) for one in plan.pareto)
-    x, y = ([point[axis] for point in frontier] for axis in (0, 1))
+    shown = shown_layouts(plan)
+    axes = _axes(plan, *time_scale(max(one.candidate.estimate.step.total_s for one in shown)))
+    figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
+    x, y = zip(*(axes.place(one) for one in sorted(plan.pareto, key=lambda one: one.headroom_bytes)), strict=True)
     line = {"color": COMPUTE["matmul"], "width": 1.5, "shape": "vh"}
     figure.add_scatter(x=x, y=y, mode="lines", line=line, showlegend=False, hoverinfo="skip")
-    for role, look in reversed(_LOOKS.items()):
+    for role in reversed(_LOOKS):
         if own := [one for one in shown if one.role == role]:
-            figure.add_trace(_points(role, look, own, plan, (scale, unit), ranges))
-    _mark_memory(figure, plan, ranges[0])
+            figure.add_trace(_points(role, own, plan, axes))
+    _mark_memory(figure, plan, axes.memory_ends[0])
     style(figure, [], 0)
     figure.update_layout(height=460, legend_traceorder="reversed", margin={"l": 70})
-    figure.update_xaxes(title="free memory of the fullest rank, GiB", range=ranges[0])
-    figure.update_yaxes(title=f"step time, {unit}", range=ranges[1])
+    figure.update_xaxes(title="free memory of the fullest rank, GiB", range=axes.memory_ends)
+    figure.update_yaxes(title=f"step time, {axes.unit}", range=axes.step_ends)
     return figure
 
 
@@ -117,52 +115,62 @@ def step_figure(plan: Plan) -> Any:
     return waterfall_figure({"predicted": Bars(estimate.step.to_dict())}, terms_of(estimate))
 
 
-def _step_s(one: Shown) -> float:
-    return one.candidate.estimate.step.total_s
+class _Axes(NamedTuple):
+    """What the axes of the Pareto figure show."""
+
+    scale: float
+    """What seconds are multiplied by."""
+    unit: str
+    memory_ends: tuple[float, float]
+    """GiB."""
+    step_ends: tuple[float, float]
+    """In `unit`."""
+
+    def place(self, one: Candidate) -> tuple[float, float]:
+        """Return where a layout is, beyond the ends or not."""
+        return one.headroom_bytes / GiB, one.estimate.step.total_s * self.scale
+
+    def inside(self, x: float, y: float) -> tuple[float, float]:
+        """Return the place between the ends that is nearest."""
+        return _between(x, self.memory_ends), _between(y, self.step_ends)
 
 
-def _ranges(plan: Plan, scale: float) -> tuple[list[float], list[float]]:
-    """Return the ends of both axes: they hold the pick, the frontier, the best of each split, and what can be used."""
+def _axes(plan: Plan, scale: float, unit: str) -> _Axes:
+    """Return axes that hold the pick, the frontier and the best of each split."""
     held = [plan.pick, *plan.pareto, *plan.runners_up]
-    x = [0.0, *(one.headroom_bytes / GiB for one in held)]
-    y = [one.estimate.step.total_s * scale for one in held]
+    memory = [0.0, *(one.headroom_bytes / GiB for one in held)]
+    steps_s = [one.estimate.step.total_s for one in held]
     # What was given and what is plain is in, unless that would squeeze the rest.
     for one in (plan.given, plan.plain):
         if one is not None:
-            x += [one.headroom_bytes / GiB] if -one.headroom_bytes < plan.usable_memory_bytes / 4 else []
-            y += [one.estimate.step.total_s * scale] if one.estimate.step.total_s * scale < 1.5 * max(y) else []
-    return _widened(x), _widened(y)
+            memory += [one.headroom_bytes / GiB] if -one.headroom_bytes < plan.usable_memory_bytes / 4 else []
+            steps_s += [one.estimate.step.total_s] if one.estimate.step.total_s < 1.5 * max(steps_s) else []
+    return _Axes(scale, unit, _widened(memory), _widened([step_s * scale for step_s in steps_s]))
 
 
-def _widened(values: Sequence[float]) -> list[float]:
+def _widened(values: Sequence[float]) -> tuple[float, float]:
     margin = _MARGIN * (max(values) - min(values) or abs(max(values)))
-    return [min(values) - margin, max(values) + margin]
+    return min(values) - margin, max(values) + margin
 
 
-def _points(
-    role: str,
-    look: tuple[str, int, str],
-    own: Sequence[Shown],
-    plan: Plan,
-    time_unit: tuple[float, str],
-    ranges: tuple[list[float], list[float]],
-) -> Any:
-    symbol, size, colour = look
-    scale, _ = time_unit
-    true = [(one.candidate.headroom_bytes / GiB, _step_s(one) * scale) for one in own]
-    drawn = [tuple(min(max(value, low), high) for value, (low, high) in zip(at, ranges, strict=True)) for at in true]
-    texts = [
-        _label(one, role) + (f" ({_figures(one, plan)})" if at != on else "")
-        for one, at, on in zip(own, true, drawn, strict=True)
-    ]
+def _between(value: float, ends: tuple[float, float]) -> float:
+    return min(max(value, ends[0]), ends[1])
+
+
+def _points(role: str, own: Sequence[Shown], plan: Plan, axes: _Axes) -> Any:
+    symbol, size, colour = _LOOKS[role]
+    places = [axes.place(one.candidate) for one in own]
+    drawn = [axes.inside(*place) for place in places]
+    is_far = [place != inside for place, inside in zip(places, drawn, strict=True)]
+    figures = [f" ({_figures(one, plan)})" if far else "" for one, far in zip(own, is_far, strict=True)]
     return import_extra("plotly.graph_objects", PURPOSE).Scatter(
         name=role,
-        x=[at[0] for at in drawn],
-        y=[at[1] for at in drawn],
+        x=[x for x, _ in drawn],
+        y=[y for _, y in drawn],
         mode="markers+text",
         marker={"symbol": symbol, "size": size, "color": colour, "line": {"width": 1.5, "color": colour}},
-        text=texts,
-        textposition=[_side(role, at[0], ranges[0]) for at in drawn],
+        text=[_label(one) + words for one, words in zip(own, figures, strict=True)],
+        textposition=[_side(role, x, axes.memory_ends) for x, _ in drawn],
         textfont={"color": colour if role in _NAMED else INK},
         cliponaxis=False,
         hovertext=[_hover(one, plan) for one in own],
@@ -170,9 +178,9 @@ def _points(
     )
 
 
-def _label(one: Shown, role: str) -> str:
-    """Return what stands next to a point: names of the few, numbers of those that a table lists by number."""
-    return one.label if role == _NUMBERED else role if role in _NAMED else ""
+def _label(one: Shown) -> str:
+    """Return the text next to a point: names of the few, numbers of those that a table lists by number."""
+    return one.label if one.role == _NUMBERED else one.role if one.role in _NAMED else ""
 
 
 def _side(role: str, x: float, ends: Sequence[float]) -> str:
@@ -182,10 +190,10 @@ def _side(role: str, x: float, ends: Sequence[float]) -> str:
 
 
 def _figures(one: Shown, plan: Plan) -> str:
-    change = _step_s(one) / plan.pick.estimate.step.total_s - 1
-    free = one.candidate.headroom_bytes
+    step_s, free = one.candidate.estimate.step.total_s, one.candidate.headroom_bytes
+    change = step_s / plan.pick.estimate.step.total_s - 1
     memory = f"{format_bytes(abs(free))} {'free' if free >= 0 else 'missing'}"
-    return f"{format_duration(_step_s(one))}, {100 * change:+.1f} %, {memory}"
+    return f"{format_duration(step_s)}, {100 * change:+.1f} %, {memory}"
 
 
 def _hover(one: Shown, plan: Plan) -> str:
@@ -194,9 +202,9 @@ def _hover(one: Shown, plan: Plan) -> str:
     return f"<b>{one.role}{label}</b><br>{_figures(one, plan)}<br>{keys}"
 
 
-def _mark_memory(figure: Any, plan: Plan, ends: Sequence[float]) -> None:
+def _mark_memory(figure: Any, plan: Plan, least: float) -> None:
     """Shade what does not fit, and what planner.memory_margin keeps free."""
     margin = plan.memory_margin * plan.usable_memory_bytes / GiB
-    for start, end, colour in ((ends[0], 0.0, EXPOSED), (0.0, margin, HOST)):
+    for start, end, colour in ((least, 0.0, EXPOSED), (0.0, margin, HOST)):
         if end > start:
             figure.add_vrect(x0=start, x1=end, fillcolor=colour, opacity=0.12, line_width=0, layer="below")

@@ -34,21 +34,21 @@ _COLOURS = {
 class Bars(NamedTuple):
     """A step that is drawn."""
 
-    seconds: Mapping[str, float]
-    """By part, in order."""
+    by_part_s: Mapping[str, float]
+    """Seconds of each part, in order."""
     colour: str | None = None
     """Of all bars; None for that of each part."""
 
 
 def waterfall_figure(steps: Mapping[str, Bars], words: Mapping[str, str]) -> Any:
     """Return the parts of each step, by who says so; `words` name the parts. Of several bars the last is on top."""
-    ends_s = [sum(bars.seconds.values()) for bars in steps.values()]
+    ends_s = [sum(bars.by_part_s.values()) for bars in steps.values()]
     least_s, (scale, unit) = LEAST_SHARE * ends_s[-1], time_scale(ends_s[-1])
-    shown = [name for name in words if any(bars.seconds.get(name, 0.0) >= least_s for bars in steps.values())]
+    shown = [name for name in words if any(bars.by_part_s.get(name, 0.0) >= least_s for bars in steps.values())]
     rows = [words[name] for name in shown]
     figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
     for who, bars in steps.items():
-        seconds = [bars.seconds.get(name, 0.0) for name in shown]
+        seconds = [bars.by_part_s.get(name, 0.0) for name in shown]
         figure.add_bar(
             name=who,
             orientation="h",
