@@ -136,7 +136,7 @@ def main() -> None:
     os.environ["COLUMNS"] = "120"
 
 
-_only = click.option("--only", "parts", multiple=True, type=click.Choice(list(_PARTS)), help="Parts to run; all.")
+_only = click.option("--only", "parts", multiple=True, type=click.Choice(list(_PARTS)), help="Parts to run.")
 _file = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
 
@@ -155,7 +155,8 @@ def record(file: Path, parts: tuple[str, ...]) -> None:
 def compare(file: Path, parts: tuple[str, ...], values: bool) -> None:
     """Print what is not as FILE has it; exit code 1 if anything is not."""
     before = json.loads(file.read_text(encoding="utf-8"))
-    kept = tuple(before) if not parts else tuple(name for name in before if name.split()[0] in parts)
+    parts = parts or tuple(part for part in _PARTS if any(name.split()[0] == part for name in before))
+    kept = tuple(name for name in before if name.split()[0] in parts)
     after = _record(parts)
     if values:
         apart = [
