@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from meshwright.app.results.result import PlottedResult
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.evaluation.dataset.own_run import read_manifest
@@ -76,7 +78,7 @@ class TrainedRun(PlottedResult):
         return f"{how}, {counted(len(metrics), 'step')}, last loss {metrics.loss[-1]:.4f}"
 
     def _page(self) -> Iterator[RenderableType]:
-        yield self._summary()
+        yield Text(self._summary())
         metrics = self._metrics()
         if metrics is not None:
             yield run_summary_table(run_summary(str(self.folder), read_manifest(Run(self.folder)), metrics))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.text import Text
 
 from meshwright.app.results.plan_result import memory_words, step_words
 from meshwright.app.results.result import PlottedResult
@@ -45,7 +46,7 @@ class TimelineResult(PlottedResult, Timeline):
         )
 
     def _page(self) -> Iterator[RenderableType]:
-        yield self._summary()
+        yield Text(self._summary())
         yield parts_table({self.source.kind: step_parts(self)})
 
     def _rows(self) -> Rows:
