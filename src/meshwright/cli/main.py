@@ -4,18 +4,15 @@ Nothing here imports more than click, so that --help answers at once; a verb imp
 """
 
 import importlib
-import os
-import select
 import sys
-import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 import click
 
 from meshwright import __version__
-from meshwright.errors import ExitCode, MeshwrightError
-from meshwright.extras import EXTRA_OF_PACKAGE
+from meshwright.errors import ExitCode
+from meshwright.exits import exit_code_of, leave
 
 VERBS: dict[str, tuple[str, str]] = {
     "check": ("meshwright.cli.verbs.check", "Tell everything that is wrong with a job before any process starts."),
@@ -43,9 +40,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("meshwright.cli.verbs.doctor", "Tell what this machine has, what is missing and how to get it."),
 }
 """Each verb's module, whose `command` is a click command, and its line in --help; in the order of a first visit."""
-
-# The shell's own code for a process whose reader went away: 128 + SIGPIPE.
-_READER_GONE = 141
 
 
 class VerbGroup(click.Group):
@@ -91,53 +85,25 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line (sys.argv without `arguments`) and exit with the code that says how it went."""
-    code = run(sys.argv[1:] if arguments is None else arguments)
-    if code == ExitCode.INTERRUPTED or (code and "RANK" in os.environ):
-        # An interrupt inside exec(), which dataclasses use, makes CPython die of SIGINT after an orderly exit (3.11).
-        # A rank that failed cannot leave its process group in good order, and about one in four then dies of SIGABRT
-        # in the group's threads (torch 2.13). Either way the code would be lost.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    leave(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Return the exit code of one command line, having shown what went wrong on stderr."""
+    return exit_code_of(lambda: _invoke(arguments))
+
+
+def _invoke(arguments: Sequence[str]) -> int:
     try:
         with group.make_context("meshwright", list(arguments)) as context:
             group.invoke(context)
-        sys.stdout.flush()
-    except BrokenPipeError as error:
-        return _READER_GONE if _has_lost_its_reader() else _show(error)
-    except SystemExit as ending:
-        # rich, which draws the tables, ends with 1 when its reader goes away.
-        if isinstance(ending.__context__, BrokenPipeError):
-            return _READER_GONE
-        raise
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        return ExitCode.INTERRUPTED
+    except click.Abort:
+        raise KeyboardInterrupt from None
     except click.exceptions.Exit as ending:
         return ending.exit_code
     except click.ClickException as error:
         return _show_usage(error)
-    except Exception as error:
-        return _show(error)
     return ExitCode.DONE
-
-
-def _has_lost_its_reader() -> bool:
-    """Return whether stdout is the pipe that broke; it then leads nowhere, since Python flushes it again at exit."""
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout, 0)
-        is_broken = any(event & select.POLLERR for _, event in poll.poll(0))
-    except (OSError, AttributeError):
-        return False  # stdout is no pipe, or this system cannot tell
-    if is_broken:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return is_broken
 
 
 def _show_usage(error: click.ClickException) -> int:
@@ -148,16 +114,3 @@ def _show_usage(error: click.ClickException) -> int:
         click.echo(f"{error.ctx.get_usage()}\n", err=True)
     click.echo(f"error: {error.format_message()}", err=True)
     return ExitCode.BAD_INPUT
-
-
-def _show(error: Exception) -> int:
-    if isinstance(error, MeshwrightError):
-        click.echo(f"error: {error}", err=True)
-        return error.exit_code
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF_PACKAGE:
-        extra = EXTRA_OF_PACKAGE[error.name]
-        click.echo(f"error: this verb needs {error.name}: pip install '.[{extra}]'", err=True)
-        return ExitCode.BAD_INPUT
-    traceback.print_exception(error)
-    click.echo("error: this is a bug in Meshwright, or in code that the job names (see above)", err=True)
-    return ExitCode.DO_NOT_RETRY

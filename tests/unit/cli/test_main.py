@@ -44,11 +44,11 @@ def raising(error: BaseException) -> Callable[[], object]:
         (click.exceptions.Exit(3), 3, ""),
         (click.Abort(), 130, "interrupted\n"),
         (click.FileError("job.toml", "locked"), 2, "error: Could not open file 'job.toml': locked\n"),
-        (ModuleNotFoundError("", name="torch"), 2, "error: this verb needs torch: pip install '.[train]'\n"),
+        (ModuleNotFoundError("", name="torch"), 2, "error: this command needs torch: pip install '.[train]'\n"),
         (ModuleNotFoundError("", name="safetensors"), 2,
-         "error: this verb needs safetensors: pip install '.[train]'\n"),
+         "error: this command needs safetensors: pip install '.[train]'\n"),
         (ModuleNotFoundError("", name="transformers"), 2,
-         "error: this verb needs transformers: pip install '.[hf]'\n"),
+         "error: this command needs transformers: pip install '.[hf]'\n"),
     ],
 )  # fmt: skip
 def test_each_error_has_one_message_and_its_code(

@@ -88,7 +88,7 @@ def _simulated(candidates: list[Candidate], question: Question, finalists: Final
 
     layouts = [candidate.layout for candidate in candidates]
     with elapsed(_simulated_words(0, len(candidates))) as show:
-        steps = simulate_layouts(Steps(finalists.resolved.job, question.cluster), layouts, report)
+        steps = simulate_layouts(Steps(finalists.resolved, question.cluster), layouts, report)
     return [candidate.replace(simulated=step) for candidate, step in zip(candidates, steps, strict=True)]
 
 

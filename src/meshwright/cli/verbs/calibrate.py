@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 _FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it runs again.\n"
 # Every size is measured at least once a round, however little time is given, and next to other work it takes longer.
 _PATIENCE, _LEAST_S = 10, 600
-_BUILD = "meshwright.trainer.step.build_step:build_step"
 
 
 @click.command()
@@ -82,28 +80,26 @@ def calibrate(
 
 def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[WatchedStep]:
     """Return what steps of small jobs are made of, on all ranks; on an accelerator the host's clock would not tell."""
-    from meshwright.calibrator.step_jobs import JOB_TEXT, step_jobs
+    from meshwright.calibrator.step_jobs import step_jobs
     from meshwright.calibrator.watched_step import watched_steps
     from meshwright.errors import MeshwrightError
     from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+    from meshwright.trainer.step.step_builder import TRAINER_STEP
     from meshwright.units import counted
 
-    with tempfile.TemporaryDirectory() as folder:
-        job_file = Path(folder) / "job.toml"
-        job_file.write_text(JOB_TEXT, encoding="utf-8")
-        jobs = [[str(job_file), *changes] for changes in step_jobs(num_ranks)]
-        try:
-            watched = run_ranks(
-                watched_steps,
-                num_ranks,
-                _BUILD,
-                jobs,
-                threads,
-                duration_s,
-                timeout_s=_PATIENCE * duration_s + _LEAST_S,
-            )
-        except RanksFailed as failure:
-            raise MeshwrightError(f"calibrate on {counted(num_ranks, 'rank')}: {failure}") from None
+    jobs = [(job.model_dump_json(), ".") for job in step_jobs(num_ranks)]
+    try:
+        watched = run_ranks(
+            watched_steps,
+            num_ranks,
+            TRAINER_STEP.whole,
+            jobs,
+            threads,
+            duration_s,
+            timeout_s=_PATIENCE * duration_s + _LEAST_S,
+        )
+    except RanksFailed as failure:
+        raise MeshwrightError(f"calibrate on {counted(num_ranks, 'rank')}: {failure}") from None
     return [step for of_rank in watched for step in of_rank]
 
 
