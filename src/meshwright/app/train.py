@@ -10,7 +10,7 @@ from meshwright.app.job_problems import check_job, layout_problems_of, run_folde
 from meshwright.app.jobs import as_job
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode
-from meshwright.log import logger, progress
+from meshwright.log import log_level, logger, progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Run
@@ -57,15 +57,12 @@ def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = N
     return train(job, *overrides, ranks=ranks, resume=True)
 
 
-def train_under_torchrun(
-    job: Path | str, overrides: tuple[str, ...], ranks: int | None, *, resume: bool, overwrite: bool
-) -> ExitCode:
-    """Train `job` as the rank that torchrun started this process as, and return its exit code.
+def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bool, overwrite: bool) -> ExitCode:
+    """Train a job as the rank that torchrun started this process as, and return its exit code.
 
     Raises ConfigError for what only a launcher settles: an open layout, or another number of ranks.
     """
     _refuse_both(resume=resume, overwrite=overwrite)
-    resolved = as_job(job, overrides)
     if "WORLD_SIZE" not in os.environ:
         raise ConfigError(
             f"the environment has RANK={os.environ['RANK']} but no WORLD_SIZE, so this is no rank that torchrun "
@@ -159,4 +156,5 @@ def _rank_config(
         resume=resume,
         overwrite=overwrite,
         estimate=estimate,
+        log_level=log_level(),
     )

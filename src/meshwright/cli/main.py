@@ -4,6 +4,7 @@ Nothing here imports more than click, so that --help answers at once; a verb imp
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -40,6 +41,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("meshwright.cli.verbs.doctor", "Tell what this machine has, what is missing and how to get it."),
 }
 """Each verb's module, whose `command` is a click command, and its line in --help; in the order of a first visit."""
+
+COMPLETION_VARIABLE = "_MESHWRIGHT_COMPLETE"
+"""What a shell sets to ask for its script (bash_source) or for completions (bash_complete); likewise zsh and fish."""
 
 
 class VerbGroup(click.Group):
@@ -94,6 +98,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
+    if COMPLETION_VARIABLE in os.environ:
+        from meshwright.cli.completion import answer_shell
+
+        return answer_shell(group, COMPLETION_VARIABLE)
     try:
         with group.make_context("meshwright", list(arguments)) as context:
             group.invoke(context)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from meshwright.app.simulated.simulate_conditions import require_ranks
+from meshwright.log import progress
 
 if TYPE_CHECKING:
     from meshwright.app.simulated.dry_run import Subject
@@ -39,7 +38,7 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
         layout_on(cluster, resolved.job, Options(given["cluster"]))
     layout = layout_of(resolved.job, cluster.num_devices)
     subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, question)
-    _tell(" ".join(words))
+    progress.info("tracing %s", " ".join(words))
     traces = trace_job(
         TRAINER_STEP,
         resolved,
@@ -61,11 +60,6 @@ def _require_job(files: list[str], given: dict[str, Any]) -> None:
     if len(files) != 1:
         named = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
         raise ConfigError(f"{named}: name one, or give --build and --ranks for a program of your own")
-
-
-def _tell(what: str) -> None:
-    """Say that tracing begins: after all that can be refused at once."""
-    click.echo(f"tracing {what}", err=True)
 
 
 def _settled(resolved: ResolvedJob, text: str | None) -> ResolvedJob:
@@ -126,7 +120,7 @@ def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: 
         )
     require_ranks(conditions, given["ranks"])
     program = Program(_importable(given["build"]), given["ranks"], tuple(words), routing=given["routing"])
-    _tell(given["build"])
+    progress.info("tracing %s", given["build"])
     traces = trace_program(program, every_rank=given["every_rank"])
     if not any(len(trace.records) for trace in traces.traces.values()):
         raise ConfigError(

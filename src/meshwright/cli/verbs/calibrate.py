@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshwright.cli.finite_range import FiniteRange
+from meshwright.cli.result_command import print_json, result_command
 
 if TYPE_CHECKING:
     from meshwright.calibrator.measure import Measurements
@@ -22,7 +22,7 @@ _FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it ru
 _PATIENCE, _LEAST_S = 10, 600
 
 
-@click.command()
+@result_command
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: GPUs if there are.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks that work at once; default: one a GPU, or one a core.")
 @click.option("--name", help="Name in the catalogue; default: cpu-local, or the GPU's name and -local.")
@@ -35,7 +35,6 @@ _PATIENCE, _LEAST_S = 10, 600
     show_default=True,
     help="Roughly; on a processor as long again for steps.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print device and cluster, and where they were written, as JSON.")
 def command(
     device: str, ranks: int | None, name: str | None, out: Path | None, duration_s: float, as_json: bool
 ) -> None:
@@ -46,6 +45,8 @@ def command(
     """
     from meshwright.hardware.catalogue import user_folder
 
+    if name is not None:
+        _require_name(name)
     device_type = _device_type(device)
     num_ranks = _num_ranks(device_type, ranks)
     folder = out or user_folder()
@@ -54,7 +55,7 @@ def command(
     _write(files, measured_device, cluster)
     if as_json:
         written = {"device": measured_device.to_dict(), "cluster": cluster.to_dict(), "files": list(map(str, files))}
-        click.echo(json.dumps(written, indent=2))
+        print_json(written)
     else:
         _show(measured_device, cluster, files)
 
@@ -149,14 +150,19 @@ def _num_ranks(device_type: str, ranks: int | None) -> int:
     return ranks or most
 
 
+def _require_name(name: str) -> None:
+    from meshwright.errors import ConfigError
+    from meshwright.spec.machine.device import NAME_PATTERN
+
+    if not re.match(NAME_PATTERN, name):
+        raise ConfigError(f"--name {name!r} is no catalogue name: use lower-case letters, digits, dots and dashes")
+
+
 def _files(folder: Path, device_type: str, num_ranks: int, name: str | None) -> tuple[Path, Path]:
     """Return the files to write, before minutes are spent; raises ConfigError for those that are somebody else's."""
     from meshwright.calibrator.machine import this_machine
     from meshwright.errors import ConfigError
-    from meshwright.spec.machine.device import NAME_PATTERN
 
-    if name is not None and not re.match(NAME_PATTERN, name):
-        raise ConfigError(f"--name {name!r} is no catalogue name: use lower-case letters, digits, dots and dashes")
     name = this_machine(device_type, num_ranks, name).device.name
     files = folder / "devices" / f"{name}.toml", folder / "clusters" / f"{name}.toml"
     for file in files:

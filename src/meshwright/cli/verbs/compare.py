@@ -6,15 +6,16 @@ from pathlib import Path
 
 import click
 
+from meshwright.cli.result_command import page_console, result_command
+
 _LEAST_WIDTH = 120
-_PATH = click.Path(path_type=Path)
+_PATH = click.Path(exists=True, path_type=Path)
 
 
-@click.command()
+@result_command
 @click.argument("a", metavar="A", type=_PATH)
 @click.argument("b", metavar="B", type=_PATH)
 @click.option("--step", type=click.IntRange(min=1), help="Step of a profile; default: its last one.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
     """Show where step A and step B differ: by component, by operation, by rank.
 
@@ -31,13 +32,9 @@ def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
     if as_json:
         click.echo(found.to_json())
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
     if isinstance(found, Comparison):
-        console.width = max(console.width, _LEAST_WIDTH)
-        parts = compare_page(found)
+        console, parts = page_console(_LEAST_WIDTH), compare_page(found)
     else:
-        parts = run_comparison_page(found)
+        console, parts = page_console(), run_comparison_page(found)
     for part in parts:
         console.print(part)

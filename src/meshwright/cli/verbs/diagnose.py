@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshwright.cli.result_command import page_console, result_command
 from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ _HARMLESS = ("ended", "moving")
 _LASTING = ("departed", "mismatch", "failed")
 
 
-@click.command()
+@result_command
 @click.argument("folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
 @click.option("--wait", "wait_s", type=float, default=5.0, show_default=True, help="Seconds to wait for the ranks.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(folder: Path, wait_s: float, as_json: bool) -> None:
     """Tell why the run in RUN_FOLDER stands still: which rank did not reach which collective, in which layer.
 
@@ -47,11 +47,8 @@ def exit_code_of(diagnosis: Diagnosis) -> ExitCode:
 
 
 def _show(folder: Path, diagnosis: Diagnosis) -> None:
-    from rich.console import Console
-
     from meshwright.pages.tables.diagnosis_table import diagnosis_page
 
-    console = Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)
+    console = page_console(_LEAST_WIDTH)
     for part in diagnosis_page(str(folder), diagnosis):
         console.print(part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.app.garbage import kept_garbage
+from meshwright.cli.completion import cluster_names, job_words, model_names
 from meshwright.cli.finite_range import FiniteRange
+from meshwright.cli.result_command import page_console, print_json, result_command
+from meshwright.log import progress
 
 if TYPE_CHECKING:
     from meshwright.app.plan import PlanRequest
@@ -25,10 +27,17 @@ _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
 
 
-@click.command()
-@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...")
-@click.option("--model", help="A preset, or a Hugging Face config.json, in place of a job file.")
-@click.option("--cluster", multiple=True, help="NAME:COUNT of devices, such as h100:256; several with --tokens.")
+@result_command
+@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...", shell_complete=job_words)
+@click.option(
+    "--model", shell_complete=model_names, help="A preset, or a Hugging Face config.json, in place of a job file."
+)
+@click.option(
+    "--cluster",
+    multiple=True,
+    shell_complete=cluster_names,
+    help="NAME:COUNT of devices, such as h100:256; several with --tokens.",
+)
 @click.option("--seq-len", type=click.IntRange(min=1), help="Tokens in one sequence; default 8192.")
 @click.option("--global-batch-tokens", help="Tokens of a step, such as 4M: taken to a number that ranks can share.")
 @click.option("--global-batch-size", type=click.IntRange(min=1), help="Sequences of a step.")
@@ -44,7 +53,6 @@ _RATE = FiniteRange(min=0, max=1e9)
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
 @click.option("--simulate", type=click.IntRange(min=0), help="Finalists to trace and simulate before one is picked.")
 @click.option("--write", is_flag=True, help="Put the layout into the job file.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(words: tuple[str, ...], **given: Any) -> None:
     """Find the best layout for JOB_FILE, or for --model on --cluster, and tell why it is.
 
@@ -68,7 +76,7 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
         # Before anything is printed: the reader of a pipe may close it early.
         _write(resolved, plan)
     if given["as_json"]:
-        click.echo(json.dumps(_record(plan, budgets), indent=2))
+        print_json(_record(plan, budgets))
     else:
         _show(plan, budgets, given)
 
@@ -181,14 +189,10 @@ def _record(plan: Plan, budgets: list[Budget]) -> dict[str, Any]:
 
 
 def _show(plan: Plan, budgets: list[Budget], given: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from meshwright.pages.tables.budget_table import budget_page, frontier_page
     from meshwright.pages.tables.plan_table import plan_page
 
-    console = Console(highlight=False)
-    # Figures side by side take as much, also on a narrower terminal.
-    console.width = max(console.width, _LEAST_WIDTH)
+    console = page_console(_LEAST_WIDTH)
     for part in plan_page(plan):
         console.print(part)
     if budgets:
@@ -206,4 +210,4 @@ def _write(resolved: ResolvedJob, plan: Plan) -> None:
 
     path = Path(resolved.path)
     path.write_text(with_layout(path.read_text(encoding="utf-8"), plan.pick.layout), encoding="utf-8")
-    click.echo(f"the layout is now in {path}", err=True)
+    progress.info("the layout is now in %s", path)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from meshwright.cli.finite_range import FiniteRange
+from meshwright.cli.result_command import page_console, result_command
+from meshwright.log import progress
 
 if TYPE_CHECKING:
     from meshwright.spec.run.proof import LayoutProof, Proof
@@ -21,7 +23,7 @@ _NO_LIMIT = 10_000
 _SECONDS = FiniteRange(min=1)
 
 
-@click.command()
+@result_command
 @click.argument("job_file", type=click.Path(dir_okay=False))
 @click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Optimizer steps to compare.")
@@ -31,9 +33,10 @@ _SECONDS = FiniteRange(min=1)
 @click.option("--plant", type=click.Choice(["tp", "cp", "pp", "ep", "dp"]), help="Break this axis; it must be found.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What ranks use.")
 @click.option("--timeout", "timeout_s", type=_SECONDS, default=300.0, show_default=True, help="Seconds for a layout.")
-@click.option("--max-ranks", type=click.IntRange(min=1), help="Processes that a layout may start.  [default: 64]")
+@click.option(
+    "--max-ranks", type=click.IntRange(min=1), default=64, show_default=True, help="Processes that a layout may start."
+)
 @click.option("--matrix", type=click.Path(dir_okay=False, path_type=Path), help="Write what composes as a page.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 def command(
     job_file: str,
     layouts: tuple[str, ...],
@@ -44,7 +47,7 @@ def command(
     plant: str | None,
     device: str,
     timeout_s: float,
-    max_ranks: int | None,
+    max_ranks: int,
     matrix: Path | None,
     as_json: bool,
 ) -> None:
@@ -61,7 +64,6 @@ def command(
     from meshwright.cli.output_files import require_file
     from meshwright.errors import ConfigError, ExitCode
     from meshwright.prover.page import matrix_page
-    from meshwright.prover.prove import MAX_RANKS
 
     if exact and mixed:
         raise ConfigError("--exact computes in float64 and --mixed in bfloat16: give one of them")
@@ -80,7 +82,7 @@ def command(
         plant=plant,  # type: ignore[arg-type]
         device=device,
         timeout_s=timeout_s,
-        max_ranks=MAX_RANKS if max_ranks is None else max_ranks,
+        max_ranks=max_ranks,
         report=_progress(len(asked)),
     )
     if matrix is not None:
@@ -106,17 +108,16 @@ def _progress(num_layouts: int) -> Callable[[LayoutProof], None]:
     def tell(one: LayoutProof) -> None:
         place = f"[{next(numbers)}/{num_layouts}]"
         what = f"{layout_text(one.layout)}: {verdict(one)}"
-        click.echo(f"{place} {what}{'' if one.holds else f': {reasons(one)}'} ({one.took_s:.1f} s)", err=True)
+        why = "" if one.holds else f": {reasons(one)}"
+        progress.info("%s %s%s (%.1f s)", place, what, why, one.took_s)
 
     return tell
 
 
 def _print(proof: Proof) -> None:
-    from rich.console import Console
-
     from meshwright.prover.table import changes_text, notes, proof_table
 
-    console = Console(highlight=False)
+    console = page_console()
     table = proof_table(proof)
     needed = console.measure(table, options=console.options.update(max_width=_NO_LIMIT)).maximum
     console.width = max(console.width, needed)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from meshwright.cli.result_command import page_console, print_json, result_command
 
 if TYPE_CHECKING:
     from meshwright.spec.run.run_report import RunReport
@@ -14,11 +15,10 @@ if TYPE_CHECKING:
 _LEAST_WIDTH = 80
 
 
-@click.command()
+@result_command
 @click.argument("folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
 @click.option("--simulate", is_flag=True, help="Also trace and simulate the step; takes seconds to minutes.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with curves and figures.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> None:
     """Show where the steps of the run in RUN_FOLDER went: the floor that physics sets, what is expected above it cause
     by cause, and what was measured; then by component, next to the step that was profiled, if one was.
@@ -41,19 +41,16 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     if as_json:
         by_component = {name: one.to_dict() for name, one in found.parts.items()}
         record = {"measured_step_s": found.measured_s, "expected": found.expected.to_dict(), "parts": by_component}
-        click.echo(json.dumps(record, indent=2))
+        print_json(record)
         return
     _show(found)
 
 
 def _show(found: RunReport) -> None:
-    from rich.console import Console
-
     from meshwright.pages.tables.run_table import parts_section, run_page
     from meshwright.spec.run.run import HOW_TO_PROFILE
 
-    console = Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)
+    console = page_console(_LEAST_WIDTH)
     page = run_page(str(found.folder), found.expected, found.measured_s)
     for part in (*page, *parts_section(dict(found.parts), found.measured_s, HOW_TO_PROFILE)):
         console.print(part)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 import click
 
+from meshwright.cli.completion import job_words
+from meshwright.cli.result_command import print_json, result_command
 
-@click.command()
+
+@result_command
 @click.argument("job_file", type=click.Path(dir_okay=False))
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=job_words)
 @click.option("--ranks", type=click.IntRange(min=1), help="Local ranks to start; default: the layout's, or all GPUs.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of the run folder, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Rename an existing run folder out of the way and start again.")
@@ -24,24 +29,43 @@ def command(
     resume: bool,
     overwrite: bool,
     require_checkpoint: bool,
+    as_json: bool,
 ) -> None:
     """Train the model that JOB_FILE describes; with layout.search = true, in the layout that `meshwright plan` picks.
 
     Exit code 0: done; 2: bad input; 70: do not retry; 75: retry with --resume; 130: interrupted.
     """
+    from meshwright.app.jobs import load_job
     from meshwright.app.train import train, train_under_torchrun
     from meshwright.trainer.launch.rank import preempt_on_sigterm
 
     preempt_on_sigterm()
-    if "RANK" in os.environ:
-        sys.exit(train_under_torchrun(job_file, overrides, ranks, resume=resume, overwrite=overwrite))
-    sys.exit(
-        train(
-            job_file,
-            *overrides,
-            ranks=ranks,
-            resume=resume,
-            overwrite=overwrite,
-            require_checkpoint=require_checkpoint,
-        )
-    )
+    resolved = load_job(job_file, *overrides)
+    with _stdout_on_stderr() if as_json else contextlib.nullcontext():
+        if "RANK" in os.environ:
+            code = train_under_torchrun(resolved, ranks, resume=resume or require_checkpoint, overwrite=overwrite)
+        else:
+            code = train(
+                resolved, ranks=ranks, resume=resume, overwrite=overwrite, require_checkpoint=require_checkpoint
+            )
+    if as_json and os.environ.get("RANK", "0") == "0":
+        from meshwright.evaluation.dataset.own_run import read_manifest
+        from meshwright.spec.run.run import Run
+
+        results = read_manifest(Run(resolved.run_dir)).results
+        print_json({"exit_code": code, "run_dir": str(resolved.run_dir), "results": results})
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Send what this process and those that it starts print to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

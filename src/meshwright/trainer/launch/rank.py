@@ -10,6 +10,7 @@ from types import FrameType
 
 from meshwright.errors import ExitCode, Preempted
 from meshwright.exits import exit_code_of, leave
+from meshwright.log import LogLevel, set_log_level
 from meshwright.spec.job.job import Job
 from meshwright.spec.machine.allocator_settings import set_allocator
 from meshwright.spec.noun import Noun
@@ -30,6 +31,8 @@ class RankConfig(Noun):
     overwrite: bool = False
     estimate: Estimate | None = None
     """What the planner expects, where it chose the layout."""
+    log_level: LogLevel = "INFO"
+    """Least level of what rank 0 prints."""
 
     @property
     def run(self) -> Run:
@@ -46,6 +49,7 @@ def main() -> None:
 def train_rank(config: RankConfig) -> ExitCode:
     """Train as the rank that the environment names and return the exit code; raises LostPeer when another is gone."""
     sys.path.insert(0, config.module_dir)
+    set_log_level(config.log_level)
     # Before torch is imported, which may read its settings then.
     set_allocator(os.environ)
     from meshwright.trainer.launch.worker import train_as_rank
