@@ -10,11 +10,25 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 
 class _Bash(BashComplete):
-    """Bash's completion, which leaves no space behind a key or section that is to go on."""
+    """Bash's completion, which splits words at "=", and puts a space behind a completion unless asked not to."""
 
     source_template = BashComplete.source_template.replace(
         "    return 0\n", "    [[ ${COMPREPLY[0]} == *[=.] ]] && compopt -o nospace\n\n    return 0\n"
     )
+    _is_split = False
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the one to complete, and that one whole."""
+        args, incomplete = super().get_completion_args()
+        if incomplete == "=":
+            args, incomplete = [*args, "="], ""
+        self._is_split = args[-1:] == ["="]
+        return (args[:-2], f"{args[-2]}={incomplete}") if self._is_split else (args, incomplete)
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return a completion as Bash reads it: behind the "=" at which the word is split."""
+        value = item.value.rpartition("=")[2] if self._is_split else item.value
+        return f"{item.type},{value}"
 
 
 def answer_shell(group: click.Group, variable: str) -> int:
