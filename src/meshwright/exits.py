@@ -30,7 +30,9 @@ def exit_code_of(action: Callable[[], int]) -> int:
             return _READER_GONE
         raise
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        # Of ranks, the launcher says so: once for all of them.
+        if "RANK" not in os.environ:
+            print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except Exception as error:
         return _show(error)

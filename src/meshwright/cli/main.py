@@ -1,4 +1,4 @@
-"""`meshwright VERB ...`: finds the verb's file, runs it, and turns every ending into an exit code.
+"""`meshwright COMMAND ...`: finds the command's file, runs it, and turns every ending into an exit code.
 
 Nothing here imports more than click, so that --help answers at once; a verb imports what it needs when it is called.
 """
@@ -16,14 +16,14 @@ from meshwright.errors import ExitCode
 from meshwright.exits import exit_code_of, leave
 
 VERBS: dict[str, tuple[str, str]] = {
-    "check": ("meshwright.cli.verbs.check", "Tell everything that is wrong with a job before any process starts."),
+    "check": ("meshwright.cli.verbs.check", "Report everything that is wrong with a job before any process starts."),
     "show": ("meshwright.cli.verbs.show", "Show a job's every value, where it came from and what it means."),
-    "plan": ("meshwright.cli.verbs.plan", "Find the best layout for a job or a model on a cluster, and tell why."),
+    "plan": ("meshwright.cli.verbs.plan", "Find the best layout for a job or a model on a cluster, and explain it."),
     "simulate": (
         "meshwright.cli.verbs.simulate",
-        "Run a job's step dry, for all of its ranks, and tell what it would do.",
+        "Simulate a step of a job on all of its ranks, without a device.",
     ),
-    "backtest": ("meshwright.cli.verbs.backtest", "Predict measured runs and tell how far off that is."),
+    "backtest": ("meshwright.cli.verbs.backtest", "Predict measured runs and report the errors."),
     "init": ("meshwright.cli.verbs.init", "Write a commented job file for a named model."),
     "list": ("meshwright.cli.verbs.list_", "List the models, devices or clusters that are known by name."),
     "prove": ("meshwright.cli.verbs.prove", "Prove that layouts train what one process trains."),
@@ -32,13 +32,13 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("meshwright.cli.verbs.report", "Show where the steps of a run went, expected and measured."),
     "diagnose": (
         "meshwright.cli.verbs.diagnose",
-        "Tell why a run stands still: which rank did not reach which collective.",
+        "Find why a run hangs: which rank did not reach which collective.",
     ),
     "generate": ("meshwright.cli.verbs.generate", "Continue a text with a trained model."),
     "export": ("meshwright.cli.verbs.export", "Write a checkpoint as a Hugging Face folder."),
     "import": ("meshwright.cli.verbs.import_", "Turn a Hugging Face folder into a checkpoint to train from."),
     "calibrate": ("meshwright.cli.verbs.calibrate", "Measure this machine for the planner."),
-    "doctor": ("meshwright.cli.verbs.doctor", "Tell what this machine has, what is missing and how to get it."),
+    "doctor": ("meshwright.cli.verbs.doctor", "Report what this machine has, what is missing and how to get it."),
 }
 """Each verb's module, whose `command` is a click command, and its line in --help; in the order of a first visit."""
 
@@ -63,23 +63,23 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name; raises UsageError that says which verb was meant."""
+        """Return the command that the arguments name; raises UsageError that says which command was meant."""
         if args[0] not in VERBS and not args[0].startswith("-"):
             close = get_close_matches(args[0], VERBS, n=1)
             advice = f"did you mean {close[0]}?" if close else f"commands are {', '.join(VERBS)}"
-            raise click.UsageError(f"{args[0]!r} is no command: {advice}", ctx)
+            raise click.UsageError(f"unknown command {args[0]!r}: {advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table's lines: click's own way would import every verb for its help."""
-        with formatter.section("Verbs"):
+        with formatter.section("Commands"):
             formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
 
 
 @click.group(
     cls=VerbGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    subcommand_metavar="VERB ...",
+    subcommand_metavar="COMMAND ...",
     epilog="Exit codes: 0 done, 2 bad input, 70 do not retry, 75 retry with --resume, 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="meshwright", message="%(prog)s %(version)s")

@@ -25,7 +25,7 @@ _LEAST_WIDTH = 120
 def command(
     runs_file: Path, given: tuple[Path, ...], out: Path | None, folds: bool, leave_out: bool, as_json: bool
 ) -> None:
-    """Predict every run of RUNS.csv and tell how far off that is, source by source.
+    """Predict every run of RUNS.csv and report the errors, source by source.
 
     --given calibrates the stacks of your own runs on them first (a few of each are enough); nothing else changes.
     --folds takes a minute and --leave-out five: they score how constants fitted on RUNS.csv do on what they have not

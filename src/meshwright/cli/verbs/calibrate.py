@@ -80,7 +80,7 @@ def calibrate(
 
 
 def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[WatchedStep]:
-    """Return what steps of small jobs are made of, on all ranks; on an accelerator the host's clock would not tell."""
+    """Return the operators of steps of small jobs, on all ranks; the host's clock does not time an accelerator's."""
     from meshwright.calibrator.step_jobs import step_jobs
     from meshwright.calibrator.watched_step import watched_steps
     from meshwright.errors import MeshwrightError
@@ -159,7 +159,7 @@ def _require_name(name: str) -> None:
 
 
 def _files(folder: Path, device_type: str, num_ranks: int, name: str | None) -> tuple[Path, Path]:
-    """Return the files to write, before minutes are spent; raises ConfigError for those that are somebody else's."""
+    """Return the files to write; raises ConfigError for files that calibrate did not write."""
     from meshwright.calibrator.machine import this_machine
     from meshwright.errors import ConfigError
 

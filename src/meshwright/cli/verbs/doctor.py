@@ -34,12 +34,12 @@ class Finding:
     found: str
     state: Literal["ok", "missing", "broken"] = "ok"
     remedy: str | None = None
-    """The command that mends it."""
+    """The command that fixes it."""
 
 
 @result_command
 def command(as_json: bool) -> None:
-    """Tell what this machine has, what is missing and how to get it.
+    """Report what this machine has, what is missing and how to get it.
 
     Exit code 0: training can run, or torch is not installed; 70: something installed does not work.
     """

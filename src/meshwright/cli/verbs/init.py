@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _HEADER = """\
 # A job for {model}, written by `meshwright init`: places to start from, not tuned values.
-# Set [data] to your own text and tokenizer. `meshwright check {file}` tells what is wrong with it."""
+# Set [data] to your own text and tokenizer. `meshwright check {file}` lists what is wrong with it."""
 
 
 @result_command

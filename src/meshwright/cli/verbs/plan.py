@@ -54,7 +54,7 @@ _RATE = FiniteRange(min=0, max=1e9)
 @click.option("--simulate", type=click.IntRange(min=0), help="Finalists to trace and simulate before one is picked.")
 @click.option("--write", is_flag=True, help="Put the layout into the job file.")
 def command(words: tuple[str, ...], **given: Any) -> None:
-    """Find the best layout for JOB_FILE, or for --model on --cluster, and tell why it is.
+    """Find the best layout for JOB_FILE, or for --model on --cluster, and explain the choice.
 
     Keys of [layout] given as layout.tp=8 are kept; those of a job file only with layout.search = true.
     Exit code 0: there is a layout; 2: bad input, or nothing fits.

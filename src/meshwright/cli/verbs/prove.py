@@ -1,4 +1,4 @@
-"""`meshwright prove`: runs one process and layouts on local ranks, and tells whether they train the same model."""
+"""`meshwright prove`: runs one process and layouts on local ranks, and compares what they train."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(
     """Prove that LAYOUTs (such as dp_shard=2,tp=2) train what one process trains, on local ranks.
 
     The model of JOB_FILE is made small, its architecture kept; losses, gradients and updated weights are compared by
-    name. Without LAYOUTs a set is proven in which every pair of axes meets.
+    name. Without LAYOUTs a set is proven in which every pair of axes is combined.
 
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
@@ -105,13 +105,13 @@ def _progress(num_layouts: int) -> Callable[[LayoutProof], None]:
 
     numbers = count(1)
 
-    def tell(one: LayoutProof) -> None:
+    def show(one: LayoutProof) -> None:
         place = f"[{next(numbers)}/{num_layouts}]"
         what = f"{layout_text(one.layout)}: {verdict(one)}"
         why = "" if one.holds else f": {reasons(one)}"
         progress.info("%s %s%s (%.1f s)", place, what, why, one.took_s)
 
-    return tell
+    return show
 
 
 def _print(proof: Proof) -> None:
