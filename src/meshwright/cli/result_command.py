@@ -44,13 +44,15 @@ def print_json(record: object) -> None:
     click.echo(json.dumps(record, indent=2))
 
 
-def page_console(least_width: int = 0) -> Console:
-    """Return where a result is drawn: as wide as COLUMNS says, or else as the terminal and at least `least_width`."""
+def page_console(least_width: int = 0, piped_width: int = 0) -> Console:
+    """Return where a result is drawn: as wide as COLUMNS says, or else as the terminal and at least `least_width`;
+    where standard output is no terminal, `piped_width`.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)
     if not os.environ.get("COLUMNS", "").isdigit():
-        console.width = max(console.width, least_width)
+        console.width = max(console.width, least_width) if console.is_terminal or not piped_width else piped_width
     return console
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
     from meshwright.config.keys import job_keys, section_meaning
     from meshwright.config.toml_text import shown
 
-    console = page_console(0 if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = page_console(piped_width=_PIPED_WIDTH)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, width in (("key", 28), ("value", 21), ("from", 12)):
         table.add_column(name, width=width, overflow="fold")
