@@ -23,11 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.calibrated_step import JOB, Shape, trained
+from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import recognise_device
 from meshwright.simulator.simulate import simulate
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device
 from meshwright.tracer.dry_run import trace_job
+from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 STEP_BAR, PEAK_BAR = 0.05, 0.02
 _MODEL = ("model.source=llama3.2-1b", "precision.compute=bfloat16", "layout.dp_shard=1", "train.seq_len=2048")
@@ -80,7 +82,7 @@ def simulated(case: Shape, device: Device) -> Outcome:
         devices_per_node=1,
         source=device.memory_bytes.source,
     )
-    timeline = simulate(trace_job(JOB, case.overrides, case.num_ranks), cluster, case.title)
+    timeline = simulate(trace_job(TRAINER_STEP, load_job(JOB, case.overrides), case.num_ranks), cluster, case.title)
     return Outcome(timeline.step_s, float(timeline.memory[0].allocated_bytes.max()))
 
 

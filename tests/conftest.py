@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings  # noqa: E402 - where it is not ins
 # Before torch is imported anywhere: several ranks with several threads each would fight over the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Workers of pytest-xdist have 80: pages are then as narrow as that.
+os.environ.pop("COLUMNS", None)
 
 # hypothesis fails an example that took 0.2 s, which any does on a machine that is busy.
 settings.register_profile("no_clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])

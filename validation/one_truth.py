@@ -26,6 +26,7 @@ from meshwright.spec.step.step_parts import PARTS, StepParts, step_parts
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.tracer.dry_run import trace_job
 from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.trainer.step.step_builder import TRAINER_STEP
 from meshwright.units import GiB
 from validation.questions import Asked, ask, read_questions, simulate_within
 
@@ -161,7 +162,7 @@ def _both(file: str, overrides: tuple[str, ...]) -> tuple[Candidate, Timeline]:
     question = question_of(resolved, Options(f"{job.cluster.name}:{job.cluster.num_devices}"))
     num_ranks = question.cluster.num_devices
     planned = judge(layout_of(job, num_ranks), question)
-    traces = trace_job(str(ROOT / file), overrides, num_ranks)
+    traces = trace_job(TRAINER_STEP, resolved, num_ranks)
     return planned, simulate(traces, question.cluster)
 
 

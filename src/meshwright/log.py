@@ -1,5 +1,30 @@
-"""One logger for the package; the command line decides where its lines go."""
+"""The package's loggers; the command line decides where their lines go."""
 
 import logging
+from typing import Literal
+
+LogLevel = Literal["DEBUG", "INFO", "WARNING"]
 
 logger = logging.getLogger("meshwright")
+
+progress = logging.getLogger("meshwright.progress")
+"""What a command is doing, for a reader who waits; --quiet turns it off."""
+progress.setLevel(logging.INFO)
+
+
+def shows_progress() -> bool:
+    """Return whether spinners and lines of progress are wanted."""
+    return progress.isEnabledFor(logging.INFO)
+
+
+def log_level() -> LogLevel:
+    """Return the least level of what a user sees: DEBUG with --verbose, WARNING with --quiet."""
+    if logger.level == logging.DEBUG:
+        return "DEBUG"
+    return "INFO" if shows_progress() else "WARNING"
+
+
+def set_log_level(level: LogLevel) -> None:
+    """Let log_level() return `level`; log files have INFO at least."""
+    logger.setLevel("DEBUG" if level == "DEBUG" else "INFO")
+    progress.setLevel("WARNING" if level == "WARNING" else "INFO")

@@ -34,7 +34,7 @@ INSTEAD = {
 """Pattern of lower-case words: what to write."""
 
 NOT_YET = {
-    "app", "calibrator", "checkpoint", "cli", "config", "cost", "data", "evaluation", "fault_tolerance", "hardware",
+    "app", "calibrator", "checkpoint", "config", "cost", "data", "evaluation", "fault_tolerance", "hardware",
     "inference", "models", "pages", "parallelism", "planner", "profiler", "prover", "simulator", "spec", "tracer",
     "trainer", "(top)", "docs",
 }  # fmt: skip

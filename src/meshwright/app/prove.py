@@ -10,8 +10,6 @@ from meshwright.app.jobs import as_job
 from meshwright.app.results.proof_result import ProofResult
 from meshwright.app.results.result import viewed
 from meshwright.config.load import ResolvedJob
-from meshwright.prover.prove import MAX_RANKS, ProofRequest
-from meshwright.prover.prove import prove as _prove
 from meshwright.spec.layout.covering import covering_layouts
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
@@ -30,7 +28,7 @@ def prove(
     plant: PlantedAxis | None = None,
     device: str = "cpu",
     timeout_s: float = 300.0,
-    max_ranks: int = MAX_RANKS,
+    max_ranks: int = 64,
     report: Report = lambda _: None,
 ) -> ProofResult:
     """Return how each of `layouts`, such as "dp_shard=2,tp=2", compares with one process.
@@ -41,6 +39,9 @@ def prove(
     Raises ConfigError for a layout that does not fit the job.
     """
     resolved = as_job(job)
+    from meshwright.prover.prove import ProofRequest
+    from meshwright.prover.prove import prove as _prove
+
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     asked = layouts_of(resolved, layouts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 from meshwright.app.results.run_result import ReportResult
@@ -43,16 +43,19 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
 
 def _simulated(folder: Path, run: MeasuredRun) -> StepParts:
     """Return the run's step, traced and simulated on the machine that the job names."""
+    from meshwright.config.load import load_job
     from meshwright.simulator.simulate import simulate
     from meshwright.tracer.dry_run import trace_job
     from meshwright.tracer.programs.trace import device_type_of
+    from meshwright.trainer.step.step_builder import TRAINER_STEP
 
     assert run.layout is not None
     assert run.setting is not None
     # What was left open when the run started has been settled.
     keys = {name: value for name, value in run.layout.model_dump().items() if value is not None} | {"search": False}
-    overrides = [f"layout.{name}={json.dumps(value)}" for name, value in keys.items()]
+    resolved = load_job(Run(folder).job)
+    resolved = replace(resolved, job=resolved.job.replace(layout=resolved.job.layout.replace(**keys)))
     cluster = run.setting.cluster
     device = device_type_of(cluster.device)
-    traces = trace_job(str(Run(folder).job), overrides, run.layout.num_ranks, device=device)
+    traces = trace_job(TRAINER_STEP, resolved, run.layout.num_ranks, device=device)
     return step_parts(simulate(traces, cluster, str(folder)))

@@ -1,27 +1,23 @@
-"""train and resume: a job on the local ranks of this machine, each a process."""
+"""train and resume: a job on local ranks, each a process, or as one of the ranks that torchrun started."""
 
 from __future__ import annotations
 
+import os
 import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from meshwright.app.job_problems import check_job, run_folder
+from meshwright.app.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.jobs import as_job
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.config.load import ResolvedJob, raise_problems
-from meshwright.errors import ConfigError
-from meshwright.log import logger
+from meshwright.errors import ConfigError, ExitCode
+from meshwright.log import log_level, logger, progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Run
+from meshwright.spec.step.estimate import Estimate
+from meshwright.trainer.launch.rank import RankConfig, train_rank
 from meshwright.units import format_duration
-
-if TYPE_CHECKING:
-    from meshwright.trainer.launch.planned import Planned
 
 
 def train(
@@ -31,35 +27,31 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     require_checkpoint: bool = False,
-    tell: Callable[[str], None] = logger.info,
 ) -> TrainedRun:
     """Train `job` on local ranks; with layout.search = true, in the layout that `plan` picks. Return how it ended.
 
     `ranks` are the processes to start; None takes the layout's, or all CUDA devices. `resume` continues from the newest
     checkpoint of the run folder if there is one, and fails with `require_checkpoint` if there is none; `overwrite`
     renames an existing run folder out of the way. Raises ConfigError for a job, layout or run folder that cannot work,
-    before any process starts. `tell` is called with what was chosen, and where an earlier run went.
+    before any process starts.
     """
-    if resume and overwrite:
-        raise ConfigError("--resume continues the run folder and --overwrite replaces it: give one of them")
+    _refuse_both(resume=resume, overwrite=overwrite)
     resolved = as_job(job, overrides)
-    _look_for_checkpoint(run_folder(resolved), resume=resume or require_checkpoint, required=require_checkpoint)
+    run = run_folder(resolved)
+    resume = resume or require_checkpoint
+    _look_for_checkpoint(run, resume=resume, required=require_checkpoint)
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
-    run = run_folder(resolved)
-    resolved, num_ranks, planned = _settled(resolved, run, ranks, resume=resume, overwrite=overwrite)
+    resolved, num_ranks, estimate = _settled(resolved, ranks, resume=resume, overwrite=overwrite)
     from meshwright.trainer.launch.launch import train_locally
     from meshwright.trainer.run.run_folder import require_same_run, set_aside
 
     if resume:
         require_same_run(run, resolved.job)
     if overwrite and (aside := set_aside(run)):
-        tell(f"the earlier run is now {aside}")
-    with tempfile.TemporaryDirectory(prefix="meshwright-plan-") as folder:
-        planned_file = [] if planned is None else ["--planned", _write_plan(planned, Path(folder), tell)]
-        arguments = ["train", str(resolved.path), *planned_file, *resolved.overrides]
-        exit_code = train_locally(resolved.job, run, num_ranks, arguments, resume=resume)
-        return TrainedRun(run.folder, exit_code)
+        progress.info("the earlier run is now %s", aside)
+    exit_code = train_locally(_rank_config(resolved, resume=resume, estimate=estimate), num_ranks)
+    return TrainedRun(run.folder, exit_code)
 
 
 def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = None) -> TrainedRun:
@@ -67,13 +59,26 @@ def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = N
     return train(job, *overrides, ranks=ranks, resume=True)
 
 
-def _look_for_checkpoint(run: Run, *, resume: bool, required: bool) -> None:
-    """Warn of, or with `required` refuse, a run that is to be resumed and has no checkpoint, such as a mistyped one."""
-    if not resume or run.checkpoint_steps():
-        return
-    if required:
-        raise ConfigError(f"--require-checkpoint: {run.folder} holds no checkpoint: name the run's folder in run.dir")
-    logger.warning("--resume: %s holds no checkpoint, so this run starts at step 0", run.folder)
+def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bool, overwrite: bool) -> ExitCode:
+    """Train a job as the rank that torchrun started this process as, and return its exit code.
+
+    Raises ConfigError for what only a launcher settles: an open layout, or another number of ranks.
+    """
+    _refuse_both(resume=resume, overwrite=overwrite)
+    if "WORLD_SIZE" not in os.environ:
+        raise ConfigError(
+            f"the environment has RANK={os.environ['RANK']} but no WORLD_SIZE, so this is no rank that torchrun "
+            "started: unset RANK, or start the ranks with torchrun"
+        )
+    _refuse_open_layout(resolved)
+    num_ranks = int(os.environ["WORLD_SIZE"])
+    if ranks is not None and ranks != num_ranks:
+        raise ConfigError(f"--ranks {ranks}, but torchrun started {num_ranks} ranks already: leave --ranks out")
+    # Before any rank waits for another: torchrun starts ranks without a check.
+    raise_problems(resolved.path, layout_problems_of(resolved, num_ranks))
+    # The folder that a restart finds is the run's own.
+    is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return train_rank(_rank_config(resolved, resume=resume or is_restart, overwrite=overwrite and not is_restart))
 
 
 def num_ranks_of(job: Job, asked: int | None) -> int:
@@ -89,34 +94,69 @@ def num_ranks_of(job: Job, asked: int | None) -> int:
     return num_devices(job.run)
 
 
-def _settled(
-    resolved: ResolvedJob, run: Run, ranks: int | None, *, resume: bool, overwrite: bool
-) -> tuple[ResolvedJob, int, Planned | None]:
-    """Return the job with nothing left open, the ranks to start, and what was chosen for them; raises ConfigError."""
-    from meshwright.trainer.launch.planned import budget_layout, by_formula, plan_layout
-    from meshwright.trainer.launch.ranks import require_devices
+def _refuse_both(*, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise ConfigError("--resume continues the run folder and --overwrite replaces it: give one of them")
 
-    planned = None
+
+def _look_for_checkpoint(run: Run, *, resume: bool, required: bool) -> None:
+    """Warn of, or with `required` refuse, a run that is to be resumed and has no checkpoint, such as a mistyped one."""
+    if not resume or run.checkpoint_steps():
+        return
+    if required:
+        raise ConfigError(f"--require-checkpoint: {run.folder} holds no checkpoint: name the run's folder in run.dir")
+    logger.warning("--resume: %s holds no checkpoint, so this run starts at step 0", run.folder)
+
+
+def _refuse_open_layout(resolved: ResolvedJob) -> None:
+    """Raise ConfigError for a layout that each rank would have to choose by itself."""
     if resolved.job.layout.search:
-        from meshwright.app.simulated.simulated_plan import by_simulation
+        raise ConfigError(
+            f"layout.search = true is settled once, before any rank starts, but torchrun started them already: "
+            f"`meshwright plan {resolved.path} --write` puts the layout into the job"
+        )
+    if resolved.job.layout.activation_checkpoint == "auto":
+        raise ConfigError(
+            'layout.activation_checkpoint = "auto" is settled once, before any rank starts, but torchrun started them '
+            "already: set it to none, selective or full"
+        )
 
+
+def _settled(
+    resolved: ResolvedJob, ranks: int | None, *, resume: bool, overwrite: bool
+) -> tuple[ResolvedJob, int, Estimate | None]:
+    """Return the job with nothing left open, the ranks to start, and the estimate of a layout that was planned."""
+    from meshwright.app.settled_layout import budget_layout, plan_layout
+    from meshwright.trainer.launch.ranks import require_devices
+    from meshwright.trainer.run.run_folder import read_manifest
+
+    settled = None
+    if resolved.job.layout.search:
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
-        choose = by_simulation if resolved.job.planner.simulate else by_formula
-        planned = plan_layout(resolved, run, ranks, resume=resume, choose=choose)
-        resolved = replace(resolved, job=planned.job(resolved.job))
+        settled = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
+        resolved = settled.resolve(resolved)
     num_ranks = num_ranks_of(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
     require_devices(resolved.job.run, num_ranks)
     if resolved.job.layout.activation_checkpoint == "auto":
-        planned = budget_layout(resolved, run, num_ranks, resolved.overrides, resume=resume)
-        resolved = replace(resolved, job=planned.job(resolved.job))
-    return resolved, num_ranks, planned
+        settled = budget_layout(resolved, num_ranks, read_manifest(run_folder(resolved)) if resume else None)
+        resolved = settled.resolve(resolved)
+    if settled is None:
+        return resolved, num_ranks, None
+    expected = settled.estimate and f", expected to take {format_duration(settled.estimate.step.total_s)} a step"
+    progress.info("layout %s%s", layout_text(settled.layout), expected or "")
+    return resolved, num_ranks, settled.estimate
 
 
-def _write_plan(plan: Planned, folder: Path, tell: Callable[[str], None]) -> str:
-    """Return a file with what was chosen, for the ranks, and tell it."""
-    step_s = "" if plan.estimate is None else f", expected to take {format_duration(plan.estimate.step.total_s)} a step"
-    tell(f"layout {layout_text(plan.layout)}{step_s}")
-    path = folder / "plan.json"
-    path.write_text(plan.to_json(), encoding="utf-8")
-    return str(path)
+def _rank_config(
+    resolved: ResolvedJob, *, resume: bool, overwrite: bool = False, estimate: Estimate | None = None
+) -> RankConfig:
+    return RankConfig(
+        job=resolved.job,
+        run_dir=str(resolved.run_dir),
+        module_dir=str(resolved.folder),
+        resume=resume,
+        overwrite=overwrite,
+        estimate=estimate,
+        log_level=log_level(),
+    )

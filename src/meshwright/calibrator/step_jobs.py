@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-JOB_TEXT = """
-[model]
-source = "llama-1m"
-[data]
-source = "stdlib"
-[train]
-steps = 10
-[layout]
-dp_shard = -1
-"""
-"""The job that all of them change."""
+from meshwright.spec.job.job import Job
+
 _NUM_MICROBATCHES = 2
 
 
@@ -43,17 +34,20 @@ _SHAPES = (
 """Widths from what is all host to what is all matmuls, sequences from short to long; none of a preset."""
 
 
-def step_jobs(num_ranks: int) -> Iterator[list[str]]:
-    """Yield what each job changes in JOB_TEXT, for `num_ranks` ranks that share the model's state."""
+def step_jobs(num_ranks: int) -> Iterator[Job]:
+    """Yield each job, for `num_ranks` ranks that share the model's state."""
     for shape in _SHAPES:
         options = {
             **{"dim": shape.dim, "head_dim": shape.dim // shape.num_heads, "ffn_dim": shape.ffn_dim},
             **{"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "num_layers": 2},
         }
-        yield [
-            *(f"model.options.{name}={value}" for name, value in options.items()),
-            f"precision.compute={shape.dtype}",
-            f"train.seq_len={shape.seq_len}",
-            f"train.global_batch_size={_NUM_MICROBATCHES * shape.microbatch_size * num_ranks}",
-            f"layout.microbatch_size={shape.microbatch_size}",
-        ]
+        global_batch_size = _NUM_MICROBATCHES * shape.microbatch_size * num_ranks
+        yield Job.from_dict(
+            {
+                "model": {"source": "llama-1m", "options": options},
+                "data": {"source": "stdlib"},
+                "train": {"steps": 10, "seq_len": shape.seq_len, "global_batch_size": global_batch_size},
+                "precision": {"compute": shape.dtype},
+                "layout": {"dp_shard": -1, "microbatch_size": shape.microbatch_size},
+            }
+        )

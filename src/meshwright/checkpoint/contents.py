@@ -18,11 +18,11 @@ import torch
 import xxhash
 from pydantic import ValidationError
 
+from meshwright.checkpoint.find_checkpoint import FILE_NAME
 from meshwright.errors import CheckpointError
 from meshwright.spec.noun import Noun
 
 FORMAT_VERSION: Final = 1
-FILE_NAME = "checkpoint.json"
 
 
 class Chunk(Noun):

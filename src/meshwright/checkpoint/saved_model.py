@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.checkpoint.contents import FILE_NAME
+from meshwright.checkpoint.find_checkpoint import find_checkpoint
 from meshwright.checkpoint.load import read_metadata
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
-from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
+from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -48,13 +48,7 @@ def find_saved_model(source: Path, step: int | None = None) -> SavedModel:
     Raises ConfigError for another kind of folder, CheckpointError for a damaged one, UnsupportedError for a model class
     of the user's own.
     """
-    if (source / FILE_NAME).is_file():
-        run, checkpoint = Run(source.parent.parent), source
-        if step is not None and source.name != f"step-{step}":
-            raise ConfigError(f"{source} is one checkpoint and --step {step} asks for another: name the run folder")
-    else:
-        run = Run(source)
-        checkpoint = _checkpoint_of(run, step)
+    run, checkpoint = find_checkpoint(source, step)
     job = _read_job(run)
     config = run.folder / "config.json"
     # A run folder that holds its model's config may be moved, whatever path its job names.
@@ -66,22 +60,6 @@ def find_saved_model(source: Path, step: int | None = None) -> SavedModel:
             f"here: read its tensors with meshwright.checkpoint.load.load_parameters({str(checkpoint)!r})"
         )
     return SavedModel(checkpoint, run, job, architecture, IMPORTED_FROM in read_metadata(checkpoint))
-
-
-def _checkpoint_of(run: Run, step: int | None) -> Path:
-    if not run.folder.is_dir():
-        raise ConfigError(f"there is no folder {run.folder}: name a run folder, such as runs/tiny")
-    if not run.manifest.is_file():
-        raise ConfigError(
-            f"{run.folder} holds no {run.manifest.name}, so it is no run folder: name one that `meshwright train` or "
-            "`meshwright import` wrote"
-        )
-    steps = run.checkpoint_steps()
-    if not steps:
-        raise CheckpointError(f"{run.folder} has no checkpoint yet: train on, or lower checkpoint.interval")
-    if step is not None and step not in steps:
-        raise ConfigError(f"{run.folder} has no checkpoint of step {step}: it has {', '.join(map(str, steps))}")
-    return run.checkpoint(steps[-1] if step is None else step)
 
 
 def _read_job(run: Run) -> Job:

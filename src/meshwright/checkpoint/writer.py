@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from meshwright.checkpoint.contents import (
-    FILE_NAME,
     Chunk,
     Contents,
     StoredTensor,
@@ -27,6 +26,7 @@ from meshwright.checkpoint.contents import (
     hash_bytes,
 )
 from meshwright.checkpoint.durable import commit, remove, remove_stale, temporary_beside, write_durably
+from meshwright.checkpoint.find_checkpoint import FILE_NAME
 from meshwright.errors import CheckpointError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

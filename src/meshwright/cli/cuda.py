@@ -13,7 +13,7 @@ def require_cuda(num_ranks: int = 1) -> None:
     if not torch.cuda.is_available():
         raise ConfigError(
             f"--device cuda, but torch {torch.__version__} sees no CUDA device: "
-            "leave --device out or give cpu; `meshwright doctor` tells what is missing"
+            "leave --device out or give cpu; `meshwright doctor` lists what is missing"
         )
     present = torch.cuda.device_count()
     if num_ranks > present:

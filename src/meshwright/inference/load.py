@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.contents import FILE_NAME
+from meshwright.checkpoint.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.families import BUFFER
 from meshwright.checkpoint.hf.folder import read_json
 from meshwright.checkpoint.hf.side_files import CONFIG, GENERATION_CONFIG, TOKENIZER
@@ -25,7 +25,6 @@ from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
-from meshwright.spec.run.run import Run
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,7 @@ def load_model(source: Path, step: int | None = None, device: torch.device | Non
     Raises ConfigError for another kind of folder, CheckpointError for damage, UnsupportedError for other models.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    is_run = (source / FILE_NAME).is_file() or Run(source).manifest.is_file()
-    if is_run or not (source / CONFIG).is_file():
+    if not is_hugging_face(source):
         saved = find_saved_model(source, step)
         model = build_with(saved.architecture, load_parameters(saved.checkpoint), device)
         return _with_tokens(model, saved.load_tokenizer(), saved.checkpoint, _hf_side(saved))

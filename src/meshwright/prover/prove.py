@@ -25,9 +25,6 @@ from meshwright.spec.run.proof import Difference, LayoutProof, PlantedAxis, Proo
 from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
 from meshwright.trainer.run.provenance import versions
 
-MAX_RANKS = 64
-"""More processes of torch than any laptop has room for."""
-
 
 @dataclass(frozen=True)
 class ProofRequest:
@@ -45,8 +42,8 @@ class ProofRequest:
     device: str = "cpu"
     timeout_s: float = 300.0
     """How long one layout may take."""
-    max_ranks: int = MAX_RANKS
-    """More ranks of one layout are refused: each is a process on this machine."""
+    max_ranks: int = 64
+    """More ranks of one layout are refused: each is a process of torch on this machine."""
 
 
 def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.log import logger
 from meshwright.simulator.checks.siblings import mesh_groups
@@ -23,7 +24,7 @@ from meshwright.tracer.extrapolate.chunks import NotAlike
 from meshwright.tracer.extrapolate.classes import Classes, class_labels, token_labels
 from meshwright.tracer.extrapolate.routing import rows_arriving
 from meshwright.tracer.extrapolate.token_load import LoadedRanks, UnlikePrograms
-from meshwright.tracer.programs.job_steps import WHOLE, JobSteps, job_steps
+from meshwright.tracer.programs.job_steps import JobSteps, StepBuilder, job_steps
 from meshwright.tracer.programs.trace import DeviceType, Program
 
 
@@ -47,20 +48,20 @@ _NUM_ENDS = 2
 
 
 def trace_job(
-    job_file: str,
-    overrides: Sequence[str] = (),
+    build: StepBuilder,
+    resolved: ResolvedJob,
     num_ranks: int | None = None,
     *,
     device: DeviceType = "simgpu",
     how: How = DEFAULT,
 ) -> Traces:
-    """Return the traces of one step of a job on `num_ranks` ranks, or on as many as it names itself.
+    """Return the traces of one step of a job, as `build` builds it, on `num_ranks` ranks or as many as it names itself.
 
     Raises ConfigError for a job that names no number of ranks, UnsupportedError with what the program said where a rank
     cannot be traced, and MeshwrightError where two ranks that should do the same do not.
     """
-    steps = job_steps(job_file, overrides, num_ranks)
-    program = Program(WHOLE, steps.layout.num_ranks, device=device, routing=how.routing)
+    steps = job_steps(build, resolved, num_ranks)
+    program = Program(build.whole, steps.layout.num_ranks, device=device, routing=how.routing)
     cache = TraceCache.of(steps.job, steps.layout, steps.schedule, device, how.routing) if how.use_cache else None
     traces = _Tracer(steps, program, how, cache).traces()
     _Tracer(steps, program, how).verify(traces)

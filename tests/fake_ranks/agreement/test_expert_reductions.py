@@ -11,8 +11,8 @@ import torch
 from meshwright.spec.trace.trace import RecordKind, Trace
 from meshwright.tracer.programs.trace import trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
-BUILD = "meshwright.trainer.step.build_step:build_step"
 JOB = str(ROOT / "examples" / "tiny-moe.toml")
 _EXPERTS = re.compile(r"blocks\.(\d+)\..*experts")
 
@@ -29,7 +29,7 @@ def block_of(found: Trace, record: int) -> int | None:
     reason="before torch 2.13 a unit's backward always waits for the reduction of the one before",
 )
 def test_the_next_blocks_experts_do_not_wait() -> None:
-    found = trace(BUILD, 0, 8, [JOB, "layout.dp_shard=8", "layout.ep=2", "precision.compute=bfloat16"])
+    found = trace(BUILD, 0, 8, arguments_of(JOB, "layout.dp_shard=8", "layout.ep=2", "precision.compute=bfloat16"))
     records = found.records
     backward, is_default = records.phase == found.phases.index("backward"), records.stream == 0
     is_reduction = np.array(

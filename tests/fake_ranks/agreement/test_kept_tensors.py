@@ -9,8 +9,8 @@ import pytest
 from meshwright.spec.layout.layout import Layout
 from meshwright.tracer.programs.trace import trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
-BUILD = "meshwright.trainer.step.build_step:build_step"
 EXAMPLES = ROOT / "examples"
 CASES = [
     pytest.param("tiny.toml", {"tp": 4}, id="tp"),
@@ -28,7 +28,10 @@ def peak_bytes(job: str, keys: dict[str, Any], policy: str) -> int:
     texts = [f"layout.{name}={str(value).lower()}" for name, value in keys.items()]
     sizes = ("train.seq_len=1024", f"train.global_batch_size={2 * layout.dp * layout.pp}", "precision.compute=bfloat16")
     found = trace(
-        BUILD, 0, layout.num_ranks, [str(EXAMPLES / job), *sizes, *texts, f"layout.activation_checkpoint={policy}"]
+        BUILD,
+        0,
+        layout.num_ranks,
+        arguments_of(str(EXAMPLES / job), *sizes, *texts, f"layout.activation_checkpoint={policy}"),
     )
     return int(found.live_bytes().max())
 

@@ -19,6 +19,8 @@ from meshwright.spec.trace.trace import RecordKind, Trace
 from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.job_steps import layout_of
 from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.trainer.step.step_builder import TRAINER_STEP
+from trained_step import BUILD, arguments_of
 
 JOB = """
 model = { source = "qwen3-0.6b" }
@@ -32,8 +34,9 @@ MOST_OFF_STEP, MOST_OFF_MEMORY = 0.10, 0.08
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    arguments = ("examples/tiny.toml", "layout.dp_shard=2", "layout.cpu_offload=true", "model.options.dim=512")
-    return trace_ranks(Program("meshwright.trainer.step.build_step:build_step", 2, arguments), [0])[0]
+    keys = ("layout.dp_shard=2", "layout.cpu_offload=true", "model.options.dim=512")
+    arguments = arguments_of("examples/tiny.toml", *keys)
+    return trace_ranks(Program(BUILD, 2, arguments), [0])[0]
 
 
 def test_each_parameter_is_copied_to_the_device_and_its_gradient_to_the_host(trace: Trace) -> None:
@@ -86,7 +89,7 @@ def _both(folder: Path, overrides: str) -> tuple[Estimate, Timeline]:
     resolved = load_job(file, given)
     question = question_of(resolved, Options("rtx-4090-node:1"))
     estimate = judge(layout_of(resolved.job, 1), question).estimate
-    return estimate, simulate(trace_job(str(file), given, 1, how=How(use_cache=False)), question.cluster)
+    return estimate, simulate(trace_job(TRAINER_STEP, resolved, 1, how=How(use_cache=False)), question.cluster)
 
 
 def _require_equal_steps(estimate: Estimate, timeline: Timeline) -> None:

@@ -21,6 +21,7 @@ from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 MOST_OFF = 0.08
 JOB = """
@@ -105,13 +106,14 @@ def _asked(folder: Path, layout: str) -> _Asked:
     file = folder / "job.toml"
     file.write_text(JOB, encoding="utf-8")
     overrides = tuple(_override(word) for word in layout.split())
-    job = load_job(file, overrides).job
+    loaded = load_job(file, overrides)
+    job = loaded.job
     cluster = load_cluster("h100-ib400").with_num_devices(8)
     architecture = resolve_architecture(job.model)
     assert architecture is not None
     setting = Setting(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
     resolved = layout_of(job, 8)
-    traces = trace_job(str(file), overrides, 8, how=How(use_cache=False))
+    traces = trace_job(TRAINER_STEP, loaded, 8, how=How(use_cache=False))
     return _Asked(resolved, cluster, Cases.of_one(setting, layout_table([resolved])), traces)
 
 

@@ -15,6 +15,7 @@ from meshwright.spec.step.estimate import MemoryUse
 from meshwright.spec.trace.timeline import TensorRole
 from meshwright.tracer.programs.trace import trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
 JOB = str(ROOT / "examples" / "tiny.toml")
 LAYOUT = Layout(dp_shard=2, tp=2, microbatch_size=2)
@@ -30,7 +31,7 @@ def predicted(overrides: tuple[str, ...]) -> MemoryUse:
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 def test_roles_have_the_bytes_that_the_formulas_say(precision: str) -> None:
     overrides = (*OVERRIDES, f"precision.compute={precision}")
-    found = trace("meshwright.trainer.step.build_step:build_step", 0, 4, [JOB, *overrides])
+    found = trace(BUILD, 0, 4, arguments_of(JOB, *overrides))
     by_role, formula = bytes_by_role(found, roles_of(found)), predicted(overrides)
     # Step counters of AdamW are a few bytes each.
     assert abs(by_role[0, TensorRole.PARAMETER] - formula.parameters_bytes) < 1024

@@ -28,9 +28,9 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.tracer.programs.trace import trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 from wire_bytes import sent_by_formulas, sent_in_trace, sent_to_next_stage
 
-BUILD = "meshwright.trainer.step.build_step:build_step"
 EXAMPLES = ROOT / "examples"
 JOBS = {"llama-1m": "tiny.toml", "moe-4m": "tiny-moe.toml"}
 SEQ_LEN, NUM_MICROBATCHES, NUM_BLOCKS, NUM_EXPERTS = 256, 2, 4, 8
@@ -42,7 +42,7 @@ def both(model: str, **keys: Any) -> tuple[Cases, Trace]:
     batch = 2 * NUM_MICROBATCHES * layout.dp
     texts = [f"layout.{name}={value}" for name, value in (keys | {"microbatch_size": 2}).items()]
     job = (f"train.seq_len={SEQ_LEN}", f"train.global_batch_size={batch}", "precision.compute=bfloat16")
-    found = trace(BUILD, 0, layout.num_ranks, [str(EXAMPLES / JOBS[model]), *job, *texts])
+    found = trace(BUILD, 0, layout.num_ranks, arguments_of(str(EXAMPLES / JOBS[model]), *job, *texts))
     return cases(setting(model, stack="meshwright", seq_len=SEQ_LEN, global_batch_size=batch), layout), found
 
 
@@ -111,7 +111,7 @@ def test_a_dense_models_ranks_send_what_is_priced(keys: dict[str, Any]) -> None:
 def test_shards_of_fsdp_are_filled_up() -> None:
     # 128 rows of each matrix over 512 ranks: each gather is of 512 rows.
     keys = ("train.seq_len=64", "train.global_batch_size=512", "layout.dp_shard=512", "layout.microbatch_size=1")
-    priced, _ = sent_in_trace(trace(BUILD, 0, 512, [str(EXAMPLES / "tiny.toml"), *keys]))
+    priced, _ = sent_in_trace(trace(BUILD, 0, 512, arguments_of(str(EXAMPLES / "tiny.toml"), *keys)))
     layout = Layout(dp_shard=512)
     of = cases(setting("llama-1m", stack="meshwright", seq_len=64, global_batch_size=512), layout)
     assert 2 < priced["dp", ""] / sent_by_formulas(of)["dp", ""] < 4
@@ -121,7 +121,8 @@ def test_shards_of_fsdp_are_filled_up() -> None:
 def test_uneven_routing_costs_bytes_and_memory(routing: str) -> None:
     keys = ("layout.dp_shard=8", "layout.ep=4", "train.global_batch_size=16", "train.seq_len=64")
     even, uneven = (
-        trace(BUILD, 0, 8, [str(EXAMPLES / "tiny-moe.toml"), *keys], routing=name) for name in ("balanced", routing)
+        trace(BUILD, 0, 8, arguments_of(str(EXAMPLES / "tiny-moe.toml"), *keys), routing=name)
+        for name in ("balanced", routing)
     )
     of_even, of_uneven = (sent_in_trace(one)[0]["ep", "forward"] for one in (even, uneven))
     assert of_uneven > of_even
@@ -134,7 +135,7 @@ def test_uneven_routing_costs_bytes_and_memory(routing: str) -> None:
 @pytest.mark.long
 def test_groups_of_n_ranks_gather_what_forward_left_them() -> None:
     keys = ("train.seq_len=64", "train.global_batch_size=16", "layout.dp_shard=8", "layout.reshard_after_forward=2")
-    found = trace(BUILD, 0, 8, [str(EXAMPLES / "tiny.toml"), *keys])
+    found = trace(BUILD, 0, 8, arguments_of(str(EXAMPLES / "tiny.toml"), *keys))
     records = found.records
     groups = {
         (found.group_names[group], len(found.groups[group]), found.phases[phase])

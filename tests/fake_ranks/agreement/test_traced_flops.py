@@ -12,8 +12,8 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.trace.trace import NONE, Trace
 from meshwright.tracer.programs.trace import trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
-BUILD = "meshwright.trainer.step.build_step:build_step"
 JOB = str(ROOT / "examples" / "tiny.toml")
 NUM_RANKS, NUM_MICROBATCHES, SEQ_LEN = 64, 2, 256
 JOB_KEYS = ("precision.compute=bfloat16", "layout.microbatch_size=2")
@@ -33,7 +33,7 @@ def test_flops_are_the_formulas(tp: int, policy: str) -> None:
     dp = NUM_RANKS // tp
     batch = dp * 2 * NUM_MICROBATCHES
     keys = (*JOB_KEYS, f"train.global_batch_size={batch}", f"layout.tp={tp}", f"layout.dp_shard={dp}")
-    found = trace(BUILD, 0, NUM_RANKS, [JOB, *keys, f"layout.activation_checkpoint={policy}"])
+    found = trace(BUILD, 0, NUM_RANKS, arguments_of(JOB, *keys, f"layout.activation_checkpoint={policy}"))
     layout = Layout(tp=tp, dp_shard=dp, microbatch_size=2, activation_checkpoint=policy)
     of = cases(setting("llama-1m", stack="meshwright", seq_len=SEQ_LEN, global_batch_size=batch), layout)
     work, again = work_of(of), recomputed_of(of)

@@ -15,13 +15,14 @@ from meshwright.spec.trace.trace import RecordKind, Records, Trace
 from meshwright.spec.trace.trace_order import fingerprint
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs.trace import Program, trace_ranks
+from trained_step import BUILD, arguments_of
 
 RANKS = (0, 1)
 
 
 @pytest.fixture(scope="module")
 def traces() -> dict[int, Trace]:
-    program = Program("meshwright.trainer.step.build_step:build_step", 2, ("examples/tiny.toml", "layout.pp=2"))
+    program = Program(BUILD, 2, arguments_of("examples/tiny.toml", "layout.pp=2"))
     return trace_ranks(program, RANKS)
 
 
@@ -37,8 +38,8 @@ def test_the_step_as_it_is_ends_with_all_its_memory_told(traces: dict[int, Trace
 
 def test_a_stage_without_experts_takes_part_in_their_statistics() -> None:
     keys = ("num_layers=2", "num_dense_layers=1")
-    job = ("examples/tiny-moe.toml", "layout.pp=2", *(f"model.options.{key}" for key in keys))
-    found = trace_ranks(Program("meshwright.trainer.step.build_step:build_step", 2, job), RANKS)
+    job = arguments_of("examples/tiny-moe.toml", "layout.pp=2", *(f"model.options.{key}" for key in keys))
+    found = trace_ranks(Program(BUILD, 2, job), RANKS)
     assert check(Traces.all_of(found)) == ()
 
 
@@ -63,8 +64,8 @@ def _without(traces: dict[int, Trace], rank: int, row: int) -> tuple[Problem, ..
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["dp_shard=2 tp=2 pp=2", "dp_replicate=2 cp=2 pp=2"])
 def test_classes_of_ranks_with_equal_traces_play_what_all_ranks_play(layout: str) -> None:
-    arguments = ("examples/tiny.toml", *(f"layout.{degree}" for degree in layout.split()))
-    full = trace_ranks(Program("meshwright.trainer.step.build_step:build_step", 8, arguments), range(8))
+    arguments = arguments_of("examples/tiny.toml", *(f"layout.{degree}" for degree in layout.split()))
+    full = trace_ranks(Program(BUILD, 8, arguments), range(8))
     first: dict[str, int] = {}
     class_of_rank = np.array([first.setdefault(fingerprint(trace), rank) for rank, trace in full.items()])
     assert len(first) < 8

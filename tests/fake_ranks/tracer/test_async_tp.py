@@ -11,18 +11,18 @@ from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.tracer.programs.trace import trace
 from meshwright.tracer.torch_distributed.torch_async_tensor import JOINS_ALIKE
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith(JOINS_ALIKE), reason=f"other releases than {JOINS_ALIKE} join other operations"
 )
-BUILD = "meshwright.trainer.step.build_step:build_step"
 JOB = str(ROOT / "examples" / "tiny.toml")
 BLOCK, TP, JOINT = "blocks.1", "tp", "tp (symmetric memory)"
 
 
 def traced(*overrides: str) -> Trace:
     keys = ("layout.tp=2", "layout.compile=true", "layout.activation_checkpoint=none", *overrides)
-    return trace(BUILD, 1, 2, [JOB, "precision.compute=bfloat16", "train.global_batch_size=2", *keys])
+    return trace(BUILD, 1, 2, arguments_of(JOB, "precision.compute=bfloat16", "train.global_batch_size=2", *keys))
 
 
 @pytest.fixture(scope="module")

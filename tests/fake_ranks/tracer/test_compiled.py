@@ -10,8 +10,8 @@ import torch
 from meshwright.spec.trace.trace import NONE, Trace
 from meshwright.tracer.programs.trace import DeviceType, trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
-BUILD = "meshwright.trainer.step.build_step:build_step"
 JOB = str(ROOT / "examples" / "tiny.toml")
 MIXTURE = str(ROOT / "examples" / "tiny-moe.toml")
 BLOCK = "blocks.1"
@@ -23,7 +23,7 @@ sends: its backward of a block has 19 products and 4 collectives on gloo too, wh
 
 def traced(*overrides: str) -> Trace:
     layout = ("layout.dp_shard=4", "layout.tp=2", "precision.compute=bfloat16")
-    return trace(BUILD, 3, 8, [JOB, *layout, *overrides])
+    return trace(BUILD, 3, 8, arguments_of(JOB, *layout, *overrides))
 
 
 def ops(found: Trace, *, left_out: list[int] | None = None) -> Counter[str]:
@@ -108,7 +108,7 @@ def test_compiled_mixtures_multiply_as_eager_ones_do(policy: str) -> None:
     job = ("model.options.num_layers=1", "precision.compute=bfloat16", *(f"layout.{key}" for key in keys))
     counts = []
     for how in ("false", "true"):
-        found = trace(BUILD, 0, 2, [MIXTURE, *job, f"layout.compile={how}"])
+        found = trace(BUILD, 0, 2, arguments_of(MIXTURE, *job, f"layout.compile={how}"))
         phases = [found.phases[phase] for phase in found.records.phase]
         rows = zip(phases, found.records.signature, strict=True)
         names = [(phase, found.signatures[position].op) for phase, position in rows if position != NONE]
@@ -120,7 +120,7 @@ def test_compiled_mixtures_multiply_as_eager_ones_do(policy: str) -> None:
 def test_recomputed_blocks_of_several_stages_are_compiled() -> None:
     keys = ("pp=2", "dp_shard=1", "schedule=Interleaved1F1B", "compile=true", "activation_checkpoint=full")
     layout = (*(f"layout.{key}" for key in keys), "model.options.num_layers=4", "precision.compute=bfloat16")
-    found = trace(BUILD, 0, 2, [JOB, *layout])
+    found = trace(BUILD, 0, 2, arguments_of(JOB, *layout))
     assert {"blocks.0", "blocks.2"} <= set(found.scopes)
     assert again(found)
 
@@ -136,6 +136,6 @@ def test_recomputed_blocks_of_several_stages_are_compiled() -> None:
 )
 def test_a_recomputed_block_is_traced_with_either_backend(backend: str, device: DeviceType) -> None:
     keys = ["layout.compile=true", f"layout.compile_backend={backend}", "layout.activation_checkpoint=full"]
-    arguments = [JOB, "layout.dp_shard=2", "train.global_batch_size=4", "precision.compute=bfloat16", *keys]
+    arguments = arguments_of(JOB, "layout.dp_shard=2", "train.global_batch_size=4", "precision.compute=bfloat16", *keys)
     found = trace(BUILD, 0, 2, arguments, device)
     assert any("attention" in signature.op for signature in found.signatures)

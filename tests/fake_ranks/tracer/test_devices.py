@@ -57,8 +57,8 @@ from device_differences import (
 from meshwright.spec.trace.trace import Trace
 from meshwright.tracer.programs.trace import DeviceType, trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
-BUILD = "meshwright.trainer.step.build_step:build_step"
 EXAMPLES = ROOT / "examples"
 SEQ_LEN, MICROBATCH, DIM, NUM_LAYERS = 64, 2, 128, 4
 KEYS = (f"train.seq_len={SEQ_LEN}", "train.global_batch_size=4", f"layout.microbatch_size={MICROBATCH}")
@@ -254,7 +254,7 @@ class Compared(NamedTuple):
 
 def compared(num_ranks: int, *arguments: str) -> Compared:
     devices: tuple[DeviceType, DeviceType] = ("cpu", "simgpu")
-    return Compared(*(trace(BUILD, 0, num_ranks, arguments, device) for device in devices))
+    return Compared(*(trace(BUILD, 0, num_ranks, arguments_of(*arguments), device) for device in devices))
 
 
 @pytest.mark.parametrize("case", CASES)

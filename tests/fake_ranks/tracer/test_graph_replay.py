@@ -10,6 +10,7 @@ import pytest
 from meshwright.spec.trace.trace import Trace
 from meshwright.tracer.programs.trace import Program, trace_ranks
 from repository import ROOT
+from trained_step import arguments_of
 
 JOB = str(ROOT / "examples" / "tiny.toml")
 COMMON = ("layout.compile=true", "precision.compute=bfloat16", "train.seq_len=64")
@@ -40,7 +41,9 @@ LAYOUTS = {
 
 def traced(build: str, num_ranks: int, overrides: tuple[str, ...]) -> Trace:
     rank = num_ranks - 1
-    return trace_ranks(Program(f"compiled_steps:{build}", num_ranks, (JOB, *COMMON, *overrides)), [rank])[rank]
+    return trace_ranks(Program(f"compiled_steps:{build}", num_ranks, arguments_of(JOB, *COMMON, *overrides)), [rank])[
+        rank
+    ]
 
 
 def assert_equal(one: Trace, other: Trace) -> None:

@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.config.load import load_job
 from meshwright.errors import MeshwrightError
 from meshwright.spec.trace.trace import Trace
 from meshwright.spec.trace.trace_order import fingerprint, first_difference
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.dry_run import How, trace_job
+from meshwright.tracer.dry_run import How
 from meshwright.tracer.extrapolate.cache import TraceCache
-from meshwright.tracer.programs.job_steps import WHOLE, job_steps
+from meshwright.tracer.programs.job_steps import job_steps
 from meshwright.tracer.programs.trace import Program
+from meshwright.trainer.step.step_builder import TRAINER_STEP
 from repository import ROOT
+from trained_step import BUILD, trace_file
 
 JOB = str(ROOT / "examples" / "tiny.toml")
 MICROBATCHES = ("layout.microbatch_size=1", "train.global_batch_size=16", "train.seq_len=64")
@@ -77,9 +80,9 @@ def assert_same(told: Trace, whole: Trace) -> None:
 def test_what_few_microbatches_tell_is_what_all_of_them_do(layout: str, caplog: pytest.LogCaptureFixture) -> None:
     overrides = [*MICROBATCHES, *LAYOUTS[layout]]
     with caplog.at_level(logging.INFO, logger="meshwright"):
-        told = trace_job(JOB, overrides, how=UNCACHED)
+        told = trace_file(JOB, overrides, how=UNCACHED)
     assert "all microbatches are traced" not in caplog.text
-    whole = trace_job(JOB, overrides, how=replace(UNCACHED, mode="whole"))
+    whole = trace_file(JOB, overrides, how=replace(UNCACHED, mode="whole"))
     assert told.traces.keys() == whole.traces.keys()
     assert (told.class_of_rank == whole.class_of_rank).all()
     for rank, trace in whole.traces.items():
@@ -90,9 +93,9 @@ def test_what_few_microbatches_tell_is_what_all_of_them_do(layout: str, caplog: 
 def test_where_stages_reduce_in_a_changing_order_all_microbatches_are_traced(caplog: pytest.LogCaptureFixture) -> None:
     overrides = [*MICROBATCHES, *REDUCED_AFTER_SPLIT]
     with caplog.at_level(logging.INFO, logger="meshwright"):
-        found = trace_job(JOB, overrides, how=UNCACHED)
+        found = trace_file(JOB, overrides, how=UNCACHED)
     assert "all microbatches are traced" in caplog.text
-    whole = trace_job(JOB, overrides, how=replace(UNCACHED, mode="whole"))
+    whole = trace_file(JOB, overrides, how=replace(UNCACHED, mode="whole"))
     for rank, trace in whole.traces.items():
         assert_same(found.traces[rank], trace)
 
@@ -100,18 +103,18 @@ def test_where_stages_reduce_in_a_changing_order_all_microbatches_are_traced(cap
 @pytest.mark.long
 def test_so_it_is_on_a_processor() -> None:
     overrides = [*MICROBATCHES, *LAYOUTS["1F1B"]]
-    told = trace_job(JOB, overrides, device="cpu", how=UNCACHED)
-    whole = trace_job(JOB, overrides, device="cpu", how=replace(UNCACHED, mode="whole"))
+    told = trace_file(JOB, overrides, device="cpu", how=UNCACHED)
+    whole = trace_file(JOB, overrides, device="cpu", how=replace(UNCACHED, mode="whole"))
     for rank, trace in whole.traces.items():
         assert_same(told.traces[rank], trace)
 
 
 def test_a_pipeline_rank_in_the_middle_is_told_by_another() -> None:
-    steps = job_steps(JOB, [*MICROBATCHES, *LAYOUTS["1F1B"]], None)
+    steps = job_steps(TRAINER_STEP, load_job(JOB, [*MICROBATCHES, *LAYOUTS["1F1B"]]), None)
     assert steps.alike == {0: [0], 1: [1, 2], 3: [3]}
     assert steps.chosen is not None
     assert steps.chosen.microbatches == (0, 1, 2, 7)
-    program = Program(WHOLE, steps.layout.num_ranks)
+    program = Program(BUILD, steps.layout.num_ranks)
     # Ranks 4 and 5 are of the third pipeline rank; 2, of the second, is traced.
     assert_same(steps.told([4], program, 1)[4], steps.whole([4], program, 1)[4])
 
@@ -131,7 +134,7 @@ def traced_into(folder: Path, *overrides: str, verify: int = 0) -> Traces:
         f"data.cache_dir={folder}",
         *overrides,
     ]
-    return trace_job(JOB, arguments, how=How(verify=verify))
+    return trace_file(JOB, arguments, how=How(verify=verify))
 
 
 def test_a_job_that_was_traced_is_not_traced_again(kept: tuple[Path, Traces]) -> None:

@@ -15,15 +15,15 @@ from meshwright.errors import UnsupportedError
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.tracer.programs.trace import trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
-BUILD = "meshwright.trainer.step.build_step:build_step"
 JOB = str(ROOT / "examples" / "tiny.toml")
 NUM_RANKS = 512
 HYBRID = ("layout.dp_shard=64", "layout.tp=4", "layout.pp=2", "train.global_batch_size=256")
 
 
 def traced(rank: int, *overrides: str) -> Trace:
-    return trace(BUILD, rank, NUM_RANKS, [JOB, *overrides])
+    return trace(BUILD, rank, NUM_RANKS, arguments_of(JOB, *overrides))
 
 
 def ops(found: Trace) -> list[str]:

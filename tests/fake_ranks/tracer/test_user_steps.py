@@ -8,9 +8,9 @@ from meshwright.errors import UnsupportedError
 from meshwright.spec.trace.trace import Trace
 from meshwright.tracer.programs.trace import trace
 from repository import ROOT
+from trained_step import BUILD, arguments_of
 
 EXAMPLES = ROOT / "examples"
-JOB_BUILD = "meshwright.trainer.step.build_step:build_step"
 
 
 def ops(found: Trace) -> list[str]:
@@ -49,7 +49,7 @@ def test_a_step_by_torchs_own_parallelism_is_traced(build: str, collective: str,
     ],
 )
 def test_models_of_others_are_traced(job: str, layout: tuple[str, ...]) -> None:
-    found = trace(JOB_BUILD, 1, 4, [str(EXAMPLES / job), "layout.microbatch_size=4", *layout])
+    found = trace(BUILD, 1, 4, arguments_of(str(EXAMPLES / job), "layout.microbatch_size=4", *layout))
     assert "c10d._reduce_scatter_base_.default" in ops(found)
 
 

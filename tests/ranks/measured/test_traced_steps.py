@@ -21,8 +21,8 @@ from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
 from repository import ROOT
 from run_ranks import run_ranks
+from trained_step import BUILD, arguments_of
 
-BUILD = "meshwright.trainer.step.build_step:build_step"
 EXAMPLES = ROOT / "examples"
 SMALL = (str(EXAMPLES / "tiny.toml"), "train.seq_len=64", "train.global_batch_size=4", "layout.dp_shard=1")
 EXPERTS = (str(EXAMPLES / "tiny-moe.toml"), "train.seq_len=64", "train.global_batch_size=4", "layout.dp_shard=1")
@@ -133,7 +133,7 @@ def require_equal(real: Trace, fake: Trace) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_fake_step_is_the_real_one_to_the_byte(case: str, tmp_path: Path) -> None:
-    arguments, num_ranks = (QUICK | LONG)[case], NUM_RANKS.get(case, 2)
+    arguments, num_ranks = arguments_of(*(QUICK | LONG)[case]), NUM_RANKS.get(case, 2)
     (real, counts), *_ = run_ranks(real_trace, num_ranks, BUILD, [*arguments], timeout_s=100)
     routing = tmp_path / "counts.json"
     routing.write_text(json.dumps(counts))
@@ -141,6 +141,6 @@ def test_a_fake_step_is_the_real_one_to_the_byte(case: str, tmp_path: Path) -> N
 
 
 def test_a_step_by_torchs_own_parallelism_waits_when_results_are_used() -> None:
-    (real, _), *_ = run_ranks(real_trace, 2, "user_steps:tensor_parallel", [], timeout_s=100)
+    (real, _), *_ = run_ranks(real_trace, 2, "user_steps:tensor_parallel", arguments_of(), timeout_s=100)
     require_equal(real, trace("user_steps:tensor_parallel", 0, 2, (), "cpu"))
     assert (real.records.kind == RecordKind.WAIT).sum() > 10

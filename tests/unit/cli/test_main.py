@@ -44,11 +44,11 @@ def raising(error: BaseException) -> Callable[[], object]:
         (click.exceptions.Exit(3), 3, ""),
         (click.Abort(), 130, "interrupted\n"),
         (click.FileError("job.toml", "locked"), 2, "error: Could not open file 'job.toml': locked\n"),
-        (ModuleNotFoundError("", name="torch"), 2, "error: this verb needs torch: pip install '.[train]'\n"),
+        (ModuleNotFoundError("", name="torch"), 2, "error: this command needs torch: pip install '.[train]'\n"),
         (ModuleNotFoundError("", name="safetensors"), 2,
-         "error: this verb needs safetensors: pip install '.[train]'\n"),
+         "error: this command needs safetensors: pip install '.[train]'\n"),
         (ModuleNotFoundError("", name="transformers"), 2,
-         "error: this verb needs transformers: pip install '.[hf]'\n"),
+         "error: this command needs transformers: pip install '.[hf]'\n"),
     ],
 )  # fmt: skip
 def test_each_error_has_one_message_and_its_code(
@@ -88,8 +88,8 @@ def test_a_verb_that_ends_well_ends_with_0(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chekc"], "error: 'chekc' is no command: did you mean check?"),
-        (["zzz"], f"error: 'zzz' is no command: commands are {', '.join(VERBS)}"),
+        (["chekc"], "error: unknown command 'chekc': did you mean check?"),
+        (["zzz"], f"error: unknown command 'zzz': commands are {', '.join(VERBS)}"),
         (["--nonsense"], "error: No such option"),
         (["check"], "error: Missing argument 'JOB_FILE'"),
         (["check", "job.toml", "--ranks", "0"], "error: Invalid value for '--ranks'"),
@@ -106,7 +106,7 @@ def test_a_wrong_command_line_ends_with_2(
 
 def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
-    assert "Verbs:" in capsys.readouterr().err
+    assert "Commands:" in capsys.readouterr().err
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"meshwright {__version__}\n"
     assert run(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    listed = [line.split()[0] for line in lines[lines.index("Verbs:") + 1 :] if line[:3].strip()]
+    listed = [line.split()[0] for line in lines[lines.index("Commands:") + 1 :] if line[:3].strip()]
     assert listed[: len(VERBS)] == list(VERBS)
 
 

@@ -49,17 +49,17 @@ class Result(ABC):
 
     def table(self, width: int | None = None) -> str:
         """Return the text that the command prints, without colours; `width` in columns, None for the terminal's."""
-        from rich.console import Console
+        from meshwright.pages.console import page_console
 
         text = StringIO()
-        self._print(Console(file=text, color_system=None, force_jupyter=False, highlight=False), width)
+        self._print(page_console(self._least_width(), file=text, color_system=None, force_jupyter=False), width)
         return text.getvalue().rstrip("\n")
 
     def show(self, more: Iterable[RenderableType] = ()) -> None:
         """Print the table, in colours on a terminal, and `more` below it."""
-        from rich.console import Console
+        from meshwright.pages.console import page_console
 
-        console = Console(force_jupyter=False, highlight=False)
+        console = page_console(self._least_width(), force_jupyter=False)
         self._print(console)
         for part in more:
             console.print(part)
@@ -78,7 +78,8 @@ class Result(ABC):
     def _print(self, console: Console, width: int | None = None) -> None:
         from rich.text import Text
 
-        console.width = max(console.width, self._least_width()) if width is None else width
+        if width is not None:
+            console.width = width
         for part in self._page():
             console.print(part, soft_wrap=isinstance(part, Text))
 

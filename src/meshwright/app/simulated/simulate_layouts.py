@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from pathlib import Path
 from socket import socket
-from tempfile import TemporaryDirectory
 
-from meshwright.config.write import to_toml
+from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.simulator.checks.check import mismatches
 from meshwright.simulator.simulate import simulate
-from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.simulated_step import SimulatedStep
@@ -24,13 +21,14 @@ from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.fork_server import server_socket, share
 from meshwright.tracer.programs.trace import device_type_of
+from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 
 @dataclass(frozen=True)
 class Steps:
     """What is simulated: a job's step on every device of a cluster."""
 
-    job: Job
+    resolved: ResolvedJob
     cluster: Cluster
 
 
@@ -76,13 +74,9 @@ def simulate_layout(steps: Steps, layout: Layout, num_processes: int = 1) -> Sim
 
 def _traces(steps: Steps, layout: Layout, num_processes: int) -> Traces:
     """Return the traces of the job under `layout`."""
-    job = steps.job.replace(layout=LayoutRequest(**layout.to_dict()))
-    with TemporaryDirectory(prefix="meshwright-layout-") as folder:
-        file = Path(folder) / "job.toml"
-        file.write_text(to_toml(job, comments=False), encoding="utf-8")
-        device = device_type_of(steps.cluster.device)
-        how = How(num_processes=num_processes)
-        return trace_job(str(file), num_ranks=layout.num_ranks, device=device, how=how)
+    job = steps.resolved.job.replace(layout=LayoutRequest(**layout.model_dump()))
+    resolved, device = replace(steps.resolved, job=job), device_type_of(steps.cluster.device)
+    return trace_job(TRAINER_STEP, resolved, layout.num_ranks, device=device, how=How(num_processes=num_processes))
 
 
 def _reserved(timeline: Timeline, traces: Traces, layout: Layout) -> tuple[int, ...]:

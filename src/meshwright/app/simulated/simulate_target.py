@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from meshwright.app.simulated.simulate_conditions import require_ranks
+from meshwright.log import progress
 
 if TYPE_CHECKING:
     from meshwright.app.simulated.dry_run import Subject
@@ -26,21 +26,22 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     from meshwright.tracer.dry_run import How, trace_job
     from meshwright.tracer.programs.job_steps import layout_of
     from meshwright.tracer.programs.trace import device_type_of
+    from meshwright.trainer.step.step_builder import TRAINER_STEP
 
     files, overrides = _split(words)
     _require_job(files, given)
     resolved = load_job(files[0], overrides)
     require_ranks(conditions, _named_cluster(resolved, given["cluster"]).num_devices)
-    resolved, overrides = _settled(resolved, overrides, given["cluster"])
+    resolved = _settled(resolved, given["cluster"])
     cluster, question = _asked(resolved, given["cluster"])
     if not resolved.job.layout.search:
         layout_on(cluster, resolved.job, Options(given["cluster"]))
     layout = layout_of(resolved.job, cluster.num_devices)
     subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, question)
-    _tell(" ".join(words))
+    progress.info("tracing %s", " ".join(words))
     traces = trace_job(
-        files[0],
-        overrides,
+        TRAINER_STEP,
+        resolved,
         cluster.num_devices,
         device=device_type_of(cluster.device),
         how=How(routing=given["routing"], use_cache=not given["no_cache"]),
@@ -61,25 +62,17 @@ def _require_job(files: list[str], given: dict[str, Any]) -> None:
         raise ConfigError(f"{named}: name one, or give --build and --ranks for a program of your own")
 
 
-def _tell(what: str) -> None:
-    """Say that tracing begins: after all that can be refused at once."""
-    click.echo(f"tracing {what}", err=True)
-
-
-def _settled(
-    resolved: ResolvedJob, overrides: tuple[str, ...], text: str | None
-) -> tuple[ResolvedJob, tuple[str, ...]]:
-    """Return the job with what its blocks save, chosen as before training if it leaves that open, and its overrides."""
-    from meshwright.config.load import load_job
-
+def _settled(resolved: ResolvedJob, text: str | None) -> ResolvedJob:
+    """Return the job with what its blocks save, chosen as before training if it leaves that open."""
     if resolved.job.layout.activation_checkpoint != "auto":
-        return resolved, overrides
-    from meshwright.trainer.launch.recompute_budget import checkpoint_keys, settle_checkpoints
+        return resolved
+    from meshwright.app.recompute_budget import settle_checkpoints
 
     cluster = _cluster(resolved, text)
-    layout = settle_checkpoints(resolved, cluster.num_devices, overrides, cluster.device)
-    overrides = (*overrides, *checkpoint_keys(layout))
-    return load_job(resolved.path, overrides), overrides
+    settled = settle_checkpoints(resolved, cluster.num_devices, cluster.device)
+    keys = ("activation_checkpoint", "activation_checkpoint_blocks")
+    layout = resolved.job.layout.replace(**{key: getattr(settled, key) for key in keys})
+    return replace(resolved, job=resolved.job.replace(layout=layout))
 
 
 def _cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
@@ -127,7 +120,7 @@ def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: 
         )
     require_ranks(conditions, given["ranks"])
     program = Program(_importable(given["build"]), given["ranks"], tuple(words), routing=given["routing"])
-    _tell(given["build"])
+    progress.info("tracing %s", given["build"])
     traces = trace_program(program, every_rank=given["every_rank"])
     if not any(len(trace.records) for trace in traces.traces.values()):
         raise ConfigError(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-import click
-
 from meshwright.app.progress import elapsed
 from meshwright.app.simulated.simulate_layouts import Steps, simulate_layouts
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.log import progress
 from meshwright.pages.tables.simulated_table import why_dropped
 from meshwright.planner.plan import make_plan
 from meshwright.planner.question import Question
@@ -72,7 +71,7 @@ def _simulated(candidates: list[Candidate], question: Question, finalists: Final
     """Return the candidates with their simulated steps; says on stderr what is known of each as soon as it is."""
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(finalists.resolved.folder))
-    click.echo(f"tracing and simulating {counted(len(candidates), 'layout')}", err=True)
+    progress.info("tracing and simulating %s", counted(len(candidates), "layout"))
 
     num_done = 0
 
@@ -84,11 +83,11 @@ def _simulated(candidates: list[Candidate], question: Question, finalists: Final
         planned = format_duration(candidate.estimate.step.total_s)
         found = step.problem or "no step" if step.step_s is None else _words(step)
         name = layout_text(candidate.layout)
-        click.echo(f"[{position + 1}/{len(candidates)}] {name}: {found}; planned {planned}", err=True)
+        progress.info("[%d/%d] %s: %s; planned %s", position + 1, len(candidates), name, found, planned)
 
     layouts = [candidate.layout for candidate in candidates]
     with elapsed(_simulated_words(0, len(candidates))) as show:
-        steps = simulate_layouts(Steps(finalists.resolved.job, question.cluster), layouts, report)
+        steps = simulate_layouts(Steps(finalists.resolved, question.cluster), layouts, report)
     return [candidate.replace(simulated=step) for candidate, step in zip(candidates, steps, strict=True)]
 
 

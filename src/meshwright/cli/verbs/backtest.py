@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from meshwright.cli.result_command import print_json, result_command
+from meshwright.pages.console import page_console
 
 if TYPE_CHECKING:
     from meshwright.evaluation.dataset.read import MeasuredRun
@@ -15,17 +17,16 @@ if TYPE_CHECKING:
 _LEAST_WIDTH = 120
 
 
-@click.command()
+@result_command
 @click.argument("runs_file", metavar="RUNS.csv", type=click.Path(path_type=Path))
 @click.option("--given", multiple=True, type=click.Path(path_type=Path), help="Your own runs: CSV, or a run folder.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write each row's prediction to this CSV file.")
 @click.option("--folds", is_flag=True, help="Also fit again, each fifth of every stack's configurations left out.")
 @click.option("--leave-out", is_flag=True, help="Also fit again, each stack left out, and with five of its runs given.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     runs_file: Path, given: tuple[Path, ...], out: Path | None, folds: bool, leave_out: bool, as_json: bool
 ) -> None:
-    """Predict every run of RUNS.csv and tell how far off that is, source by source.
+    """Predict every run of RUNS.csv and report the errors, source by source.
 
     --given calibrates the stacks of your own runs on them first (a few of each are enough); nothing else changes.
     --folds takes a minute and --leave-out five: they score how constants fitted on RUNS.csv do on what they have not
@@ -74,17 +75,13 @@ def _print_json(reports: list[Backtest], predictions: list[Prediction]) -> None:
         "backtests": [report.to_dict() for report in reports],
         "predictions": [{**prediction.to_dict(), "error": prediction.error} for prediction in predictions],
     }
-    click.echo(json.dumps(record, indent=2))
+    print_json(record)
 
 
 def _show(reports: list[Backtest], predictions: list[Prediction]) -> None:
-    from rich.console import Console
-
     from meshwright.pages.tables.backtest_table import backtest_page, reasons_page
 
-    console = Console(highlight=False)
-    # Numbers side by side: on a narrow terminal, or in a file, the page is as wide as that takes.
-    console.width = max(console.width, _LEAST_WIDTH)
+    console = page_console(_LEAST_WIDTH)
     for index, report in enumerate(reports):
         if index:
             console.print()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from meshwright.cli.finite_range import FiniteRange
+from meshwright.cli.result_command import print_json, result_command
 
 if TYPE_CHECKING:
     from meshwright.calibrator.measure import Measurements
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 _FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it runs again.\n"
 # Every size is measured at least once a round, however little time is given, and next to other work it takes longer.
 _PATIENCE, _LEAST_S = 10, 600
-_BUILD = "meshwright.trainer.step.build_step:build_step"
 
 
-@click.command()
+@result_command
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: GPUs if there are.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks that work at once; default: one a GPU, or one a core.")
 @click.option("--name", help="Name in the catalogue; default: cpu-local, or the GPU's name and -local.")
@@ -37,7 +35,6 @@ _BUILD = "meshwright.trainer.step.build_step:build_step"
     show_default=True,
     help="Roughly; on a processor as long again for steps.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print device and cluster, and where they were written, as JSON.")
 def command(
     device: str, ranks: int | None, name: str | None, out: Path | None, duration_s: float, as_json: bool
 ) -> None:
@@ -48,6 +45,8 @@ def command(
     """
     from meshwright.hardware.catalogue import user_folder
 
+    if name is not None:
+        _require_name(name)
     device_type = _device_type(device)
     num_ranks = _num_ranks(device_type, ranks)
     folder = out or user_folder()
@@ -56,7 +55,7 @@ def command(
     _write(files, measured_device, cluster)
     if as_json:
         written = {"device": measured_device.to_dict(), "cluster": cluster.to_dict(), "files": list(map(str, files))}
-        click.echo(json.dumps(written, indent=2))
+        print_json(written)
     else:
         _show(measured_device, cluster, files)
 
@@ -81,29 +80,27 @@ def calibrate(
 
 
 def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[WatchedStep]:
-    """Return what steps of small jobs are made of, on all ranks; on an accelerator the host's clock would not tell."""
-    from meshwright.calibrator.step_jobs import JOB_TEXT, step_jobs
+    """Return the operators of steps of small jobs, on all ranks; the host's clock does not time an accelerator's."""
+    from meshwright.calibrator.step_jobs import step_jobs
     from meshwright.calibrator.watched_step import watched_steps
     from meshwright.errors import MeshwrightError
     from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+    from meshwright.trainer.step.step_builder import TRAINER_STEP
     from meshwright.units import counted
 
-    with tempfile.TemporaryDirectory() as folder:
-        job_file = Path(folder) / "job.toml"
-        job_file.write_text(JOB_TEXT, encoding="utf-8")
-        jobs = [[str(job_file), *changes] for changes in step_jobs(num_ranks)]
-        try:
-            watched = run_ranks(
-                watched_steps,
-                num_ranks,
-                _BUILD,
-                jobs,
-                threads,
-                duration_s,
-                timeout_s=_PATIENCE * duration_s + _LEAST_S,
-            )
-        except RanksFailed as failure:
-            raise MeshwrightError(f"calibrate on {counted(num_ranks, 'rank')}: {failure}") from None
+    jobs = [(job.model_dump_json(), ".") for job in step_jobs(num_ranks)]
+    try:
+        watched = run_ranks(
+            watched_steps,
+            num_ranks,
+            TRAINER_STEP.whole,
+            jobs,
+            threads,
+            duration_s,
+            timeout_s=_PATIENCE * duration_s + _LEAST_S,
+        )
+    except RanksFailed as failure:
+        raise MeshwrightError(f"calibrate on {counted(num_ranks, 'rank')}: {failure}") from None
     return [step for of_rank in watched for step in of_rank]
 
 
@@ -153,14 +150,19 @@ def _num_ranks(device_type: str, ranks: int | None) -> int:
     return ranks or most
 
 
-def _files(folder: Path, device_type: str, num_ranks: int, name: str | None) -> tuple[Path, Path]:
-    """Return the files to write, before minutes are spent; raises ConfigError for those that are somebody else's."""
-    from meshwright.calibrator.machine import this_machine
+def _require_name(name: str) -> None:
     from meshwright.errors import ConfigError
     from meshwright.spec.machine.device import NAME_PATTERN
 
-    if name is not None and not re.match(NAME_PATTERN, name):
+    if not re.match(NAME_PATTERN, name):
         raise ConfigError(f"--name {name!r} is no catalogue name: use lower-case letters, digits, dots and dashes")
+
+
+def _files(folder: Path, device_type: str, num_ranks: int, name: str | None) -> tuple[Path, Path]:
+    """Return the files to write; raises ConfigError for files that calibrate did not write."""
+    from meshwright.calibrator.machine import this_machine
+    from meshwright.errors import ConfigError
+
     name = this_machine(device_type, num_ranks, name).device.name
     files = folder / "devices" / f"{name}.toml", folder / "clusters" / f"{name}.toml"
     for file in files:

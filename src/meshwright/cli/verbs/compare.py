@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
+from meshwright.cli.result_command import result_command
+
 _PATH = click.Path(path_type=Path)
 
 
-@click.command()
+@result_command
 @click.argument("a", metavar="A", type=_PATH)
 @click.argument("b", metavar="B", type=_PATH)
 @click.option("--step", type=click.IntRange(min=1), help="Step of a profile; default: its last one.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
     """Show where step A and step B differ: by component, by operation, by rank.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshwright.cli.result_command import result_command
 from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -18,15 +19,14 @@ _HARMLESS = ("ended", "moving")
 _LASTING = ("departed", "mismatch", "failed")
 
 
-@click.command()
+@result_command
 @click.argument("folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
 @click.option("--wait", "wait_s", type=float, default=5.0, show_default=True, help="Seconds to wait for the ranks.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(folder: Path, wait_s: float, as_json: bool) -> None:
-    """Tell why the run in RUN_FOLDER stands still: which rank did not reach which collective, in which layer.
+    """Find why the run in RUN_FOLDER hangs: which rank did not reach which collective, in which layer.
 
-    Ranks that are alive are asked for what they have entered; a run that has died is told from what it left. Exit code
-    0: it moves, or has ended; 70: it would hang or fail again; 75: start it again with --resume.
+    Ranks that are alive are asked for what they have entered; of a run that has died, the files that it left are read.
+    Exit code 0: it moves, or has ended; 70: it would hang or fail again; 75: start it again with --resume.
     """
     from meshwright.app.diagnose import diagnose
 

@@ -6,7 +6,6 @@ Exit 70: something that training needs is installed but does not work.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import click
-
+from meshwright.cli.result_command import print_json, result_command
 from meshwright.errors import ExitCode
 from meshwright.extras import EXTRA_OF_PACKAGE
+from meshwright.pages.console import page_console
 
 TORCH_SERIES = ((2, 11), (2, 15))
 """Oldest and newest supported series of torch; pyproject.toml says the same to pip."""
@@ -36,13 +35,12 @@ class Finding:
     found: str
     state: Literal["ok", "missing", "broken"] = "ok"
     remedy: str | None = None
-    """The command that mends it."""
+    """The command that fixes it."""
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@result_command
 def command(as_json: bool) -> None:
-    """Tell what this machine has, what is missing and how to get it.
+    """Report what this machine has, what is missing and how to get it.
 
     Exit code 0: training can run, or torch is not installed; 70: something installed does not work.
     """
@@ -50,9 +48,7 @@ def command(as_json: bool) -> None:
     broken = any(finding.state == "broken" for finding in findings)
     can_train = not broken and _installed("torch") is not None
     if as_json:
-        click.echo(
-            json.dumps({"can_train": can_train, "findings": [asdict(finding) for finding in findings]}, indent=2)
-        )
+        print_json({"can_train": can_train, "findings": [asdict(finding) for finding in findings]})
     else:
         _show(findings, can_train)
     if broken:
@@ -181,11 +177,11 @@ def _series(installed: str) -> tuple[int, int]:
 
 
 def _show(findings: list[Finding], can_train: bool) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     styles = {"ok": "", "missing": "yellow", "broken": "bold red"}
-    console = Console(highlight=False, soft_wrap=True)
+    console = page_console()
+    console.soft_wrap = True
     for group in dict.fromkeys(finding.group for finding in findings):
         console.print(group, style="bold")
         for finding in findings:

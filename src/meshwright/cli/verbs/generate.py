@@ -7,16 +7,32 @@ from pathlib import Path
 
 import click
 
+from meshwright.cli.finite_range import FiniteRange
+from meshwright.cli.result_command import print_json, result_command
+from meshwright.log import progress
 
-@click.command()
+_SHARE = FiniteRange(min=0, max=1, min_open=True)
+
+
+@result_command
 @click.argument("source", metavar="RUN_OR_FOLDER", type=click.Path(path_type=Path))
 @click.option("--prompt", default="", help="Text to continue; without it the model begins a text of its own.")
-@click.option("--max-new-tokens", default=128, show_default=True, help="Tokens after which to stop.")
-@click.option("--temperature", default=0.8, show_default=True, help="0 always takes the most likely token.")
-@click.option("--top-k", type=int, help="Draw from this many most likely tokens; default: all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Draw from the likeliest that have this probability.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Tokens after which to stop."
+)
+@click.option(
+    "--temperature",
+    type=FiniteRange(min=0),
+    default=0.8,
+    show_default=True,
+    help="0 always takes the most likely token.",
+)
+@click.option("--top-k", type=click.IntRange(min=1), help="Draw from this many most likely tokens; default: all.")
+@click.option(
+    "--top-p", type=_SHARE, default=1.0, show_default=True, help="Draw from the likeliest of this probability."
+)
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
-@click.option("--step", type=int, help="Checkpoint of a run to use; default: the newest.")
+@click.option("--step", type=click.IntRange(min=0), help="Checkpoint of a run to use; default: the newest.")
 def command(
     source: Path,
     prompt: str,
@@ -26,11 +42,17 @@ def command(
     top_p: float,
     seed: int,
     step: int | None,
+    as_json: bool,
 ) -> None:
     """Continue a text with the model in RUN_OR_FOLDER: a run, one of its checkpoints, or a Hugging Face folder.
 
     The text goes to standard output, a line about it to standard error.
     """
+    from meshwright.checkpoint.find_checkpoint import find_checkpoint, is_hugging_face
+
+    # Before torch is imported, which takes seconds.
+    if not is_hugging_face(source):
+        find_checkpoint(source, step)
     from meshwright.inference.generate import generate
     from meshwright.inference.load import load_model
     from meshwright.inference.sampling import Sampling
@@ -42,14 +64,19 @@ def command(
     assert loaded.tokenizer is not None
     tokens = generate(loaded.model, ids, sampling, stop=loaded.stop, num_tokens=loaded.tokenizer.vocab_size)
     stream = TextStream(loaded.tokenizer)
-    num_tokens = 0
-    click.echo(prompt, nl=False)
-    started_s = time.perf_counter()
+    if not as_json:
+        click.echo(prompt, nl=False)
+    pieces, started_s = [prompt], time.perf_counter()
     for token in tokens:
-        num_tokens += 1
-        click.echo(stream.add(token), nl=False)
-    took_s = time.perf_counter() - started_s
-    click.echo(stream.end())
+        pieces.append(stream.add(token))
+        if not as_json:
+            click.echo(pieces[-1], nl=False)
+    took_s, num_tokens, last = time.perf_counter() - started_s, len(pieces) - 1, stream.end()
+    if as_json:
+        text = "".join(pieces) + last
+        print_json({"text": text, "num_tokens": num_tokens, "origin": str(loaded.origin), "seed": seed})
+    else:
+        click.echo(last)
     ending = "" if num_tokens == max_new_tokens else ", then the end of the text"
     rate = f"{num_tokens / took_s:.0f} tokens/s" if took_s else "-"
-    click.echo(f"[{loaded.origin}: {num_tokens} tokens{ending}, {rate}, seed {seed}]", err=True)
+    progress.info("[%s: %d tokens%s, %s, seed %d]", loaded.origin, num_tokens, ending, rate, seed)

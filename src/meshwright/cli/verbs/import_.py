@@ -6,20 +6,29 @@ from pathlib import Path
 
 import click
 
+from meshwright.cli.result_command import print_json, result_command
 
-@click.command()
+
+@result_command
 @click.argument("hf_folder", metavar="HF_FOLDER", type=click.Path(path_type=Path))
 @click.argument("run_folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
-def command(hf_folder: Path, run_folder: Path) -> None:
+def command(hf_folder: Path, run_folder: Path, as_json: bool) -> None:
     """Write the weights of HF_FOLDER, bit by bit, as checkpoint step-0 of the new run RUN_FOLDER.
 
     Training from them needs no import: set model.source to the folder's config.json and model.initial_weights to
     HF_FOLDER.
     """
-    from meshwright.checkpoint.hf.import_ import import_folder
+    from meshwright.checkpoint.find_checkpoint import require_model_folder
     from meshwright.units import format_count
 
+    require_model_folder(hf_folder)
+    from meshwright.checkpoint.hf.import_ import import_folder
+
     done = import_folder(hf_folder, run_folder)
+    if as_json:
+        checkpoint = str(done.run.checkpoint(0))
+        print_json({"checkpoint": checkpoint, "num_parameters": done.num_parameters, "dtypes": done.dtypes})
+        return
     click.echo(
         f"{hf_folder} -> {done.run.checkpoint(0)}: {format_count(done.num_parameters)} parameters "
         f"in {' and '.join(done.dtypes)}"

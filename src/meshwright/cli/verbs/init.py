@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshwright.cli.completion import model_names
+from meshwright.cli.result_command import print_json, result_command
+
 if TYPE_CHECKING:
     from meshwright.spec.job.job import Job
 
 _HEADER = """\
 # A job for {model}, written by `meshwright init`: places to start from, not tuned values.
-# Set [data] to your own text and tokenizer. `meshwright check {file}` tells what is wrong with it."""
+# Set [data] to your own text and tokenizer. `meshwright check {file}` lists what is wrong with it."""
 
 
-@click.command()
-@click.argument("model")
+@result_command
+@click.argument("model", shell_complete=model_names)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("job.toml"), show_default=True, help="File.")
-def command(model: str, out: Path) -> None:
+def command(model: str, out: Path, as_json: bool) -> None:
     """Write a commented job file for MODEL: a preset (`meshwright list models`) or a Hugging Face config.json.
 
     An existing file is never overwritten.
@@ -27,7 +30,10 @@ def command(model: str, out: Path) -> None:
 
     job = job_for(model)
     _write_new(out, to_toml(job, first_line=_first_lines(model, out)))
-    click.echo(f"wrote {out}\nnext: meshwright check {out}, then meshwright train {out}")
+    if as_json:
+        print_json({"file": str(out), "job": job.to_dict()})
+    else:
+        click.echo(f"wrote {out}\nnext: meshwright check {out}, then meshwright train {out}")
 
 
 def job_for(model: str) -> Job:

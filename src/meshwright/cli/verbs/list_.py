@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from meshwright.cli.result_command import print_json, result_command
+from meshwright.pages.console import page_console
 
 if TYPE_CHECKING:
     from meshwright.spec.machine.device import Device
@@ -20,9 +22,8 @@ _UNKNOWN = "-"
 _REFERENCE_SEQ_LEN = 4096
 
 
-@click.command()
+@result_command
 @click.argument("kind", type=click.Choice(["models", "devices", "clusters"]))
-@click.option("--json", "as_json", is_flag=True, help="Print everything that is known, sources included, as JSON.")
 def command(kind: str, as_json: bool) -> None:
     """List the models, devices or clusters that a job can name.
 
@@ -31,7 +32,7 @@ def command(kind: str, as_json: bool) -> None:
     """
     records, show = {"models": _models, "devices": _devices, "clusters": _clusters}[kind]()
     if as_json:
-        click.echo(json.dumps(records, indent=2))
+        print_json(records)
     else:
         show()
 
@@ -155,7 +156,6 @@ def _scaled(figure: Figure | None, unit: float) -> str:
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     # The last column of the catalogues says where an entry comes from; it is shown only when some are the user's.
@@ -166,7 +166,7 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str
         table.add_column(header[index], justify="left" if is_name else "right", no_wrap=True, vertical="bottom")
     for row in rows:
         table.add_row(*(row[index] for index in keep))
-    console = Console(highlight=False)
+    console = page_console()
     # A name cut short cannot be copied into a job: on a narrow terminal the table is wider than that.
     needed = console.measure(table, options=console.options.update(max_width=_NO_LIMIT)).maximum
     console.width = max(console.width, needed)

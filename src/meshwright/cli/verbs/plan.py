@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.app.garbage import kept_garbage
+from meshwright.cli.completion import cluster_names, job_words, model_names
 from meshwright.cli.finite_range import FiniteRange
+from meshwright.cli.result_command import print_json, result_command
+from meshwright.log import progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,10 +30,17 @@ _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
 
 
-@click.command()
-@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...")
-@click.option("--model", help="A preset, or a Hugging Face config.json, in place of a job file.")
-@click.option("--cluster", multiple=True, help="NAME:COUNT of devices, such as h100:256; several with --tokens.")
+@result_command
+@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...", shell_complete=job_words)
+@click.option(
+    "--model", shell_complete=model_names, help="A preset, or a Hugging Face config.json, in place of a job file."
+)
+@click.option(
+    "--cluster",
+    multiple=True,
+    shell_complete=cluster_names,
+    help="NAME:COUNT of devices, such as h100:256; several with --tokens.",
+)
 @click.option("--seq-len", type=click.IntRange(min=1), help="Tokens in one sequence; default 8192.")
 @click.option("--global-batch-tokens", help="Tokens of a step, such as 4M: taken to a number that ranks can share.")
 @click.option("--global-batch-size", type=click.IntRange(min=1), help="Sequences of a step.")
@@ -48,9 +57,8 @@ _RATE = FiniteRange(min=0, max=1e9)
 @click.option("--simulate", type=click.IntRange(min=0), help="Finalists to trace and simulate before one is picked.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with tables and plots.")
 @click.option("--write", is_flag=True, help="Put the layout into the job file.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(words: tuple[str, ...], **given: Any) -> None:
-    """Find the best layout for JOB_FILE, or for --model on --cluster, and tell why it is.
+    """Find the best layout for JOB_FILE, or for --model on --cluster, and explain the choice.
 
     Keys of [layout] given as layout.tp=8 are kept; those of a job file only with layout.search = true.
     Exit code 0: there is a layout; 2: bad input, or nothing fits.
@@ -74,7 +82,7 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
     if given["html"] is not None:
         plan.to_html(given["html"], [*_budget_parts(budgets, given)])
     if given["as_json"]:
-        click.echo(json.dumps(_record(plan, budgets), indent=2))
+        print_json(_record(plan, budgets))
     else:
         plan.show(_budget_parts(budgets, given))
 
@@ -206,4 +214,4 @@ def _write(resolved: ResolvedJob, plan: Plan) -> None:
 
     path = Path(resolved.path)
     path.write_text(with_layout(path.read_text(encoding="utf-8"), plan.pick.layout), encoding="utf-8")
-    click.echo(f"the layout is now in {path}", err=True)
+    progress.info("the layout is now in %s", path)

@@ -1,4 +1,4 @@
-"""`meshwright prove`: runs one process and layouts on local ranks, and tells whether they train the same model."""
+"""`meshwright prove`: runs one process and layouts on local ranks, and compares what they train."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from meshwright.cli.finite_range import FiniteRange
+from meshwright.cli.result_command import result_command
+from meshwright.log import progress
 
 if TYPE_CHECKING:
     from meshwright.spec.run.proof import LayoutProof
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 _SECONDS = FiniteRange(min=1)
 
 
-@click.command()
+@result_command
 @click.argument("job_file", type=click.Path(dir_okay=False))
 @click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Optimizer steps to compare.")
@@ -30,9 +32,10 @@ _SECONDS = FiniteRange(min=1)
 @click.option("--plant", type=click.Choice(["tp", "cp", "pp", "ep", "dp"]), help="Break this axis; it must be found.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What ranks use.")
 @click.option("--timeout", "timeout_s", type=_SECONDS, default=300.0, show_default=True, help="Seconds for a layout.")
-@click.option("--max-ranks", type=click.IntRange(min=1), help="Processes that a layout may start.  [default: 64]")
+@click.option(
+    "--max-ranks", type=click.IntRange(min=1), default=64, show_default=True, help="Processes that a layout may start."
+)
 @click.option("--matrix", type=click.Path(dir_okay=False, path_type=Path), help="Write what composes as a page.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 def command(
     job_file: str,
     layouts: tuple[str, ...],
@@ -43,14 +46,14 @@ def command(
     plant: str | None,
     device: str,
     timeout_s: float,
-    max_ranks: int | None,
+    max_ranks: int,
     matrix: Path | None,
     as_json: bool,
 ) -> None:
     """Prove that LAYOUTs (such as dp_shard=2,tp=2) train what one process trains, on local ranks.
 
     The model of JOB_FILE is made small, its architecture kept; losses, gradients and updated weights are compared by
-    name. Without LAYOUTs a set is proven in which every pair of axes meets.
+    name. Without LAYOUTs a set is proven in which every pair of axes is combined.
 
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
@@ -60,7 +63,6 @@ def command(
     from meshwright.cli.output_files import require_file
     from meshwright.errors import ConfigError, ExitCode
     from meshwright.prover.page import matrix_page
-    from meshwright.prover.prove import MAX_RANKS
 
     if exact and mixed:
         raise ConfigError("--exact computes in float64 and --mixed in bfloat16: give one of them")
@@ -79,7 +81,7 @@ def command(
         plant=plant,  # type: ignore[arg-type]
         device=device,
         timeout_s=timeout_s,
-        max_ranks=MAX_RANKS if max_ranks is None else max_ranks,
+        max_ranks=max_ranks,
         report=_progress(len(asked)),
     )
     if matrix is not None:
@@ -102,9 +104,10 @@ def _progress(num_layouts: int) -> Callable[[LayoutProof], None]:
 
     numbers = count(1)
 
-    def tell(one: LayoutProof) -> None:
+    def show(one: LayoutProof) -> None:
         place = f"[{next(numbers)}/{num_layouts}]"
         what = f"{layout_text(one.layout)}: {verdict(one)}"
-        click.echo(f"{place} {what}{'' if one.holds else f': {reasons(one)}'} ({one.took_s:.1f} s)", err=True)
+        why = "" if one.holds else f": {reasons(one)}"
+        progress.info("%s %s%s (%.1f s)", place, what, why, one.took_s)
 
-    return tell
+    return show

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from meshwright.cli.result_command import print_json, result_command
 
-@click.command()
+
+@result_command
 @click.argument("folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
 @click.option("--simulate", is_flag=True, help="Also trace and simulate the step; takes seconds to minutes.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with curves and figures.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> None:
     """Show where the steps of the run in RUN_FOLDER went: the floor that physics sets, what is expected above it cause
     by cause, and what was measured; then by component, next to the step that was profiled, if one was.
@@ -31,6 +31,6 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     if as_json:
         by_component = {name: one.to_dict() for name, one in found.parts.items()}
         record = {"measured_step_s": found.measured_s, "expected": found.expected.to_dict(), "parts": by_component}
-        click.echo(json.dumps(record, indent=2))
+        print_json(record)
         return
     found.show()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from meshwright.cli.completion import job_words
+from meshwright.cli.result_command import print_json, result_command
+from meshwright.pages.console import page_console
 
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
@@ -15,10 +18,9 @@ if TYPE_CHECKING:
 _PIPED_WIDTH = 100
 
 
-@click.command()
+@result_command
 @click.argument("job_file", type=click.Path(dir_okay=False))
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=job_words)
 def command(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show every value of JOB_FILE, where it came from and what it means.
 
@@ -29,7 +31,7 @@ def command(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     resolved = load_job(job_file, overrides)
     rows = resolved_rows(resolved)
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         _print_table(resolved.path, rows)
 
@@ -60,16 +62,13 @@ def _resolved_values(resolved: ResolvedJob) -> dict[str, Any]:
 
 
 def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from meshwright.config.keys import job_keys, section_meaning
     from meshwright.config.toml_text import shown
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
+    console = page_console(piped_width=_PIPED_WIDTH)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, width in (("key", 28), ("value", 21), ("from", 12)):
         table.add_column(name, width=width, overflow="fold")

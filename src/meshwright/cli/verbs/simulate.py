@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.cli.completion import cluster_names, job_words
+from meshwright.cli.result_command import result_command
+from meshwright.log import progress
+
 if TYPE_CHECKING:
     from meshwright.spec.trace.traces import Traces
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
-@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...")
-@click.option("--cluster", help="NAME:COUNT of devices, such as h100-ib400:16384; default: the job's.")
+@result_command
+@click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...", shell_complete=job_words)
+@click.option(
+    "--cluster",
+    shell_complete=cluster_names,
+    help="NAME:COUNT of devices, such as h100-ib400:16384; default: the job's.",
+)
 @click.option("--build", help="A program in place of a job: FILE.py:FUNCTION or MODULE:FUNCTION that builds a step.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the program; a job's are its cluster's devices.")
 @click.option("--every-rank", is_flag=True, help="Trace all ranks of the program, also of more than 64.")
@@ -28,7 +36,6 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--perfetto", type=_FILE, help="Write the timeline for ui.perfetto.dev; packed if it ends in .gz.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write everything into this folder.")
 @click.option("--no-cache", is_flag=True, help="Trace again what was traced before.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(words: tuple[str, ...], **given: Any) -> None:
     """Run the step of JOB_FILE on fake ranks, without a device, and report what it would do on the cluster.
 
@@ -42,7 +49,7 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     from meshwright.errors import ExitCode
 
     files = files_of(given)
-    found = simulated(words, given, lambda *traced: click.echo(_traced(*traced), err=True))
+    found = simulated(words, given, lambda *traced: progress.info("%s", _traced(*traced)))
     run = found.run
     if given["as_json"]:
         click.echo(run.to_json())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from meshwright.config.load import load_job
+from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
@@ -21,14 +22,22 @@ from meshwright.tracer.extrapolate.relocate import relocated
 from meshwright.tracer.extrapolate.stage_contents import Blocks, alike_pipeline_ranks, blocks_of_stages
 from meshwright.tracer.programs.trace import Program, trace_ranks
 
-_MODULE = "meshwright.trainer.step.build_step"
-WHOLE, PART = f"{_MODULE}:build_step", f"{_MODULE}:build_part_of_step"
+
+class StepBuilder(NamedTuple):
+    """What builds a job's step, as module:function: a function of (device, rank, world_size, job as JSON, folder in
+    which modules that the job names may be) that returns a step, which takes nothing.
+    """
+
+    whole: str
+    part: str
+    """Builds the step of some microbatches; takes them, such as "0,1,2,31", before the job."""
 
 
 @dataclass(frozen=True)
 class JobSteps:
     """A job's step, known without torch."""
 
+    build: StepBuilder
     job: Job
     layout: Layout
     schedule: Schedule
@@ -40,13 +49,13 @@ class JobSteps:
     """By traced pipeline rank the ones that do the same."""
     blocks: Blocks | None
     arguments: tuple[str, ...]
-    """Of the trainer's builder: the job file and overrides."""
+    """Of the builder: the job as JSON, and the folder of its modules."""
 
     def whole(
         self, ranks: Sequence[int], program: Program, num_processes: int, cache: TraceCache | None = None
     ) -> dict[int, Trace]:
         """Return the steps of `ranks`, each traced with all its microbatches."""
-        return _traced("whole", self._program(program, WHOLE), ranks, num_processes, cache)
+        return _traced("whole", self._program(program, self.build.whole), ranks, num_processes, cache)
 
     def told(
         self, ranks: Sequence[int], program: Program, num_processes: int, cache: TraceCache | None = None
@@ -60,7 +69,7 @@ class JobSteps:
         sources = {other: rank for rank, others in self.alike.items() for other in others}
         source_of = {rank: sources[rank // size] * size + rank % size for rank in ranks}
         numbers = ",".join(str(number) for number in self.chosen.microbatches)
-        part = self._program(program, PART, numbers)
+        part = self._program(program, self.build.part, numbers)
         found = _traced("part", part, sorted(set(source_of.values())), num_processes, cache)
         cuts = {rank: cut(trace, len(self.chosen.microbatches)) for rank, trace in found.items()}
         return {rank: self._told(cuts[source], rank, rank // size) for rank, source in source_of.items()}
@@ -73,7 +82,7 @@ class JobSteps:
         assert self.chosen is not None
         trace = instantiate(source, self.chosen, self.lowered[pp_rank])
         trace = relocated(trace, rank, self.schedule, self.blocks)
-        return replace(trace, traced=trace.traced.replace(build=WHOLE))
+        return replace(trace, traced=trace.traced.replace(build=self.build.whole))
 
 
 def _traced(
@@ -90,12 +99,13 @@ def _traced(
     return kept | made
 
 
-def job_steps(job_file: str, overrides: Sequence[str], num_ranks: int | None) -> JobSteps:
-    """Return the step of a job on `num_ranks` ranks; raises ConfigError for a job that is wrong."""
-    job = load_job(job_file, overrides).job
+def job_steps(build: StepBuilder, resolved: ResolvedJob, num_ranks: int | None) -> JobSteps:
+    """Return the step of a job on `num_ranks` ranks; raises ConfigError for a layout that is open or does not fit."""
+    job = resolved.job
     layout = layout_of(job, num_ranks)
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
     return JobSteps(
+        build=build,
         job=job,
         layout=layout,
         schedule=schedule,
@@ -103,7 +113,7 @@ def job_steps(job_file: str, overrides: Sequence[str], num_ranks: int | None) ->
         chosen=choose_microbatches(schedule) if _keeps_parameters(layout) else None,
         alike=alike_pipeline_ranks(job, layout, schedule),
         blocks=blocks_of_stages(job, layout),
-        arguments=(job_file, *overrides),
+        arguments=(job.model_dump_json(), str(resolved.folder)),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 
 from meshwright.errors import UnsupportedError
+from meshwright.log import shows_progress
 from meshwright.spec.machine.device import Device
 from meshwright.spec.trace.trace import Trace
 from meshwright.tracer.programs.fork_server import Tracing, fork
@@ -106,7 +107,7 @@ def _run(order: dict[str, Any], stderr: Path, files: Sequence[Path]) -> tuple[in
 def _followed(tracing: Tracing, files: Sequence[Path]) -> int:
     """Return the exit code of a process; a terminal shows meanwhile how many of `files` exist."""
     start_s = time.monotonic()
-    with Console(stderr=True).status(f"traced 0 of {len(files)} ranks") as status:
+    with Console(stderr=True, quiet=not shows_progress()).status(f"traced 0 of {len(files)} ranks") as status:
         while (code := tracing.wait(_PROGRESS_S)) is None:
             took_s = time.monotonic() - start_s
             if took_s > _TIMEOUT_S:

@@ -8,7 +8,8 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -18,35 +19,32 @@ from meshwright.errors import ExitCode, Preempted
 from meshwright.fault_tolerance.hang_notice import HangNotice
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.log import logger
-from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Manifest, Run
+from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import ManifestKeeper, read_manifest
 
 # Time for ranks to finish a step and save after SIGTERM; torch's own default of 30 s is short for a large model.
 _SHUTDOWN_TIMEOUT_S = "120"
 
 
-def train_locally(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
+def train_locally(config: RankConfig, num_ranks: int) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
-    with HangNotice(run, job.run.hang_after_s):
-        return _train(job, run, num_ranks, arguments, resume=resume)
+    with HangNotice(config.run, config.job.run.hang_after_s):
+        code = _attempt(config, num_ranks)
+        for restart in range(1, config.job.run.max_restarts + 1):
+            if code is not ExitCode.RETRY or _is_stopped(config):
+                break
+            logger.error("restart %d of %d from the newest checkpoint", restart, config.job.run.max_restarts)
+            code = _attempt(config.replace(resume=True), num_ranks)
+        return code
 
 
-def _train(job: Job, run: Run, num_ranks: int, arguments: Sequence[str], *, resume: bool) -> ExitCode:
-    code = _attempt([*arguments, "--resume"] if resume else arguments, num_ranks, run)
-    for restart in range(1, job.run.max_restarts + 1):
-        if code is not ExitCode.RETRY or _is_stopped(job, run):
-            break
-        logger.error("restart %d of %d from the newest checkpoint", restart, job.run.max_restarts)
-        code = _attempt([*arguments, "--resume"], num_ranks, run)
-    return code
-
-
-def _attempt(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
+def _attempt(config: RankConfig, num_ranks: int) -> ExitCode:
     """Launch once, and let the manifest say how it ended where rank 0 was killed or knew less than another."""
+    run = config.run
     before = read_manifest(run)
     try:
-        code = launch(arguments, num_ranks, run)
+        code = launch(config, num_ranks)
     except (Preempted, KeyboardInterrupt):
         ended = _began(before, run)
         if ended is None or ended.exit != ExitCode.DONE:
@@ -66,20 +64,23 @@ def _began(before: Manifest | None, run: Run) -> Manifest | None:
     return after if has_begun else None
 
 
-def _is_stopped(job: Job, run: Run) -> bool:
+def _is_stopped(config: RankConfig) -> bool:
     """Return whether the run is where train.stop_after wants it."""
-    return job.train.stop_after is not None and job.train.stop_after <= max(run.checkpoint_steps(), default=0)
+    stop_after = config.job.train.stop_after
+    return stop_after is not None and stop_after <= max(config.run.checkpoint_steps(), default=0)
 
 
-def launch(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
-    """Run `meshwright ARGUMENTS` on `num_ranks` local ranks and return the exit code for all of them.
+def launch(config: RankConfig, num_ranks: int) -> ExitCode:
+    """Start `num_ranks` local ranks from `config` and return the exit code for all of them.
 
     A SIGTERM, SIGHUP or SIGINT that reaches this process is passed on to the ranks, which stop after their step.
     """
     _keep_elastic_quiet()
     _share_cores(num_ranks)
-    with tempfile.TemporaryDirectory(prefix="meshwright-") as log_dir:
-        config = LaunchConfig(
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+        config_file = Path(folder) / "rank.json"
+        config_file.write_text(config.to_json(), encoding="utf-8")
+        elastic = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=num_ranks,
@@ -90,15 +91,15 @@ def launch(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
             local_addr="localhost",
             # A restart by elastic would keep its store and with it the dead ranks' addresses; we start again.
             max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         if ignores_hangup():
             # Elastic would handle the signal all the same, and end what nohup was to protect.
-            config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
+            elastic.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
         try:
-            elastic_launch(config, sys.executable)("-m", "meshwright", *arguments)
+            elastic_launch(elastic, sys.executable)("-m", RankConfig.__module__, str(config_file))
         except ChildFailedError as error:
-            _report(error.failures, run)
+            _report(error.failures, config.run)
             return _combine([failure.exitcode for failure in error.failures.values()])
         except SignalException as stopped:
             if stopped.sigval == signal.SIGINT:

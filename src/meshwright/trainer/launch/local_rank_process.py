@@ -25,7 +25,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank is told: a function and its arguments, pickled, and the surroundings of whoever calls it."""
+    """What a rank runs: a function and its arguments, pickled, in the environment of the caller."""
 
     pickled_call: bytes
     num_ranks: int
@@ -94,7 +94,7 @@ def _redirect_output(output: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave no rank behind when the caller itself is killed: then nobody is there to kill the ranks."""
+    """Leave no rank behind when the caller itself is killed and cannot end the ranks."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,8 +1,8 @@
 """run_ranks: one function on several local ranks, each a process of its own, and what each returned.
 
 Importing torch takes seconds, so a fork server imports it once per caller and each rank is a fork of that: eight ranks
-start, meet and end in about a second. A rank has the caller's environment, working directory, module path and warning
-filters.
+start, communicate and end in about a second. A rank has the caller's environment, working directory, module path and
+warning filters.
 """
 
 from __future__ import annotations

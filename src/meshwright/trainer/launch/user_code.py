@@ -1,4 +1,4 @@
-"""Tells an exception in the code that a job names from one in ours, and shows only the part its author needs."""
+"""Distinguishes exceptions of code that a job names from our own, and shows only the frames of that code."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate
 
 
 def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightError | None:
-    """Return what a user is told about `error`, None where it is a bug of ours."""
+    """Return the message to show for `error`, None where it is a bug of ours."""
     if is_lost_peer(error):
         return LostPeer(
             f"rank {ranks.rank} of {ranks.num_ranks} lost another rank: {words_of(error)}: "
@@ -66,7 +66,7 @@ def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightEr
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return MeshwrightError(
             f"rank {ranks.rank} could not read or write {error.filename or run.folder}: {error.strerror}: "
-            "what was committed is untouched: make room or mend the disk, then start again with --resume"
+            "what was committed is untouched: make room or repair the disk, then start again with --resume"
         )
     return blame_job_code(job, error)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from meshwright.fault_tolerance.lost_peer import exit_code_of
-from meshwright.log import logger
+from meshwright.log import log_level, logger, shows_progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
 from meshwright.trainer.run.metrics import StepMetrics
@@ -45,12 +45,14 @@ class Recorder:
         self._losses: dict[str, float] = {}
         console = Console()
         self._handlers: list[logging.Handler] = [ConsoleHandler(console), _file_handler(run)]
+        self._handlers[0].setLevel(log_level())
+        is_hidden = not (console.is_terminal and shows_progress())
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._progress = Progress(*columns, console=console, disable=is_hidden, transient=True)
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
-        logger.setLevel(logging.INFO)
+        logger.setLevel(min(logger.level or logging.INFO, logging.INFO))
         for handler in self._handlers:
             logger.addHandler(handler)
         self._progress.start()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from meshwright.config.load import load_job
 from meshwright.data.loader import Microbatch, stack
 from meshwright.data.user_data import load_user_data, read_pair
 from meshwright.spec.job.job import Job
@@ -18,30 +17,30 @@ from meshwright.trainer.step.train_step import TrainStep
 from meshwright.trainer.step.training import build_pipeline
 
 
-def build_step(device: torch.device, rank: int, world_size: int, job_file: str, *overrides: str) -> Callable[[], None]:
+def build_step(device: torch.device, rank: int, world_size: int, job: str, folder: str) -> Callable[[], None]:
     """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective.
 
-    The first call runs two microbatches: enough to compile, to add up gradients, and to leave what a whole step does.
+    `job` is a resolved Job as JSON, `folder` where modules that it names may be. The first call runs two microbatches:
+    enough to compile, to add up gradients, and to leave what a whole step does.
     """
-    return _build(_load(job_file, overrides), Ranks(rank, world_size, device))
+    return _build(_job(job, folder), Ranks(rank, world_size, device))
 
 
 def build_part_of_step(
-    device: torch.device, rank: int, world_size: int, microbatches: str, job_file: str, *overrides: str
+    device: torch.device, rank: int, world_size: int, microbatches: str, job: str, folder: str
 ) -> Callable[[], None]:
     """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order.
 
     The first call runs one of them.
     """
     chosen = [int(number) for number in microbatches.split(",")]
-    return _build(_load(job_file, overrides), Ranks(rank, world_size, device), chosen)
+    return _build(_job(job, folder), Ranks(rank, world_size, device), chosen)
 
 
-def _load(job_file: str, overrides: Sequence[str]) -> Job:
-    """Return the job; code of its own is found next to it, as `meshwright train` finds it."""
-    resolved = load_job(job_file, overrides)
-    sys.path.insert(0, str(resolved.folder))
-    return resolved.job
+def _job(text: str, folder: str) -> Job:
+    """Return the job; code of its own is found in its folder, as `meshwright train` finds it."""
+    sys.path.insert(0, folder)
+    return Job.from_json(text)
 
 
 def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Callable[[], None]:

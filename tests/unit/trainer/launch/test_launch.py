@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from meshwright.errors import ExitCode
 from meshwright.spec.job.job import Job
-from meshwright.spec.run.run import Run
 from meshwright.trainer.launch import launch
+from meshwright.trainer.launch.rank import RankConfig
 from training_runs import tiny_job
 
 RETRY, DONE = ExitCode.RETRY, ExitCode.DONE
@@ -36,16 +35,16 @@ def test_a_lost_rank_is_started_again_from_the_newest_checkpoint(
     stop_after: int | None,
     num_launches: int,
 ) -> None:
-    launched: list[Sequence[str]] = []
+    resumes: list[bool] = []
 
-    def launch_nothing(arguments: Sequence[str], num_ranks: int, run: Run) -> ExitCode:
+    def launch_nothing(config: RankConfig, num_ranks: int) -> ExitCode:
         # The step that train.stop_after = 2 asks for.
-        run.checkpoint(2).mkdir(parents=True, exist_ok=True)
-        launched.append(arguments)
-        return codes[len(launched) - 1]
+        config.run.checkpoint(2).mkdir(parents=True, exist_ok=True)
+        resumes.append(config.resume)
+        return codes[len(resumes) - 1]
 
     monkeypatch.setattr(launch, "launch", launch_nothing)
     job = Job.from_dict(tiny_job(tmp_path, run={"max_restarts": max_restarts}, train={"stop_after": stop_after}))
-    code = launch.train_locally(job, Run(tmp_path / "run"), 2, ["train"], resume=False)
-    assert code is codes[num_launches - 1]
-    assert launched == [["train"], *[["train", "--resume"]] * (num_launches - 1)]
+    config = RankConfig(job=job, run_dir=str(tmp_path / "run"), module_dir=str(tmp_path))
+    assert launch.train_locally(config, 2) is codes[num_launches - 1]
+    assert resumes == [False, *[True] * (num_launches - 1)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from meshwright.tracer.dry_run import trace_job
 from meshwright.tracer.extrapolate.stage_contents import blocks_of_stages
 from meshwright.tracer.programs.trace import device_type_of
 from meshwright.trainer.launch.ranks import choose_device_type
+from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 _SHARE_OF_DEVICE = 0.95
 """Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""
@@ -32,9 +32,7 @@ _FLOPS_PER_BYTE = 100.0
 full, which is seldom close: what selective computes again moves bytes and multiplies nothing."""
 
 
-def settle_checkpoints(
-    resolved: ResolvedJob, num_ranks: int, overrides: Sequence[str], device: Device | None = None
-) -> Layout:
+def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, device: Device | None = None) -> Layout:
     """Return the layout of a job of `num_ranks` ranks with what each block saves, as its traced step has memory for.
 
     `device` is in place of the job's own. Raises InfeasibleLayout if nothing fits, and UnsupportedError for a model
@@ -45,8 +43,7 @@ def settle_checkpoints(
     budget_bytes = job.layout.memory_budget_bytes or int(_SHARE_OF_DEVICE * device.usable_memory_bytes)
 
     def measure(saves: Checkpoints) -> list[Need]:
-        said = [*overrides, *checkpoint_keys(layout.replace(activation_checkpoint_blocks=saves))]
-        traces = trace_job(str(resolved.path), said, num_ranks, device=device_type_of(device))
+        traces = trace_job(TRAINER_STEP, _with_saves(resolved, saves), num_ranks, device=device_type_of(device))
         needs = {rank: _need(trace) for rank, trace in traces.traces.items()}
         size = num_ranks // layout.pp
         classes = [set(traces.class_of_rank[at : at + size].tolist()) for at in range(0, num_ranks, size)]
@@ -59,12 +56,9 @@ def settle_checkpoints(
     return layout.replace(activation_checkpoint="none", activation_checkpoint_blocks=saves)
 
 
-def checkpoint_keys(layout: Layout) -> tuple[str, ...]:
-    """Return what a job has to be told for its blocks to save what those of a layout do."""
-    blocks = layout.activation_checkpoint_blocks
-    if blocks is None:
-        return (f"layout.activation_checkpoint={layout.activation_checkpoint}",)
-    return ("layout.activation_checkpoint=none", f"layout.activation_checkpoint_blocks={json.dumps(blocks)}")
+def _with_saves(resolved: ResolvedJob, saves: Checkpoints) -> ResolvedJob:
+    layout = resolved.job.layout.replace(activation_checkpoint="none", activation_checkpoint_blocks=saves)
+    return replace(resolved, job=resolved.job.replace(layout=layout))
 
 
 def _need(trace: Trace) -> Need:

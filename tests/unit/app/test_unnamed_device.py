@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.app import recompute_budget
+from meshwright.app.recompute_budget import settle_checkpoints
 from meshwright.config.load import load_job
 from meshwright.errors import ConfigError
-from meshwright.trainer.launch import recompute_budget
-from meshwright.trainer.launch.recompute_budget import settle_checkpoints
 from repository import ROOT
 
 
@@ -16,4 +16,4 @@ def test_gpus_that_nobody_named_are_asked_for(monkeypatch: pytest.MonkeyPatch) -
     resolved = load_job(str(ROOT / "examples" / "tiny.toml"), overrides)
     monkeypatch.setattr(recompute_budget, "choose_device_type", lambda _: "cuda")
     with pytest.raises(ConfigError, match=r"CUDA devices, and cluster.name = \"local\" .* set cluster.device"):
-        settle_checkpoints(resolved, 2, overrides)
+        settle_checkpoints(resolved, 2)

@@ -1,0 +1,48 @@
+"""find_checkpoint: from what a user names, a run or one checkpoint, to the folder of the weights; needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.errors import CheckpointError, ConfigError
+from meshwright.spec.run.run import Run
+
+FILE_NAME = "checkpoint.json"
+"""The file of a checkpoint that says what is in it."""
+
+
+def is_hugging_face(source: Path) -> bool:
+    """Return whether `source` is a Hugging Face folder and neither a run nor a checkpoint."""
+    is_ours = (source / FILE_NAME).is_file() or Run(source).manifest.is_file()
+    return not is_ours and (source / "config.json").is_file()
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raise ConfigError unless `folder` looks like a Hugging Face model."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"there is no {folder / 'config.json'}: name the folder of a Hugging Face model")
+
+
+def find_checkpoint(source: Path, step: int | None = None) -> tuple[Run, Path]:
+    """Return the run and the checkpoint that `source` is or holds: its newest, or that of `step`.
+
+    Raises ConfigError for another kind of folder or a step that it lacks, CheckpointError for a run without any.
+    """
+    if (source / FILE_NAME).is_file():
+        if step is not None and source.name != f"step-{step}":
+            raise ConfigError(f"{source} is one checkpoint and --step {step} asks for another: name the run folder")
+        return Run(source.parent.parent), source
+    run = Run(source)
+    if not run.folder.is_dir():
+        raise ConfigError(f"there is no folder {run.folder}: name a run folder, such as runs/tiny")
+    if not run.manifest.is_file():
+        raise ConfigError(
+            f"{run.folder} holds no {run.manifest.name}, so it is no run folder: name one that `meshwright train` or "
+            "`meshwright import` wrote"
+        )
+    steps = run.checkpoint_steps()
+    if not steps:
+        raise CheckpointError(f"{run.folder} has no checkpoint yet: train on, or lower checkpoint.interval")
+    if step is not None and step not in steps:
+        raise ConfigError(f"{run.folder} has no checkpoint of step {step}: it has {', '.join(map(str, steps))}")
+    return run, run.checkpoint(steps[-1] if step is None else step)

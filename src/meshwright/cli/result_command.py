@@ -1,0 +1,51 @@
+"""result_command(): a command with the options that all commands share: --json, --quiet and --verbose."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from meshwright.log import logger, progress
+
+
+class _StandardError(logging.Handler):
+    """Writes each record as a line of standard error, wherever that leads now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        click.echo(self.format(record), err=True)
+
+
+_progress_handler, _debug_handler = _StandardError(), _StandardError()
+_debug_handler.setFormatter(logging.Formatter("%(levelname)s %(module)s: %(message)s"))
+
+
+def result_command(function: Callable[..., Any]) -> click.Command:
+    """Return `function` as a command; it takes `as_json`, whether its result is to be printed as JSON."""
+    command = click.command()(function)
+    command.params += [
+        click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON, alone on standard output."),
+        click.Option(["-q", "--quiet"], is_flag=True, expose_value=False, callback=_quiet, help="Print no progress."),
+        click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, callback=_verbose, help="Print debug log."),
+    ]
+    return command
+
+
+def print_json(record: object) -> None:
+    """Print a result."""
+    click.echo(json.dumps(record, indent=2))
+
+
+def _quiet(context: click.Context, option: click.Parameter, is_quiet: bool) -> None:
+    progress.setLevel(logging.WARNING if is_quiet else logging.INFO)
+    progress.addHandler(_progress_handler)
+    progress.propagate = False
+
+
+def _verbose(context: click.Context, option: click.Parameter, is_verbose: bool) -> None:
+    logger.setLevel(logging.DEBUG if is_verbose else logging.NOTSET)
+    (logger.addHandler if is_verbose else logger.removeHandler)(_debug_handler)

@@ -1,0 +1,144 @@
+"""What all commands share: --json, --quiet, --verbose, NO_COLOR, COLUMNS, and refusals before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from meshwright.cli.main import VERBS, group, run
+from questions import SMALL_PLAN
+from repository import ROOT
+
+TINY = str(ROOT / "examples" / "tiny.toml")
+SHARED = {"--json", "-q", "--quiet", "-v", "--verbose"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_has_the_shared_options(verb: str) -> None:
+    with group.make_context("meshwright", [], resilient_parsing=True) as context:
+        command = group.get_command(context, verb)
+    assert command is not None
+    options = [name for parameter in command.params for name in parameter.opts]
+    assert set(options) >= SHARED
+    assert len(options) == len(set(options))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list", "clusters"],
+        ["show", TINY],
+        ["check", TINY],
+        ["check", TINY, "--ranks", "3"],
+        ["init", "llama-1m", "--out", "job.toml"],
+        [*SMALL_PLAN],
+        ["doctor"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:1]),
+)
+def test_json_is_alone_on_standard_output(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run([*arguments, "--json"])
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_check_says_what_is_wrong_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", TINY, "train.steps=0", "--json"]) == 2
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert not found["is_valid"]
+    assert captured.err == f"error: {found['error']}\n"
+
+
+@pytest.mark.parametrize(("option", "is_shown"), [((), True), (("-q",), False), (("--quiet",), False)])
+def test_quiet_prints_no_progress(
+    option: tuple[str, ...], is_shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('[train]\nglobal_batch_size = 8\n[cluster]\nname = "h100-ib400"\nnum_devices = 8\n')
+    assert run(["plan", str(job), "--write", *option]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == (f"the layout is now in {job}\n" if is_shown else "")
+    assert "pick" in captured.out
+
+
+def test_verbose_shows_where_an_error_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["show", "nope.toml"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(["show", "nope.toml", "-v"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("DEBUG")
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith("error: there is no job file")
+
+
+PAGES = [[*SMALL_PLAN], ["list", "models"], ["show", TINY], ["doctor"]]
+
+
+@pytest.mark.parametrize("arguments", PAGES, ids=lambda arguments: arguments[0])
+def test_no_color_turns_colors_off(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    run(arguments)
+    codes = re.findall(r"\x1b\[([\d;]*)m", capsys.readouterr().out)
+    # Bold and dim are no colors.
+    assert not [code for code in codes if re.search(r"(^|;)(3|4|9|10)\d", code)]
+
+
+@pytest.mark.parametrize("arguments", [[*SMALL_PLAN], ["show", TINY]], ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("width", [70, 200])
+def test_columns_sets_the_width(
+    arguments: list[str], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(arguments) == 0
+    assert width - 40 < max(map(len, capsys.readouterr().out.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "nope"],
+        ["train", TINY, "train.bad=1"],
+        ["simulate", "nope"],
+        ["simulate", TINY, "--routing", "nope"],
+        ["generate", "nope"],
+        ["generate", "nope", "--top-p", "2"],
+        ["export", "nope", "out"],
+        ["import", "nope", "out"],
+        ["prove", "nope"],
+        ["prove", TINY, "nope=3"],
+        ["calibrate", "--bad"],
+        ["calibrate", "--name", "NO NAME"],
+        ["report", "nope"],
+        ["compare", "nope", "nope"],
+        ["diagnose", "nope"],
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_refused_before_torch_is_imported(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom meshwright.cli.main import run\ncode = run(sys.argv[1:])\n"
+        "print(int(code), 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["2", "False"], done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_help_names_the_shared_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["show", "--help"]) == 0
+    assert set(re.findall(r"--?\w+", capsys.readouterr().out)) >= SHARED
+    assert isinstance(group, click.Group)
