@@ -42,7 +42,7 @@ from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
 from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.slowness import Slowness, Stacks, stacks_of
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
-from meshwright.spec.step.estimate import StepTime
+from meshwright.spec.step.step_decomposition import StepDecomposition
 
 _OPTIMIZER_BYTES = 32.0
 """Read and written for each parameter by AdamW with float32 masters: gradient, master, two moments, the new copy."""
@@ -50,7 +50,7 @@ _OPTIMIZER_BYTES = 32.0
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Seconds by cause, one element a case; the fields are those of StepTime."""
+    """Seconds by cause, one element a case; the fields are those of StepDecomposition."""
 
     floor_s: Floats
     matmul_s: Floats
@@ -74,9 +74,11 @@ class StepTerms:
         """Return the whole steps."""
         return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
 
-    def step_time(self, row: int) -> StepTime:
-        """Return the case at `row` as the noun."""
-        return StepTime(**{field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)})
+    def decomposition(self, row: int) -> StepDecomposition:
+        """Return the step of the case at `row`."""
+        return StepDecomposition(
+            **{field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)}
+        )
 
 
 def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:

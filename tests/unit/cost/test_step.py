@@ -46,7 +46,7 @@ def test_causes_are_not_negative_and_sum_to_the_step(
     assert min(values.values()) >= -1e-9 * step.total_s[0], values
     assert sum(values.values()) == pytest.approx(step.total_s[0])
     # As the noun it is the same step.
-    assert step.step_time(0).total_s == pytest.approx(step.total_s[0])
+    assert step.decomposition(0).total_s == pytest.approx(step.total_s[0])
     assert {name for name in TERMS if values[name] > 0} >= {"floor_s", "memory_s", "optimizer_s"}
 
 

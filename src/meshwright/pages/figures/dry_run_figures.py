@@ -10,10 +10,9 @@ from meshwright.pages.figures.timeline_figures import style, time_scale
 from meshwright.pages.html.page import PURPOSE
 from meshwright.pages.tables.dry_run_memory import short_op
 from meshwright.pages.tables.dry_run_table import most_exposed
-from meshwright.pages.tables.part_words import PART_WORDS
 from meshwright.pages.tables.stragglers_table import formula_words
 from meshwright.spec.step.dry_run import ExposedAt, Outcome
-from meshwright.spec.step.step_parts import PARTS
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS
 from meshwright.units import format_duration
 
 _LEAST_SHARE = 0.0005
@@ -36,8 +35,8 @@ def waterfall_figure(outcome: Outcome) -> Any:
         "traced": outcome.parts
     }
     least_s = _LEAST_SHARE * outcome.step_s
-    shown = [name for name in PARTS if any(getattr(each, name) >= least_s for each in named.values())]
-    rows = [PART_WORDS[name] for name in shown]
+    shown = [name for name in COMPONENTS if any(getattr(each, name) >= least_s for each in named.values())]
+    rows = [COMPONENT_NAMES[name] for name in shown]
     figure = go.Figure()
     for who, parts in named.items():
         seconds = [getattr(parts, name) for name in shown]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from meshwright.pages.figures.run_figures import curve_figure, parts_figure
 from meshwright.pages.html.page import cards, plot, section, table, write_page
-from meshwright.pages.tables.part_words import PART_WORDS
 from meshwright.pages.tables.waterfall import MFU_MEANS, percent
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.run.run_report import RunReport
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS
 from meshwright.units import format_bytes, format_count, format_duration
 
 _CURVES = {
@@ -65,8 +65,8 @@ def _parts(report: RunReport) -> str:
     note = f"The measured step took {format_duration(report.measured_s)}, the median."
     if report.expected.estimate.mfu is not None:
         note += f" {MFU_MEANS}."
-    shown = [name for name in PART_WORDS if any(getattr(one, name) >= 0.001 * one.total_s for one in parts.values())]
-    rows = [(PART_WORDS[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]
+    shown = [name for name in COMPONENTS if any(getattr(one, name) >= 0.001 * one.total_s for one in parts.values())]
+    rows = [(COMPONENT_NAMES[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]
     rows.append(("step", *(format_duration(one.total_s) for one in parts.values())))
     headers = ("component", *(f"{name}#" for name in parts))
     return section("Where the step goes", note, plot(parts_figure(parts, shown)) + table(headers, rows))

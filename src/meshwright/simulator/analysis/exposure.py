@@ -2,7 +2,7 @@
 
     hidden = the part of a span during which its own rank computes, on any stream; exposed = the rest
 
-Ignored: that two collectives of one rank may be exposed at once; StepParts says what they cost the step together.
+Ignored: that two collectives of one rank may be exposed at once; `decompose` counts that moment once.
 """
 
 from __future__ import annotations

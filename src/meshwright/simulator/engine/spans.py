@@ -18,7 +18,7 @@ from meshwright.simulator.checks.waited import waited_records
 from meshwright.simulator.engine.engine import Host, Played
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.moments import Moments
-from meshwright.spec.step.step_parts import DDP_MARK, FSDP_MARK
+from meshwright.spec.trace.marks import DDP_MARK, FSDP_MARK
 from meshwright.spec.trace.timeline import Floats, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from meshwright.spec.noun import Noun
-from meshwright.spec.step.step_parts import StepParts, step_parts
+from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
 
 _KINDS: dict[int, Literal["compute", "communication", "waiting"]] = {
@@ -51,12 +52,12 @@ class Operation(Noun):
         return self.b.total_s - self.a.total_s
 
 
-class RankParts(Noun):
+class RankComparison(Noun):
     """One rank in both steps."""
 
     rank: NonNegativeInt
-    a: StepParts
-    b: StepParts
+    a: StepDecomposition
+    b: StepDecomposition
 
 
 class Side(Noun):
@@ -66,7 +67,7 @@ class Side(Noun):
     step_s: NonNegativeFloat
     num_ranks: PositiveInt
     """Ranks whose spans are there."""
-    parts: StepParts
+    parts: StepDecomposition
     """The mean over all ranks."""
 
 
@@ -77,7 +78,7 @@ class Comparison(Noun):
     b: Side
     operations: Annotated[tuple[Operation, ...], Field(strict=False)]
     """Those that differ most in seconds first."""
-    ranks: Annotated[tuple[RankParts, ...], Field(strict=False)]
+    ranks: Annotated[tuple[RankComparison, ...], Field(strict=False)]
     """The ranks that both have."""
 
     @property
@@ -104,7 +105,7 @@ def compare(a: Timeline, b: Timeline) -> Comparison:
         b=_side(b),
         operations=tuple(sorted(operations, key=lambda one: -abs(one.difference_s))),
         ranks=tuple(
-            RankParts(rank=rank, a=step_parts(a, rank), b=step_parts(b, rank))
+            RankComparison(rank=rank, a=decompose(a, rank), b=decompose(b, rank))
             for rank in a.ranks
             if rank in b.ranks and len(a.ranks) > 1
         ),
@@ -112,7 +113,7 @@ def compare(a: Timeline, b: Timeline) -> Comparison:
 
 
 def _side(timeline: Timeline) -> Side:
-    num_ranks, parts = sum(timeline.stands_for), step_parts(timeline)
+    num_ranks, parts = sum(timeline.stands_for), decompose(timeline)
     return Side(source=timeline.source, step_s=timeline.step_s, num_ranks=num_ranks, parts=parts)
 
 

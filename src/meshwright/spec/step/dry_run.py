@@ -11,7 +11,7 @@ from meshwright.spec.noun import Noun
 from meshwright.spec.run.plan import Fix
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.liveness import SavedTensors
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.problem import Hazard, Problem
 
@@ -95,7 +95,7 @@ class RankTime(Noun):
     num_ranks: PositiveInt
     """Ranks that do the same, itself included."""
     pipeline_rank: NonNegativeInt
-    parts: StepParts
+    parts: StepDecomposition
 
 
 class Straggling(Noun):
@@ -160,7 +160,7 @@ class Outcome(Noun):
     step_s: PositiveFloat
     mfu: float | None = Field(None, ge=0)
     """Model FLOPs over the dense peak; None where either is unknown."""
-    parts: StepParts
+    parts: StepDecomposition
     """The step by component, the mean over all ranks."""
     compute: dict[str, NonNegativeFloat] = {}
     """Seconds of `parts.compute_s` by kind of operation: matmul, attention, other."""
@@ -168,7 +168,7 @@ class Outcome(Noun):
     """Of `parts.host_s`, the work that a step has once before its first operation: data, learning rate, log."""
     expected: Estimate | None = None
     """What the planner's formulas say of the same layout; None for a model that they do not know."""
-    expected_parts: StepParts | None = None
+    expected_parts: StepDecomposition | None = None
     """The same in the components of `parts`."""
     memory: Annotated[tuple[RankMemory, ...], Field(strict=False)]
     """Of each class of ranks, by rank."""
