@@ -14,7 +14,8 @@ from meshwright.cost.case import Cases, Setting
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.stacks import stacks
-from meshwright.cost.step import StepTerms, step_times
+from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.communication.data_parallel import DataParallel, Index, dense_parameters
@@ -33,7 +32,6 @@ class FsdpCopies:
     parallel: DataParallel
     stacks: Stacks
     slots: list[Slot]
-    is_host: NDArray[np.bool_]
 
     def of_slot(self, slot: Slot, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
         """Return the seconds of a slot, forward and backward."""
@@ -42,11 +40,11 @@ class FsdpCopies:
         slow = self.stacks.slowness(c)
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
         backward = backward + c["kernel_s"] * fsdp_kernels(self.parallel, slot.owner)
-        return np.where(self.is_host, 0.0, forward * slower), np.where(self.is_host, 0.0, backward * slower)
+        return forward * slower, backward * slower
 
     def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:
         """Return the seconds before the first block, forward and backward: of the embedding, and copies of the ends."""
-        forward, backward = np.zeros(len(self.is_host)), np.zeros(len(self.is_host))
+        forward, backward = np.zeros(len(self.parallel.layouts)), np.zeros(len(self.parallel.layouts))
         for slot in self.slots:
             if slot.kind != BLOCK:
                 copies = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=False)

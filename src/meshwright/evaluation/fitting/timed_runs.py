@@ -11,7 +11,7 @@ from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.slowness import Slowness
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_times import step_pricer
 from meshwright.errors import UnsupportedError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
@@ -53,7 +53,7 @@ class TimedRuns:
         self.source = np.array([run.row.source for run in runs])
         self.stack = np.array([run.row.stack for run in runs])
         self.group = np.array([run.row.text("config_group") or run.row.id for run in runs])
-        self._pricer = StepPricer(cases_of_runs(runs))
+        self._pricer = step_pricer(cases_of_runs(runs))
         own = self._pricer.stacks.fitted
         self._own_multipliers = np.log(np.array([own.compute, own.communication, own.overhead]))
 

@@ -15,7 +15,8 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate, layout_table
 from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_rank, memory_use
 from meshwright.cost.memory.offload import host_headroom_bytes, host_s
-from meshwright.cost.step import StepTerms, step_times
+from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import step_times
 from meshwright.planner.question import Question
 from meshwright.planner.search.bubble import with_bubbles
 from meshwright.planner.search.cases import cases_of

@@ -12,7 +12,7 @@ from cost_cases import cases, setting
 from meshwright.cost.calibrated.measured_op import KERNELS_PER_OP
 from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
 from meshwright.models.llama import Block
 from meshwright.models.rope import rope_tables

@@ -15,7 +15,7 @@ from meshwright.cost.compute.row_attention import RowAttention
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.slowness import stacks_of
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.job.row_attention import SCORES_AT_ONCE
 from meshwright.spec.layout.layout import Layout
