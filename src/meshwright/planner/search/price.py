@@ -61,7 +61,7 @@ class Priced:
         )
 
     def memory_use(self, row: int) -> MemoryUse:
-        """Return the memory of one layout's fullest rank as the noun."""
+        """Return the memory of one layout's fullest rank by tensor class."""
         return memory_use(self.memory, row)
 
 
