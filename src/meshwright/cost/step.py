@@ -40,7 +40,7 @@ from meshwright.cost.pipeline.rank_pass import RankPass
 from meshwright.cost.pipeline.slots import Slot, slots_of
 from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
 from meshwright.cost.rates import peaks_of, rates_of
-from meshwright.cost.slowness import Slowness, Stacks, stacks_of
+from meshwright.cost.stack_factors import StackFactors, Stacks, stacks_of
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
@@ -107,7 +107,7 @@ class StepPricer:
         self.update_s = measured_update_s(cases, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
-    def use(self, fitted: Slowness) -> None:
+    def use(self, fitted: StackFactors) -> None:
         """Take `fitted` in place of the stacks' own multipliers."""
         self.stacks = replace(self.stacks, fitted=fitted)
         self.copies = replace(self.copies, stacks=self.stacks)
@@ -133,7 +133,7 @@ class StepPricer:
         rates = rates_of(self.cases.settings, self.peaks, constants)
         prices = Prices(
             constants=constants,
-            slow=self.stacks.slowness(constants),
+            slow=self.stacks.factors(constants),
             times=self.pricer.price(rates, constants),
             fabric=self.stacks.slowed(self.fabric, constants),
             memory_rate=rates.memory[self.cases.setting],
@@ -219,7 +219,7 @@ class StepPricer:
 
     def _fixed_s(self, c: Constants) -> Floats:
         """Return the seconds of the host's fixed work of a step."""
-        return c["step_s"] * self.stacks.slowness(c).overhead
+        return c["step_s"] * self.stacks.factors(c).overhead
 
     def _step(
         self, blocks: RankPass, first: RankPass, last: RankPass, fabric: Fabric, memory_rate: Floats, c: Constants
@@ -231,7 +231,7 @@ class StepPricer:
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
         sends = self.messages.exposed_s(fabric, c, n)
         exchanges = self._exchanges_s(fabric, c, slowest + bubble)
-        overhead = self.stacks.slowness(c).overhead
+        overhead = self.stacks.factors(c).overhead
         updated_bytes = self.parallel.updated * (_OPTIMIZER_BYTES + self.gradient_bytes)
         optimizer = updated_bytes / memory_rate * c["optimizer_passes"]
         optimizer = np.where(np.isnan(self.update_s), optimizer, self.update_s) * overhead

@@ -18,7 +18,7 @@ from meshwright.cost.communication.data_parallel import DataParallel, Index, den
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.slots import Slot
-from meshwright.cost.slowness import Stacks
+from meshwright.cost.stack_factors import Stacks
 from meshwright.cost.work import BLOCK, FIRST
 
 _MASTER_BYTES = 4.0
@@ -37,7 +37,7 @@ class FsdpCopies:
         """Return the seconds of a slot, forward and backward."""
         forward, backward = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=slot.kind == BLOCK)
         # Multipliers of other software were fitted to whole steps with copies that nothing slows.
-        slow = self.stacks.slowness(c)
+        slow = self.stacks.factors(c)
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
         backward = backward + c["kernel_s"] * fsdp_kernels(self.parallel, slot.owner)
         return forward * slower, backward * slower

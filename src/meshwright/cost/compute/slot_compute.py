@@ -29,7 +29,7 @@ from meshwright.cost.compute.sequence_copies import sequence_copies
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.pipeline.stage import Stages, recompute_passes
-from meshwright.cost.slowness import Slowness
+from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, Bools
 
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
@@ -39,7 +39,7 @@ class Prices(NamedTuple):
     """What follows from one set of constants for all slots."""
 
     constants: Constants
-    slow: Slowness
+    slow: StackFactors
     times: BlockTimes
     fabric: Fabric
     memory_rate: Floats

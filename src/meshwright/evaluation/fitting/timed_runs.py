@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.slowness import Slowness
+from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.step_times import step_pricer
 from meshwright.errors import UnsupportedError
 from meshwright.evaluation.dataset.read import MeasuredRun
@@ -72,5 +72,5 @@ class TimedRuns:
     def log_predicted_s(self, constants: Constants, log_multipliers: Floats | None = None) -> Floats:
         """Return the logarithm of each predicted step; `log_multipliers` [3, runs] replace those of the stacks."""
         multipliers = self._own_multipliers if log_multipliers is None else log_multipliers
-        self._pricer.use(Slowness(*np.exp(multipliers)))
+        self._pricer.use(StackFactors(*np.exp(multipliers)))
         return np.log(self._pricer.price(constants).total_s)
