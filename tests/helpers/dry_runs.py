@@ -88,7 +88,7 @@ def _memory(timeline: Timeline, place: int) -> RankMemory:
     )
     return RankMemory(
         rank=curve.rank,
-        num_ranks=timeline.stands_for[place],
+        num_ranks=timeline.multiplicity[place],
         pipeline_rank=place,
         allocated_bytes=int(curve.allocated_bytes.max()),
         reserved_bytes=int(curve.reserved_bytes.max()),

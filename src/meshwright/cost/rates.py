@@ -4,8 +4,8 @@
     attention   16-bit dense peak x share
     memory      bandwidth x share
 
-A measured figure of the catalogue (meshwright calibrate) stands in for peak x share. An unknown architecture takes the
-share that somebody measured (measured_matmul_flops_per_s), or Ampere's.
+A measured figure of the catalogue (meshwright calibrate) replaces peak x share. An unknown architecture takes the
+published measured share (measured_matmul_flops_per_s), or Ampere's.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def compute_seconds(timeline: Timeline) -> dict[str, float]:
     is_counted = components_of_compute(timeline) == COMPONENTS.index("compute_s")
     rows = np.flatnonzero((spans.kind == SpanKind.COMPUTE) & (spans.stream == 0) & is_counted)
     kinds = np.array([OP_KINDS.index(op_kind(name)) for name in timeline.names] + [OP_KINDS.index("other")])
-    weights = np.array(timeline.stands_for, float)
+    weights = np.array(timeline.multiplicity, float)
     share = (weights / weights.sum())[np.searchsorted(timeline.ranks, spans.rank[rows])]
     took_s = share * (spans.end_s[rows] - spans.start_s[rows])
     seconds = np.bincount(kinds[spans.name[rows]], took_s, minlength=len(OP_KINDS))
@@ -46,13 +46,13 @@ def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None 
             pipeline_rank=_pipeline_rank(rank, layout, traces),
             parts=decompose(timeline, rank),
         )
-        for rank, count in zip(timeline.ranks, timeline.stands_for, strict=True)
+        for rank, count in zip(timeline.ranks, timeline.multiplicity, strict=True)
     )
 
 
 def rank_memory(timeline: Timeline, traces: Traces, layout: Layout | None) -> tuple[RankMemory, ...]:
     """Return the fullest moment of each of the ranks that hold memory."""
-    counts = dict(zip(timeline.ranks, timeline.stands_for, strict=True))
+    counts = dict(zip(timeline.ranks, timeline.multiplicity, strict=True))
     return tuple(
         _fullest(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout, traces))
         for curve in timeline.memory

@@ -82,7 +82,7 @@ def timeline_of(
         source=source,
         step_s=max(played.end_s, *(float(part.end_s.max(initial=0.0)) for part in parts)),
         ranks=tuple(ranks.tolist()),
-        stands_for=tuple(counts.tolist()),
+        multiplicity=tuple(counts.tolist()),
         names=texts.names.all(),
         scopes=texts.scopes.all(),
         phases=texts.phases.all(),

@@ -113,19 +113,19 @@ def compare(a: Timeline, b: Timeline) -> Comparison:
 
 
 def _side(timeline: Timeline) -> Side:
-    num_ranks, parts = sum(timeline.stands_for), decompose(timeline)
+    num_ranks, parts = sum(timeline.multiplicity), decompose(timeline)
     return Side(source=timeline.source, step_s=timeline.step_s, num_ranks=num_ranks, parts=parts)
 
 
 def _uses(timeline: Timeline) -> dict[Key, Use]:
     """Return what a rank spends on each operation, on average over the ranks."""
     spans = timeline.spans
-    is_told = np.isin(spans.kind, list(_KINDS))
-    columns = np.stack([spans.kind, spans.name, spans.scope, spans.axis], axis=1)[is_told]
-    weights = np.array(timeline.stands_for, float) / sum(timeline.stands_for)
-    weight = weights[np.searchsorted(np.array(timeline.ranks), spans.rank[is_told])]
+    is_compared = np.isin(spans.kind, list(_KINDS))
+    columns = np.stack([spans.kind, spans.name, spans.scope, spans.axis], axis=1)[is_compared]
+    weights = np.array(timeline.multiplicity, float) / sum(timeline.multiplicity)
+    weight = weights[np.searchsorted(np.array(timeline.ranks), spans.rank[is_compared])]
     rows, which = np.unique(columns, axis=0, return_inverse=True)
-    seconds = np.bincount(which.ravel(), weight * (spans.end_s - spans.start_s)[is_told], len(rows))
+    seconds = np.bincount(which.ravel(), weight * (spans.end_s - spans.start_s)[is_compared], len(rows))
     counts = np.bincount(which.ravel(), weight, len(rows))
     found: dict[Key, Use] = {}
     for (kind, name, scope, axis), seconds_here, count in zip(rows, seconds, counts, strict=True):
@@ -146,7 +146,7 @@ def short_name(name: str) -> str:
 
 
 def module_list(scope: str) -> str:
-    """Return blocks.* for blocks.3.attention, and "" outside of lists of modules: a profile tells no more."""
+    """Return blocks.* for blocks.3.attention, and "" outside of lists of modules: a profile holds no more."""
     marked = _MARKED.match(scope)
     found = _BLOCK.match(marked[1] if marked else scope)
     return f"{found[1]}.*" if found else ""

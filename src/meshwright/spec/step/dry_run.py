@@ -1,4 +1,4 @@
-"""DryRun: what a job's step will do on a cluster, as the traces of all its ranks, played, tell it."""
+"""DryRun: a job's step on a cluster, from the simulated traces of all its ranks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CollectiveUse(Noun):
     """What one kind of communication costs a rank; the mean over the ranks that take part in it."""
 
     axis: str
-    """The mesh axis; "" for groups that nobody named."""
+    """The mesh axis; "" for groups without a name."""
     op: str
     num_ranks: PositiveInt
     """Of its group; 2 of a message."""
@@ -155,7 +155,7 @@ class Padding(Noun):
 
 
 class Outcome(Noun):
-    """What the step does, where nothing stands in its way."""
+    """What a step without problems does."""
 
     step_s: PositiveFloat
     mfu: float | None = Field(None, ge=0)
@@ -173,7 +173,7 @@ class Outcome(Noun):
     memory: Annotated[tuple[RankMemory, ...], Field(strict=False)]
     """Of each class of ranks, by rank."""
     savings: Annotated[tuple[SavedTensors, ...], Field(strict=False)] = ()
-    """Of what the fullest rank holds, what is cheapest to do without, best first."""
+    """Recompute and offload candidates at the peak of the fullest rank, best first."""
     fixes: Annotated[tuple[Fix, ...], Field(strict=False)] = ()
     """Where a rank does not fit: changes of one key with which all do, cheapest first."""
     ranks: Annotated[tuple[RankTime, ...], Field(strict=False)]
@@ -208,7 +208,7 @@ class DryRun(Noun):
     usable_memory_bytes: PositiveInt
     """What tensors can take of one device's memory."""
     num_traced: NonNegativeInt = 0
-    """Ranks whose own step was traced; they stand for the others."""
+    """Ranks whose own step was traced; they represent the others."""
     traced_ranks: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
     """Which these are, of a program of which not all were."""
     problems: Annotated[tuple[Problem, ...], Field(strict=False)] = ()

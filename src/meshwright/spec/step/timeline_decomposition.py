@@ -53,7 +53,7 @@ def decompose(timeline: Timeline, rank: int | None = None) -> StepDecomposition:
     shares = seconds_by_rank(timeline)
     if rank is not None:
         return _decomposition(shares[timeline.ranks.index(rank)])
-    weights = np.array(timeline.stands_for, float)
+    weights = np.array(timeline.multiplicity, float)
     return _decomposition(weights @ shares / weights.sum())
 
 

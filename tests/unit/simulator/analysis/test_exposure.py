@@ -29,7 +29,7 @@ def test_ranks_take_the_whole_step() -> None:
 
 
 def test_the_pipeline_ranks_of_a_program_are_places_in_its_pp_group() -> None:
-    timeline = simulated_step(num_ranks=2, stands_for=1)
+    timeline = simulated_step(num_ranks=2, multiplicity=1)
     first, last = (Script(rank, world_size=2) for rank in timeline.ranks)
     # In the order of the mesh, where the pipeline begins at the later rank.
     first.send(1, (1, 0))
