@@ -190,7 +190,7 @@ def test_what_nobody_measured_is_priced_as_without_it() -> None:
     alone = step_times(cases(other, layout))
     both = step_times(Cases((of(), other), np.array([0, 1]), layout_table([Layout(dp_shard=2), layout])))
     assert np.isfinite(both.total_s).all()
-    assert both.decomposition(1) == alone.step_time(0)
+    assert both.decomposition(1) == alone.decomposition(0)
 
 
 def test_a_format_that_nobody_measured_is_refused() -> None:
