@@ -15,14 +15,13 @@ from pathlib import Path
 import click
 
 from meshwright.config.load import load_job
-from meshwright.pages.tables.part_words import PART_WORDS
 from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
 from meshwright.simulator.simulate import simulate
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate
-from meshwright.spec.step.expected_parts import expected_parts
-from meshwright.spec.step.step_parts import PARTS, StepParts, step_parts
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.tracer.dry_run import trace_job
 from meshwright.tracer.programs.job_steps import layout_of
@@ -105,17 +104,17 @@ def _example() -> Iterator[str]:
         f"Simulated: {timeline.step_s:.3g} s. Ranks that wait for the slowest of 16,384 are planned as other "
         "communication; `simulate --jitter` shows them.\n"
     )
-    yield from _components(expected_parts(planned.estimate.step), step_parts(timeline))
+    yield from _components(planned.estimate.step.summed(), decompose(timeline))
 
 
-def _components(planned: StepParts, simulated: StepParts) -> Iterator[str]:
+def _components(planned: StepDecomposition, simulated: StepDecomposition) -> Iterator[str]:
     yield "| component | planned | simulated | apart, of the step |"
     yield "|--|--|--|--|"
-    for name in PARTS:
+    for name in COMPONENTS:
         one, other = getattr(planned, name), getattr(simulated, name)
         if max(one, other) >= _LEAST_S:
             apart = (other - one) / simulated.total_s
-            yield f"| {PART_WORDS[name]} | {_seconds(one)} | {_seconds(other)} | {apart:+.1%} |"
+            yield f"| {COMPONENT_NAMES[name]} | {_seconds(one)} | {_seconds(other)} | {apart:+.1%} |"
     apart = simulated.total_s / planned.total_s - 1
     yield f"| **step** | {_seconds(planned.total_s)} | {_seconds(simulated.total_s)} | {apart:+.1%} |"
 
@@ -139,7 +138,7 @@ def _schedules() -> Iterator[str]:
 
 
 def _schedule_row(schedule: str, is_compiled: bool, planned: Candidate, timeline: Timeline) -> str:
-    step, parts = planned.estimate.step, step_parts(timeline)
+    step, parts = planned.estimate.step, decompose(timeline)
     reserved = max(int(curve.reserved_bytes.max()) for curve in timeline.memory)
     cells = (
         schedule,

@@ -16,7 +16,8 @@ from meshwright.spec.step.dry_run import (
     RankMemory,
 )
 from meshwright.spec.step.liveness import SavedTensors
-from meshwright.spec.step.step_parts import StepParts, step_parts
+from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.problem import Place, Problem
 from meshwright.spec.trace.timeline import Timeline
@@ -54,7 +55,7 @@ def dry_run_of(timeline: Timeline | None, usable_bytes: float = 64 * GiB) -> Dry
 
 
 def _outcome(timeline: Timeline) -> Outcome:
-    parts = step_parts(timeline)
+    parts = decompose(timeline)
     gather = CollectiveUse(
         axis="fsdp",
         op="c10d._allgather_base_.default",
@@ -69,7 +70,7 @@ def _outcome(timeline: Timeline) -> Outcome:
         mfu=0.41,
         parts=parts,
         compute=compute_seconds(timeline),
-        expected_parts=StepParts(compute_s=0.9 * parts.compute_s),
+        expected_parts=StepDecomposition(compute_s=0.9 * parts.compute_s),
         memory=tuple(_memory(timeline, place) for place in range(len(timeline.ranks))),
         savings=(SavedTensors(num_bytes=2**34, count=32, op="aten.silu.default", scope="layers.*.ffn", again_s=0.25),),
         fixes=(Fix(change="activation_checkpoint=selective", step_s=1.2),),
@@ -87,7 +88,7 @@ def _memory(timeline: Timeline, place: int) -> RankMemory:
     )
     return RankMemory(
         rank=curve.rank,
-        num_ranks=timeline.stands_for[place],
+        num_ranks=timeline.multiplicity[place],
         pipeline_rank=place,
         allocated_bytes=int(curve.allocated_bytes.max()),
         reserved_bytes=int(curve.reserved_bytes.max()),

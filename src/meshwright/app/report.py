@@ -11,8 +11,8 @@ from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.planner.answer import judge
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_metrics import read_metrics
-from meshwright.spec.step.expected_parts import expected_parts
-from meshwright.spec.step.step_parts import StepParts, step_parts
+from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.timeline_decomposition import decompose
 
 PROFILED = "profiled"
 """The column of what was measured."""
@@ -29,19 +29,19 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     assert run.layout is not None
     assert run.row.measured_s is not None
     expected = judge(run.layout, question_of_run(run))
-    parts = {"expected": expected_parts(expected.estimate.step)}
+    parts = {"expected": expected.estimate.step.summed()}
     if simulate:
         parts["simulated"] = _simulated(folder, run)
     # Reading a profile takes torch, which a machine that only reads a run may lack.
     if any(Run(folder).timelines.glob("*.json.gz")):
         from meshwright.profiler.run_profile import profile_of_run
 
-        parts[PROFILED] = step_parts(profile_of_run(folder))
+        parts[PROFILED] = decompose(profile_of_run(folder))
     manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
     return ReportResult(folder, manifest, metrics, expected, run.row.measured_s, parts)
 
 
-def _simulated(folder: Path, run: MeasuredRun) -> StepParts:
+def _simulated(folder: Path, run: MeasuredRun) -> StepDecomposition:
     """Return the run's step, traced and simulated on the machine that the job names."""
     from meshwright.config.load import load_job
     from meshwright.simulator.simulate import simulate
@@ -58,4 +58,4 @@ def _simulated(folder: Path, run: MeasuredRun) -> StepParts:
     cluster = run.setting.cluster
     device = device_type_of(cluster.device)
     traces = trace_job(TRAINER_STEP, resolved, run.layout.num_ranks, device=device)
-    return step_parts(simulate(traces, cluster, str(folder)))
+    return decompose(simulate(traces, cluster, str(folder)))

@@ -13,7 +13,7 @@ from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.step.stack import Stack
-from meshwright.spec.step.workload import Workload
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
 
 Floats = NDArray[np.float64]
 
@@ -43,6 +43,12 @@ class Setting:
         kernels of other software skip them.
         """
         return self.is_own and self.workload.masks_documents
+
+    @property
+    def lacks_flash_attention(self) -> bool:
+        """Return whether torch has no flash attention for the format: on devices for none of more than 16 bits."""
+        is_wide = self.workload.activation_element_bytes > BYTES_PER_ELEMENT["bfloat16"]
+        return is_wide and not self.cluster.device.is_host
 
     @property
     def gathers_low(self) -> bool:

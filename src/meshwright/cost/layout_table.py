@@ -120,7 +120,7 @@ class LayoutTable:
         return replace(self, **{name: column[rows] for name, column in self.columns().items()})
 
     def layout(self, row: int) -> Layout:
-        """Return the layout at `row` as the noun."""
+        """Return the Layout at `row`."""
         values = {name: column[row].tolist() for name, column in self.columns().items()}
         if (blocks := values.pop("checkpoint_of_block", None)) is not None:
             values["activation_checkpoint_blocks"] = tuple(ACTIVATION_CHECKPOINTS[code] for code in blocks)

@@ -4,8 +4,8 @@
     attention   16-bit dense peak x share
     memory      bandwidth x share
 
-A measured figure of the catalogue (meshwright calibrate) stands in for peak x share. An unknown architecture takes the
-share that somebody measured (measured_matmul_flops_per_s), or Ampere's.
+A measured figure of the catalogue (meshwright calibrate) replaces peak x share. An unknown architecture takes the
+published measured share (measured_matmul_flops_per_s), or Ampere's.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def figure_of(device: Device, name: str) -> float:
 
 
 def num_sms(device: Device) -> float:
-    """Return what tiles are spread over: one where a host multiplies, or where matmuls were measured by size."""
-    return 1.0 if device.is_host or device.matmul_points else figure_of(device, "num_sms")
+    """Return what tiles are spread over: one where matmuls were measured by size, as those of hosts are."""
+    return 1.0 if device.matmul_points else figure_of(device, "num_sms")
 
 
 def power_share(device: Device) -> float:

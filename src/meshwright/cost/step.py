@@ -1,4 +1,4 @@
-"""step_times: seconds of one optimizer step, from the physical floor up, of many cases at once.
+"""StepPricer: seconds of one optimizer step, from the physical floor up, of many cases at once.
 
     microbatch = sum over blocks (matmul + attention + memory [+ recompute] + exposed tp, cp, ep), or the host if longer
     fsdp       = max(block, gathers and scatters) + slowdown x the shorter of the two (ours: while the device computes)
@@ -6,8 +6,9 @@
                  + last gradients + optimizer + fixed host work, all x straggling
 
 One op list (work.py) is priced cause by cause (block_time.py, slot_compute.py, sent.py, data_parallel.py); this page
-adds the causes up. Ignored: that stages differ in more than their number of blocks (replay_s prices the finalists
-exactly).
+adds the causes up. It holds for devices, next to which the host launches kernels; calibrated/host_step.py overrides
+what differs where kernels run on the host itself. Ignored: that stages differ in more than their number of blocks
+(replay_s prices the finalists exactly).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from meshwright.cost.calibrated.measured_op import measured_update_s
-from meshwright.cost.calibrated.measured_sharding import measured_exchanges_s
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.communication import Communication, communication_of
 from meshwright.cost.communication.contention import computing_shares
@@ -35,14 +35,14 @@ from meshwright.cost.communication.sent import Passes, Sent, senders_of
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.compute.slot_compute import Computed, Prices, compute_pricer_of
-from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.rank_pass import RankPass
 from meshwright.cost.pipeline.slots import Slot, slots_of
 from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
 from meshwright.cost.rates import peaks_of, rates_of
-from meshwright.cost.slowness import Slowness, Stacks, stacks_of
+from meshwright.cost.stack_factors import StackFactors, Stacks, stacks_of
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
-from meshwright.spec.step.estimate import StepTime
+from meshwright.spec.step.step_decomposition import StepDecomposition
 
 _OPTIMIZER_BYTES = 32.0
 """Read and written for each parameter by AdamW with float32 masters: gradient, master, two moments, the new copy."""
@@ -50,7 +50,7 @@ _OPTIMIZER_BYTES = 32.0
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Seconds by cause, one element a case; the fields are those of StepTime."""
+    """Seconds by cause, one element a case; the fields are those of StepDecomposition."""
 
     floor_s: Floats
     matmul_s: Floats
@@ -74,14 +74,11 @@ class StepTerms:
         """Return the whole steps."""
         return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
 
-    def step_time(self, row: int) -> StepTime:
-        """Return the case at `row` as the noun."""
-        return StepTime(**{field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)})
-
-
-def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:
-    """Return the step of each case by cause, with the fitted constants unless others are given."""
-    return StepPricer(cases).price(fitted_constants() if constants is None else constants)
+    def decomposition(self, row: int) -> StepDecomposition:
+        """Return the step of the case at `row`."""
+        return StepDecomposition(
+            **{field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)}
+        )
 
 
 class StepPricer:
@@ -103,15 +100,14 @@ class StepPricer:
         self.parallel: DataParallel = data_parallel_of(cases, self.work)
         self.slots = slots_of(self.work)
         self.gradient_bytes = cases.each(lambda s: s.stack.gradient_bytes)
-        self.is_host = cases.each(lambda s: float(s.cluster.device.is_host)) > 0
         self.repeated = repeated_share(cases)
-        self.compute = compute_pricer_of(cases, self.parallel, self.stage, self.is_host)
-        self.copies = FsdpCopies(self.parallel, self.stacks, self.slots, self.is_host)
-        self.senders = senders_of(self.communication, self.parallel, self.is_host)
+        self.compute = compute_pricer_of(cases, self.parallel, self.stage)
+        self.copies = FsdpCopies(self.parallel, self.stacks, self.slots)
+        self.senders = senders_of(self.communication, self.parallel)
         self.update_s = measured_update_s(cases, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
-    def use(self, fitted: Slowness) -> None:
+    def use(self, fitted: StackFactors) -> None:
         """Take `fitted` in place of the stacks' own multipliers."""
         self.stacks = replace(self.stacks, fitted=fitted)
         self.copies = replace(self.copies, stacks=self.stacks)
@@ -137,7 +133,7 @@ class StepPricer:
         rates = rates_of(self.cases.settings, self.peaks, constants)
         prices = Prices(
             constants=constants,
-            slow=self.stacks.slowness(constants),
+            slow=self.stacks.factors(constants),
             times=self.pricer.price(rates, constants),
             fabric=self.stacks.slowed(self.fabric, constants),
             memory_rate=rates.memory[self.cases.setting],
@@ -154,7 +150,7 @@ class StepPricer:
     def _slot_pass(self, slot: Slot, prices: Prices) -> RankPass:
         """Return one block's passes for one microbatch, forward and backward together."""
         owner, times, c = slot.owner, prices.times, prices.constants
-        block, copies = self.compute.of_slot(slot, prices), self.copies.of_slot(slot, prices.memory_rate, c)
+        block, copies = self.compute.of_slot(slot, prices), self._copies_s(slot, prices)
         sending = self.compute.sending(slot, block, times)
         sent = self.senders.sent_alone(sending, prices.fabric, c)
         waits = self._waits(block, sent, c)
@@ -187,6 +183,10 @@ class StepPricer:
             first_dp=first_dp,
         )
 
+    def _copies_s(self, slot: Slot, prices: Prices) -> Passes:
+        """Return the seconds of what FSDP computes for a slot, forward and backward."""
+        return self.copies.of_slot(slot, prices.memory_rate, prices.constants)
+
     def _fsdp_s(self, slot: Slot, prices: Prices, busy: Passes, whole: Passes) -> tuple[Floats, Floats]:
         """Return the exposed seconds that FSDP adds to a slot's passes, and those that it adds to a first block's.
 
@@ -200,17 +200,26 @@ class StepPricer:
             dp = fsdp_exposed_s(self.parallel, slot.owner, fabric, c, whole, computing)
             ends = self.copies.before_blocks(prices.times, prices.memory_rate)
             first_dp = first_block_exposed_s(self.parallel, slot.owner, fabric, c, whole, ends)
-        return np.where(self.is_host, 0.0, dp), np.where(self.is_host, 0.0, first_dp)
+        return dp, first_dp
 
     def _waits(self, block: Computed, sent: Sent, c: Constants) -> Passes:
         """Return for how long the device waits for the host in both passes."""
-
-        def wait_s(device_s: Floats, host_s: Floats) -> Floats:
-            return np.where(self.is_host, host_s, _longer(device_s, host_s, c["host_sharpness"]) - device_s)
-
-        return wait_s(block.forward + sent.forward, block.host[0]), wait_s(
-            block.backward + sent.backward, block.host[1]
+        return (
+            self._wait_s(block.forward + sent.forward, block.host[0], c),
+            self._wait_s(block.backward + sent.backward, block.host[1], c),
         )
+
+    def _wait_s(self, device_s: Floats, host_s: Floats, c: Constants) -> Floats:
+        """Return the seconds that `host_s` add to `device_s`: of the host's, those that the device does not hide."""
+        return _longer(device_s, host_s, c["host_sharpness"]) - device_s
+
+    def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
+        """Return the exposed seconds of parameters and gradients outside of a steady microbatch."""
+        return exposed_update_s(self.parallel, fabric, c, hidden_behind_s)
+
+    def _fixed_s(self, c: Constants) -> Floats:
+        """Return the seconds of the host's fixed work of a step."""
+        return c["step_s"] * self.stacks.factors(c).overhead
 
     def _step(
         self, blocks: RankPass, first: RankPass, last: RankPass, fabric: Fabric, memory_rate: Floats, c: Constants
@@ -221,14 +230,11 @@ class StepPricer:
         bubble = bubble_share(self.layouts, n, self.repeated) * mean.total
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
         sends = self.messages.exposed_s(fabric, c, n)
-        update = exposed_update_s(self.parallel, fabric, c, slowest + bubble)
-        if self.is_host.any():
-            update = np.where(self.is_host, measured_exchanges_s(self.parallel, self.slots, fabric), update)
-        overhead = self.stacks.slowness(c).overhead
+        exchanges = self._exchanges_s(fabric, c, slowest + bubble)
+        overhead = self.stacks.factors(c).overhead
         updated_bytes = self.parallel.updated * (_OPTIMIZER_BYTES + self.gradient_bytes)
         optimizer = updated_bytes / memory_rate * c["optimizer_passes"]
         optimizer = np.where(np.isnan(self.update_s), optimizer, self.update_s) * overhead
-        fixed = np.where(self.is_host, 0.0, c["step_s"] * overhead)
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
         return StepTerms(
@@ -237,13 +243,13 @@ class StepPricer:
             tile_s=steady.matmul - steady.reached,
             attention_s=steady.attention - steady.ideal_attention,
             memory_s=steady.memory,
-            host_s=steady.host + fixed,
+            host_s=steady.host + self._fixed_s(c),
             recompute_s=steady.recompute,
             repeat_s=steady.repeat,
             tp_s=steady.tp + replicated_sums_s(self.parallel, fabric),
             cp_s=steady.cp,
             ep_s=steady.ep,
-            dp_s=steady.dp + update,
+            dp_s=steady.dp + exchanges,
             pp_s=sends,
             bubble_s=imbalance + bubble,
             optimizer_s=optimizer,

@@ -5,7 +5,7 @@ The op list of a block (ModelSpec) is divided by the layout's degrees:
     tokens        microbatch x seq_len / cp, between matmuls / tp (sequence parallel)
     attention     heads / tp, each token with the mean of what it attends to
 
-Matmuls stand in matmul_lines. Ignored: biases, dropout, and the unevenness of tp degrees that do not divide a width.
+Matmuls are in matmul_lines. Ignored: biases, dropout, and the unevenness of tp degrees that do not divide a width.
 Router skew is a factor on the step.
 """
 

@@ -49,7 +49,7 @@ def candidate_at(priced: Priced, row: int, question: Question, max_actions: floa
     if row in priced.known:
         return priced.known[row]
     layout = layout_at(priced.layouts, row, question)
-    step, is_played = priced.step_time(row), num_actions(layout, question) <= max_actions
+    step, is_played = priced.step.decomposition(row), num_actions(layout, question) <= max_actions
     if is_played:
         step = replayed_step(step, layout, question)
     unmeasured = unmeasured_features(layout, question.setting)

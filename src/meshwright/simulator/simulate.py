@@ -106,7 +106,7 @@ def fixed_host_s(trace: Trace, cluster: Cluster) -> float:
     if cluster.device.is_host or _OPTIMIZER not in trace.phases:
         return 0.0
     constants = fitted_constants()
-    return float(constants["step_s"] * our_stack_on(cluster).slowness(constants).overhead)
+    return float(constants["step_s"] * our_stack_on(cluster).factors(constants).overhead)
 
 
 def _source(traces: Traces, cluster: Cluster, name: str) -> TimelineSource:

@@ -12,8 +12,8 @@ from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
 from meshwright.simulator.simulate import simulate
 from meshwright.spec.step.estimate import Estimate
-from meshwright.spec.step.expected_parts import expected_parts
-from meshwright.spec.step.step_parts import PARTS, step_parts
+from meshwright.spec.step.step_decomposition import COMPONENTS
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.trace import RecordKind, Trace
 from meshwright.tracer.dry_run import How, trace_job
@@ -93,9 +93,9 @@ def _both(folder: Path, overrides: str) -> tuple[Estimate, Timeline]:
 
 
 def _require_equal_steps(estimate: Estimate, timeline: Timeline) -> None:
-    expected, found = expected_parts(estimate.step), step_parts(timeline)
+    expected, found = estimate.step.summed(), decompose(timeline)
     assert timeline.step_s == pytest.approx(estimate.step.total_s, rel=MOST_OFF_STEP)
-    off = {part: (getattr(expected, part) - getattr(found, part)) / timeline.step_s for part in PARTS}
+    off = {part: (getattr(expected, part) - getattr(found, part)) / timeline.step_s for part in COMPONENTS}
     assert {part: share for part, share in off.items() if abs(share) > MOST_OFF_STEP} == {}
 
 

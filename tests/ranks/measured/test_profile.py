@@ -10,7 +10,7 @@ import pytest
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
 from meshwright.profiler.run_profile import profile_of_run
-from meshwright.spec.step.step_parts import step_parts
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from training_runs import FinishedRun, tiny_job, train_on_ranks
 
@@ -33,7 +33,7 @@ def require_whole(timeline: Timeline, finished: FinishedRun) -> None:
     """Every rank's parts are its step, nobody computes twice at once, and the step is the one that was timed."""
     assert timeline.ranks == tuple(range(timeline.source.world_size))
     for rank in timeline.ranks:
-        parts = step_parts(timeline, rank)
+        parts = decompose(timeline, rank)
         assert parts.total_s == pytest.approx(timeline.step_s, rel=1e-6)
         assert parts.compute_s > 0
         assert parts.optimizer_s > 0
@@ -58,7 +58,7 @@ def test_a_pipelines_profile_is_its_step(pipelined: FinishedRun) -> None:
     assert sent["c10d.send", "pp"] == sent["c10d.recv_", "pp"] == 2 * 8
     assert set(timeline.actions) >= {"0F0", "0B7", "1F0", "1B7"}
     assert set(timeline.phases) == {"forward", "backward", "recompute", "optimizer"}
-    parts = step_parts(timeline)
+    parts = decompose(timeline)
     assert parts.bubble_s > 0
     assert parts.recompute_s > 0
     assert parts.dp_s == parts.tp_s == parts.cp_s == parts.ep_s == 0
@@ -98,7 +98,7 @@ def test_communication_is_along_its_axis(
     timeline = profile_of_run(finished.run.folder)
     require_whole(timeline, finished)
     assert counts(timeline, SpanKind.COMMUNICATION)[collective, axis] > 0
-    assert getattr(step_parts(timeline), part) > 0
+    assert getattr(decompose(timeline), part) > 0
 
 
 @pytest.mark.long
@@ -106,4 +106,4 @@ def test_one_rank_waits_for_nobody(tmp_path: Path) -> None:
     finished = profiled(tmp_path, 1, dp_shard=1)
     timeline = profile_of_run(finished.run.folder)
     require_whole(timeline, finished)
-    assert step_parts(timeline).bubble_s == 0
+    assert decompose(timeline).bubble_s == 0

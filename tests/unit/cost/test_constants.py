@@ -9,7 +9,7 @@ import pytest
 
 from cost_cases import cases, changed, setting
 from meshwright.cost.constants import Constant, all_constants, fitted_constants
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.layout.layout import Layout
 

@@ -9,7 +9,7 @@ from cost_cases import cases, setting
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.rates import Rates, architecture_of, peaks_of, rates_of
 from meshwright.cost.stacks import stacks
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.layout.layout import Layout

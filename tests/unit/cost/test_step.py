@@ -14,7 +14,8 @@ from meshwright.cost.case import Cases, Setting
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.stacks import stacks
-from meshwright.cost.step import StepTerms, step_times
+from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
@@ -46,7 +47,7 @@ def test_causes_are_not_negative_and_sum_to_the_step(
     assert min(values.values()) >= -1e-9 * step.total_s[0], values
     assert sum(values.values()) == pytest.approx(step.total_s[0])
     # As the noun it is the same step.
-    assert step.step_time(0).total_s == pytest.approx(step.total_s[0])
+    assert step.decomposition(0).total_s == pytest.approx(step.total_s[0])
     assert {name for name in TERMS if values[name] > 0} >= {"floor_s", "memory_s", "optimizer_s"}
 
 

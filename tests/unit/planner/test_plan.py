@@ -193,7 +193,7 @@ def test_a_played_pipeline_is_near_its_closed_form() -> None:
     priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
     for row in range(len(priced)):
         layout = priced.layouts.layout(row)
-        played = replayed_step(priced.step_time(row), layout, question).total_s
+        played = replayed_step(priced.step.decomposition(row), layout, question).total_s
         assert played == pytest.approx(priced.total_s[row], rel=0.35), layout
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.profiler.timeline import timeline_of
-from meshwright.spec.step.step_parts import step_parts
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind
 
 HOST, BACKWARD_THREAD = 100, 101
@@ -78,7 +78,7 @@ def test_a_rank_waits_in_a_collective_until_the_last_one_is_there(tmp_path: Path
     assert communication.start_s.tolist() == pytest.approx([350e-6, 350e-6])
     assert communication.num_bytes.tolist() == [16, 16]
     assert [timeline.axes[axis] for axis in communication.axis] == ["tp", "tp"]
-    early, late = step_parts(timeline, 0), step_parts(timeline, 1)
+    early, late = decompose(timeline, 0), decompose(timeline, 1)
     assert (early.tp_s, late.tp_s) == pytest.approx((200e-6, 50e-6))
     assert (early.compute_s, early.optimizer_s, early.data_s) == pytest.approx((300e-6, 90e-6, 50e-6))
     assert early.total_s == pytest.approx(1e-3)

@@ -138,7 +138,7 @@ def test_an_unknown_collective_is_refused_by_name() -> None:
 def test_spans_of_a_stream_follow_each_other_and_end_with_the_step() -> None:
     step = _step()
     spans = step.spans
-    assert (step.ranks, step.stands_for) == ((0, 8), (8, 8))
+    assert (step.ranks, step.multiplicity) == ((0, 8), (8, 8))
     assert spans.end_s.max() == pytest.approx(step.step_s)
     for rank in step.ranks:
         of_rank = step.of_rank(rank)

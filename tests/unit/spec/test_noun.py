@@ -17,12 +17,13 @@ from meshwright.spec.job.sections import (
 )
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.noun import Noun
-from meshwright.spec.step.estimate import Estimate, MemoryUse, StepTime
+from meshwright.spec.step.estimate import Estimate, MemoryUse
+from meshwright.spec.step.step_decomposition import StepDecomposition
 
 NOUNS: list[type[Noun]] = [
     CheckpointSection, ClusterSection, DataSection, ModelSection, OptimizerSection, PlannerSection, PrecisionSection,
     RunSection,
-    TrainSection, Layout, LayoutRequest, MemoryUse, StepTime,
+    TrainSection, Layout, LayoutRequest, MemoryUse, StepDecomposition,
 ]  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def test_what_are_no_betas(betas: object) -> None:
 
 
 def test_an_estimate_adds_its_parts() -> None:
-    step = StepTime(floor_s=1.0, recompute_s=0.25, bubble_s=0.5, host_s=0.125)
+    step = StepDecomposition(floor_s=1.0, recompute_s=0.25, bubble_s=0.5, host_s=0.125)
     assert step.total_s == 1.875
     memory = MemoryUse(parameters_bytes=4, activations_bytes=3, fragmentation_bytes=2, context_bytes=1)
     assert (memory.allocated_bytes, memory.reserved_bytes, memory.device_bytes) == (7, 9, 10)

@@ -20,7 +20,7 @@ from meshwright.pages.tables.compare_table import parts_table
 from meshwright.pages.tables.dry_run_table import dry_run_page, most_exposed
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.step.dry_run import DryRun
-from meshwright.spec.step.step_parts import step_parts
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.traces import Traces
 from meshwright.units import counted, format_duration
@@ -38,7 +38,7 @@ class TimelineResult(PlottedResult, Timeline):
     """A timeline with its views. Data frame: a row for each span. Plots: ranks, streams, memory."""
 
     def _summary(self) -> str:
-        shown, num_ranks = len(self.ranks), sum(self.stands_for)
+        shown, num_ranks = len(self.ranks), sum(self.multiplicity)
         classes = f", {shown} of them shown" if shown != num_ranks else ""
         return (
             f"Timeline {self.source.name}, {self.source.kind}: {counted(num_ranks, 'rank')}{classes}, "
@@ -47,7 +47,7 @@ class TimelineResult(PlottedResult, Timeline):
 
     def _page(self) -> Iterator[RenderableType]:
         yield Text(self._summary())
-        yield parts_table({self.source.kind: step_parts(self)})
+        yield parts_table({self.source.kind: decompose(self)})
 
     def _rows(self) -> Rows:
         columns = dict(vars(self.spans))

@@ -28,8 +28,7 @@ from meshwright.simulator.simulate import NeverEnds, fixed_host_s, simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
-from meshwright.spec.step.expected_parts import expected_parts
-from meshwright.spec.step.step_parts import step_parts
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.traces import Traces
@@ -107,7 +106,7 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
     fullest, device = traces.of_rank(most), subject.cluster.device
     most_exposed = max(ranks, key=lambda one: one.parts.exposed_s).rank
     overlap = overlap_of(traces.of_rank(most_exposed), timeline)
-    parts = step_parts(timeline)
+    parts = decompose(timeline)
     return Outcome(
         step_s=timeline.step_s,
         parts=parts,
@@ -139,7 +138,7 @@ def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]
     missing = max((rank.reserved_bytes for rank in memory), default=0) - question.cluster.device.usable_memory_bytes
     return {
         "expected": expected,
-        "expected_parts": expected_parts(expected.step),
+        "expected_parts": expected.step.summed(),
         # The floor is the model's FLOPs at the peak, where one is stated.
         "mfu": None if expected.mfu is None else expected.step.floor_s / timeline.step_s,
         "fixes": memory_fixes(layout, question, missing) if missing > 0 else (),

@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
 from meshwright.cost.communication.data_parallel import DataParallel, Index, dense_parameters
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.slots import Slot
-from meshwright.cost.slowness import Stacks
+from meshwright.cost.stack_factors import Stacks
 from meshwright.cost.work import BLOCK, FIRST
 
 _MASTER_BYTES = 4.0
@@ -33,20 +32,19 @@ class FsdpCopies:
     parallel: DataParallel
     stacks: Stacks
     slots: list[Slot]
-    is_host: NDArray[np.bool_]
 
     def of_slot(self, slot: Slot, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
         """Return the seconds of a slot, forward and backward."""
         forward, backward = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=slot.kind == BLOCK)
         # Multipliers of other software were fitted to whole steps with copies that nothing slows.
-        slow = self.stacks.slowness(c)
+        slow = self.stacks.factors(c)
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
         backward = backward + c["kernel_s"] * fsdp_kernels(self.parallel, slot.owner)
-        return np.where(self.is_host, 0.0, forward * slower), np.where(self.is_host, 0.0, backward * slower)
+        return forward * slower, backward * slower
 
     def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:
         """Return the seconds before the first block, forward and backward: of the embedding, and copies of the ends."""
-        forward, backward = np.zeros(len(self.is_host)), np.zeros(len(self.is_host))
+        forward, backward = np.zeros(len(self.parallel.layouts)), np.zeros(len(self.parallel.layouts))
         for slot in self.slots:
             if slot.kind != BLOCK:
                 copies = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=False)

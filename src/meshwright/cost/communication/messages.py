@@ -25,7 +25,7 @@ from meshwright.cost.communication.point_to_point import hops_by_border_s, mean_
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.pipeline.replay import Hops
-from meshwright.cost.slowness import stacks_of
+from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.work import Work, work_of
 from meshwright.spec.layout.layout import V_SCHEDULES
 

@@ -114,11 +114,11 @@ class Senders:
         return Sent(tp, cp, ep)
 
 
-def senders_of(communication: Communication, parallel: DataParallel, is_host: NDArray[np.bool_]) -> Senders:
-    """Return the pricer of what ranks send; where the host computes nothing runs next to anything."""
+def senders_of(communication: Communication, parallel: DataParallel) -> Senders:
+    """Return the pricer of what ranks send."""
     layouts = communication.layouts
     has_both = (layouts.tp * layouts.cp * layouts.ep > 1) & (layouts.dp * layouts.cp > 1)
-    return Senders(communication, parallel, has_both & parallel.shards_parameters & parallel.is_own & ~is_host)
+    return Senders(communication, parallel, has_both & parallel.shards_parameters & parallel.is_own)
 
 
 def _over(links: tuple[Fabric, Fabric], price: Callable[[Fabric], Passes]) -> Passes:

@@ -32,7 +32,6 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
 from meshwright.cost.rates import architecture_of, num_sms
 from meshwright.cost.work import Owners
-from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 Index = NDArray[np.int64]
 
@@ -143,8 +142,7 @@ def _has_no_kernel(setting: Setting) -> bool:
     """Return whether torch has no kernel for the pieces of a ring, as parallelism/torch_private/torch_attention.py
     says.
     """
-    is_wide = setting.workload.activation_element_bytes > BYTES_PER_ELEMENT["bfloat16"]
-    return setting.masks_scores or (is_wide and not setting.cluster.device.is_host)
+    return setting.masks_scores or setting.lacks_flash_attention
 
 
 def context_attention_of(cases: Cases, owners: Owners) -> ContextAttention:

@@ -70,7 +70,7 @@ class _Pricer:
         self.device, self.constants = device, fitted_constants()
         self._memory = figure_of(device, "memory_bytes_per_s") * self.constants["memory_rate"]
         self._is_new = architecture_of(device).startswith("blackwell")
-        # No vendor tuned this stack for the very run: see slowness.py.
+        # No vendor tuned this stack for the very run: see stack_factors.py.
         self._slow = self.constants["plain_compute.blackwell" if self._is_new else "plain_compute"]
 
     def seconds(self, signature: Signature) -> float:

@@ -29,7 +29,7 @@ from meshwright.cost.compute.sequence_copies import sequence_copies
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.pipeline.stage import Stages, recompute_passes
-from meshwright.cost.slowness import Slowness
+from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, Bools
 
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
@@ -39,7 +39,7 @@ class Prices(NamedTuple):
     """What follows from one set of constants for all slots."""
 
     constants: Constants
-    slow: Slowness
+    slow: StackFactors
     times: BlockTimes
     fabric: Fabric
     memory_rate: Floats
@@ -86,7 +86,8 @@ class ComputePricer:
     activation_bytes: Floats
     """Of one element."""
     num_blocks: Floats
-    is_host: Bools
+    makes_tables: Bools
+    """Whether kernels that make the tables of rotary embedding are launched: by our own stack."""
 
     def of_slot(self, slot: Slot, prices: Prices) -> Computed:
         """Return the seconds of a slot."""
@@ -176,10 +177,10 @@ class ComputePricer:
         owners, layouts = self.parallel.work.owners, self.parallel.layouts
         starts_s = prices.constants["kernel_s"] * position_kernels(owners, slot.owner, layouts, self.num_blocks)
         slower = prices.slow.compute * prices.slow.overhead
-        return np.where(self.parallel.is_own & ~self.is_host, starts_s * slower, 0.0)
+        return np.where(self.makes_tables, starts_s * slower, 0.0)
 
 
-def compute_pricer_of(cases: Cases, parallel: DataParallel, stage: Stages, is_host: Bools) -> ComputePricer:
+def compute_pricer_of(cases: Cases, parallel: DataParallel, stage: Stages) -> ComputePricer:
     """Return what prices the computation of `cases`."""
     return ComputePricer(
         parallel=parallel,
@@ -190,5 +191,5 @@ def compute_pricer_of(cases: Cases, parallel: DataParallel, stage: Stages, is_ho
         repeated=repeats_of(cases, parallel.work.owners),
         activation_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
         num_blocks=stage.num_blocks,
-        is_host=is_host,
+        makes_tables=parallel.is_own,
     )

@@ -134,7 +134,7 @@ class Memory:
                 kernels,
                 has_eager_mixtures=has_eager,
                 drops_attention=drops_attention(setting),
-                repeats_keys=setting.is_own and self.is_wide and not setting.cluster.device.is_host,
+                repeats_keys=setting.is_own and setting.lacks_flash_attention,
             )
             yield formats, chosen & (stay_eager == has_eager)
 

@@ -40,7 +40,8 @@ Parts = dict[str, Floats]
 
 def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts:
     """Return the bytes of pipeline rank `pp_rank` by tensor class, but context_bytes."""
-    held = _Held(memory, num_microbatches, pp_rank)
+    of_kind = _HeldOnHost if memory.setting.cluster.device.is_host else _Held
+    held = of_kind(memory, num_microbatches, pp_rank)
     states = held.states()
     moments = [held.loss(), held.backward(), held.end(), held.block_reduction(), held.last_reduction()]
     moments.append(held.ends_reduction())
@@ -67,6 +68,9 @@ def largest(options: list[Parts]) -> Parts:
 
 class _Held:
     """What one pipeline rank holds."""
+
+    workspace_bytes = WORKSPACE_BYTES
+    """Of libraries, throughout a step."""
 
     def __init__(self, memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> None:
         self.memory, layouts, stack = memory, memory.layouts, memory.setting.stack
@@ -203,8 +207,6 @@ class _Held:
 
         FSDP2 gathers on one stream and reduces on another, so that the most of each adds up, whenever that is.
         """
-        if self.memory.setting.cluster.device.is_host:
-            return total(largest(moments))
         layouts = self.memory.layouts
         gathers = self.is_sharded & (layouts.fsdp > 1)
         one_block = self.block.whole * self.gather_bytes
@@ -248,8 +250,7 @@ class _Held:
         parts = {name: zero + bytes_by_class.get(name, 0.0) for name in names}
         # The sequence that tp ranks have gathered, or are about to share out.
         parts["buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
-        always = 0 if memory.setting.cluster.device.is_host else WORKSPACE_BYTES
-        parts["workspace_bytes"] = zero + always + bytes_by_class.get("workspace_bytes", 0.0)
+        parts["workspace_bytes"] = zero + self.workspace_bytes + bytes_by_class.get("workspace_bytes", 0.0)
         return parts
 
     def _all_blocks(self) -> Floats:
@@ -329,3 +330,13 @@ class _Held:
         reduced, retained = self._reduced(), self._retained()
         frees_own = (self.memory.layouts.stages_per_rank > 1) & (self.is_first > 0)
         return np.where(frees_own, reduced + retained, np.maximum(reduced, retained))
+
+
+class _HeldOnHost(_Held):
+    """The same where kernels run on the host: its allocator has no pools of streams, and libraries no workspace."""
+
+    workspace_bytes = 0
+
+    def reserved(self, moments: list[Parts]) -> Floats:
+        """Return the bytes of the moment that takes most."""
+        return total(largest(moments))

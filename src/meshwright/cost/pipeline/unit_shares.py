@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.cost.case import Cases
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_times import step_pricer
 
 
 def unit_shares(case: Cases) -> list[float]:
@@ -15,7 +15,7 @@ def unit_shares(case: Cases) -> list[float]:
     """
     seconds = [
         float(one.total[0] - one.dp[0])
-        for slot, one in StepPricer(case).slot_passes(fitted_constants())
+        for slot, one in step_pricer(case).slot_passes(fitted_constants())
         for _ in range(int(slot.count[0]))
     ]
     total_s = sum(seconds)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshwright.cost.memory.footprint import Footprint, fits, footprint
 from meshwright.cost.rates import peaks_of
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
 from meshwright.evaluation.backtest.null_model import null_step_s, shipped_null_model
 from meshwright.evaluation.dataset.read import MeasuredRun, read_runs

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.slowness import Slowness
-from meshwright.cost.step import StepPricer
+from meshwright.cost.stack_factors import StackFactors
+from meshwright.cost.step_times import step_pricer
 from meshwright.errors import UnsupportedError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
@@ -53,7 +53,7 @@ class TimedRuns:
         self.source = np.array([run.row.source for run in runs])
         self.stack = np.array([run.row.stack for run in runs])
         self.group = np.array([run.row.text("config_group") or run.row.id for run in runs])
-        self._pricer = StepPricer(cases_of_runs(runs))
+        self._pricer = step_pricer(cases_of_runs(runs))
         own = self._pricer.stacks.fitted
         self._own_multipliers = np.log(np.array([own.compute, own.communication, own.overhead]))
 
@@ -72,5 +72,5 @@ class TimedRuns:
     def log_predicted_s(self, constants: Constants, log_multipliers: Floats | None = None) -> Floats:
         """Return the logarithm of each predicted step; `log_multipliers` [3, runs] replace those of the stacks."""
         multipliers = self._own_multipliers if log_multipliers is None else log_multipliers
-        self._pricer.use(Slowness(*np.exp(multipliers)))
+        self._pricer.use(StackFactors(*np.exp(multipliers)))
         return np.log(self._pricer.price(constants).total_s)

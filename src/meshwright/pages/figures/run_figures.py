@@ -11,9 +11,8 @@ from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import COMPUTE, EXPECTED, EXPOSED, PHASES
 from meshwright.pages.figures.timeline_figures import INK, time_scale
 from meshwright.pages.html.page import PURPOSE
-from meshwright.pages.tables.part_words import PART_WORDS
 from meshwright.spec.run.run_metrics import RunMetrics
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, StepDecomposition
 from meshwright.units import GiB, format_duration
 
 _HEIGHT = 250
@@ -47,7 +46,7 @@ def curve_figure(metrics: RunMetrics, column: str, predicted: float | None = Non
     return figure
 
 
-def parts_figure(parts: Mapping[str, StepParts], shown: Sequence[str]) -> Any:
+def parts_figure(parts: Mapping[str, StepDecomposition], shown: Sequence[str]) -> Any:
     """Return the components of a step side by side, as each of `parts` has them."""
     scale, unit = time_scale(max(one.total_s for one in parts.values()))
     figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
@@ -55,7 +54,7 @@ def parts_figure(parts: Mapping[str, StepParts], shown: Sequence[str]) -> Any:
         seconds = [getattr(one, name) for name in shown]
         figure.add_bar(
             name=who,
-            x=[PART_WORDS[name] for name in shown],
+            x=[COMPONENT_NAMES[name] for name in shown],
             y=[value * scale for value in seconds],
             text=[format_duration(value) for value in seconds],
             marker={"color": _WHO.get(who, _LINE), "line": {"width": 0}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.pages.tables.part_words import NO_AXIS
+from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.spec.trace.timeline import SpanKind, Spans, Timeline
 
 HOST, DEFAULT = -1, 0

@@ -12,8 +12,8 @@ from meshwright.pages.figures.colours import ACTIONS, AXES, COMPUTE, HOST, PHASE
 from meshwright.pages.figures.curves import thinned
 from meshwright.pages.figures.intervals import Interval, action_intervals, stream_intervals
 from meshwright.pages.html.page import PURPOSE
-from meshwright.pages.tables.part_words import NO_AXIS
 from meshwright.spec.layout.schedule.action import parse_action
+from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.spec.trace.timeline import MemoryCurve, TensorRole, Timeline
 from meshwright.units import GiB, MiB
 

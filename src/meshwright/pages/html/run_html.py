@@ -8,12 +8,11 @@ from pathlib import Path
 
 from meshwright.pages.figures.run_figures import curve_figure, parts_figure
 from meshwright.pages.html.page import cards, plot, section, table, write_page
-from meshwright.pages.tables.part_words import PART_WORDS
 from meshwright.pages.tables.waterfall import MFU_MEANS, percent
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.run.run_report import RunReport
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.units import format_bytes, format_count, format_duration
 
 CURVES = {
@@ -68,15 +67,15 @@ def _parts(report: RunReport) -> str:
     if report.expected.estimate.mfu is not None:
         note += f" {MFU_MEANS}."
     shown = shown_parts(parts)
-    rows = [(PART_WORDS[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]
+    rows = [(COMPONENT_NAMES[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]
     rows.append(("step", *(format_duration(one.total_s) for one in parts.values())))
     headers = ("component", *(f"{name}#" for name in parts))
     return section("Where the step goes", note, plot(parts_figure(parts, shown)) + table(headers, rows))
 
 
-def shown_parts(parts: Mapping[str, StepParts]) -> list[str]:
+def shown_parts(parts: Mapping[str, StepDecomposition]) -> list[str]:
     """Return the parts of a step that take at least a thousandth of one of `parts`."""
-    return [name for name in PART_WORDS if any(getattr(one, name) >= 0.001 * one.total_s for one in parts.values())]
+    return [name for name in COMPONENTS if any(getattr(one, name) >= 0.001 * one.total_s for one in parts.values())]
 
 
 def _attempts(manifest: Manifest) -> str:

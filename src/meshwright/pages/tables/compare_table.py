@@ -8,10 +8,9 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.part_words import PART_WORDS
 from meshwright.pages.tables.waterfall import percent, plain_table
-from meshwright.spec.step.comparison import Comparison, Operation, RankParts, Side
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.units import format_duration
 
 _MOST_ROWS = 12
@@ -45,7 +44,7 @@ def _side(side: Side) -> str:
     return f"{escape(source.name)}{where}, {source.kind}: {ranks}, a step of {format_duration(side.step_s)}"
 
 
-def parts_table(columns: dict[str, StepParts]) -> Table:
+def parts_table(columns: dict[str, StepDecomposition]) -> Table:
     """Return a row for each component with its seconds in every column, and how the last of several differs from the
     first.
     """
@@ -57,12 +56,14 @@ def parts_table(columns: dict[str, StepParts]) -> Table:
     table.add_column("where the step goes")
     for header in (*columns, *(("difference", "of all difference") if compares else ())):
         table.add_column(header, justify="right")
-    for name, label in PART_WORDS.items():
+    for name in COMPONENTS:
         seconds = [getattr(one, name) for one in parts]
         if max(seconds) >= least_s:
             more_s = seconds[-1] - seconds[0]
             share = percent(more_s / difference_s, 0) if abs(difference_s) > least_s else ""
-            table.add_row(label, *map(format_duration, seconds), *((signed(more_s), share) if compares else ()))
+            table.add_row(
+                COMPONENT_NAMES[name], *map(format_duration, seconds), *((signed(more_s), share) if compares else ())
+            )
     totals = [format_duration(one.total_s) for one in parts] + [signed(difference_s)] * compares
     table.add_row(*(f"[bold]{cell}" for cell in ("step", *totals)))
     return table
@@ -92,18 +93,18 @@ def _operations_table(title: str, operations: Sequence[Operation]) -> Table:
     return table
 
 
-def _are_unequal(ranks: Sequence[RankParts]) -> bool:
+def _are_unequal(ranks: Sequence[RankComparison]) -> bool:
     """Return whether a component of one rank is noticeably another's, in either step."""
     sides = ([one.a for one in ranks], [one.b for one in ranks])
     return any(
         max(values) - min(values) > _UNEQUAL_SHARE * max(part.total_s for part in side)
         for side in sides
         if side
-        for values in ([getattr(part, name) for part in side] for name in PART_WORDS)
+        for values in ([getattr(part, name) for part in side] for name in COMPONENTS)
     )
 
 
-def _ranks_table(ranks: Sequence[RankParts]) -> Table:
+def _ranks_table(ranks: Sequence[RankComparison]) -> Table:
     table = plain_table()
     table.add_column("rank", justify="right")
     names = {"compute_s": "compute", "exposed_s": "communication", "bubble_s": "bubble", "host_s": "host"}

@@ -18,12 +18,11 @@ from meshwright.pages.tables.dry_run_memory import (
     short_op,
     shown_ranks,
 )
-from meshwright.pages.tables.part_words import PART_WORDS
 from meshwright.pages.tables.stragglers_table import formula_words, stragglers_parts
-from meshwright.pages.tables.waterfall import MFU_MEANS, TERMS, percent, table_of
+from meshwright.pages.tables.waterfall import MFU_MEANS, percent, table_of
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.step.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.trace.problem import Hazard
 from meshwright.units import format_bytes, format_count, format_duration
 
@@ -197,12 +196,13 @@ def _parts_table(outcome: Outcome) -> Table:
     """Return the step by component, next to the formulas' where they know the model."""
     formula = (f"{formula_words(outcome)}#", "vs formula#") if outcome.expected_parts else ()
     table = table_of("where the step goes", "traced#", "share#", *formula)
-    for name, label in PART_WORDS.items():
+    for name in COMPONENTS:
         seconds = getattr(outcome.parts, name)
         expected_s = None if outcome.expected_parts is None else getattr(outcome.expected_parts, name)
         if max(seconds, expected_s or 0.0) < _LEAST_SHARE * outcome.step_s:
             continue
-        table.add_row(label, format_duration(seconds), percent(seconds / outcome.step_s), *_beside(seconds, expected_s))
+        share = percent(seconds / outcome.step_s)
+        table.add_row(COMPONENT_NAMES[name], format_duration(seconds), share, *_beside(seconds, expected_s))
         if name == "compute_s":
             for kind, kind_s in outcome.compute.items():
                 cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
@@ -210,7 +210,7 @@ def _parts_table(outcome: Outcome) -> Table:
         jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.jitter_s
         if name == "other_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
             # Ranks of a traced step are equal, unless one is made slow.
-            table.add_row(f"  {TERMS['jitter_s']}", "", "", format_duration(jitter_s), "", style="dim")
+            table.add_row(f"  {COMPONENT_NAMES['jitter_s']}", "", "", format_duration(jitter_s), "", style="dim")
         if name == "host_s" and outcome.fixed_host_s:
             fixed_s = outcome.fixed_host_s
             table.add_row("  once a step", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
@@ -287,7 +287,7 @@ def _rank_table(outcome: Outcome) -> Table:
     return table
 
 
-def rank_seconds(parts: StepParts) -> tuple[float, ...]:
+def rank_seconds(parts: StepDecomposition) -> tuple[float, ...]:
     """Return what a rank computes, what communication it waits for, its bubble, optimizer and host, seconds."""
     host_s = parts.host_s + parts.data_s
     return parts.compute_s + parts.recompute_s, parts.exposed_s, parts.bubble_s, parts.optimizer_s, host_s

@@ -10,11 +10,12 @@ from rich.table import Table
 
 from meshwright.pages.tables.memory_table import memory_table
 from meshwright.pages.tables.simulated_table import simulated_page
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, TERMS, percent, table_of, waterfall
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent, table_of, waterfall
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate, Contrast, Plan
 from meshwright.spec.step.estimate import Estimate
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import counted, format_bytes, format_count, format_duration, format_duration_range
 
 _NUM_CONTRASTS = 8
@@ -191,7 +192,7 @@ def _causes(contrast: Contrast, plan: Plan) -> str:
     """Return the terms that differ most."""
     total_s = plan.pick.estimate.step.total_s
     worst = sorted(contrast.extra_s.items(), key=lambda item: -abs(item[1]))[:_NUM_CAUSES]
-    return ", ".join(f"{TERMS[name]} {signed(seconds / total_s)}" for name, seconds in worst) or "nothing"
+    return ", ".join(f"{COMPONENT_NAMES[name]} {signed(seconds / total_s)}" for name, seconds in worst) or "nothing"
 
 
 def _rejections(plan: Plan) -> Table | None:

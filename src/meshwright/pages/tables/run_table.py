@@ -10,7 +10,7 @@ from meshwright.pages.tables.compare_table import parts_table
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent, waterfall
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.units import format_duration
 
 
@@ -36,7 +36,9 @@ def run_page(name: str, expected: Candidate, measured_s: float) -> Iterator[Rend
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
 
 
-def parts_section(parts: dict[str, StepParts], measured_s: float, how_to_profile: str) -> Iterator[RenderableType]:
+def parts_section(
+    parts: dict[str, StepDecomposition], measured_s: float, how_to_profile: str
+) -> Iterator[RenderableType]:
     """Yield the step by component: what each prediction in `parts` says, and last, where it is there, the profile."""
     yield ""
     yield parts_table(parts)

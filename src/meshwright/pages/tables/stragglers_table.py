@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
-from meshwright.pages.tables.part_words import NO_AXIS
 from meshwright.pages.tables.waterfall import table_of
 from meshwright.spec.step.dry_run import Outcome, Stragglers, Straggling
+from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.units import format_duration
 
 HEADERS = ("rank", "alike#", "computes#", "added#", "waits, added#", "most in", "of it#", "times#")

@@ -4,35 +4,12 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from meshwright.spec.step.estimate import Estimate, StepTime
+from meshwright.spec.step.estimate import Estimate
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import format_duration
 
-TERMS = {
-    "floor_s": "model FLOPs at the dense peak",
-    "matmul_s": "GEMM inefficiency",
-    "tile_s": "tile and wave quantization",
-    "attention_s": "attention inefficiency",
-    "memory_s": "norms, activations, loss (memory)",
-    "host_s": "CPU-bound (kernel launches)",
-    "recompute_s": "recomputation",
-    "repeat_s": "compiled backward run twice (split)",
-    "tp_s": "tensor-parallel communication",
-    "cp_s": "context-parallel communication",
-    "ep_s": "expert-parallel communication",
-    "dp_s": "data-parallel communication",
-    "pp_s": "pipeline P2P",
-    "bubble_s": "pipeline bubble",
-    "optimizer_s": "optimizer",
-    "jitter_s": "stragglers",
-}
-"""What each term of a step is called in a table; communication is what no computation hides."""
-assert list(TERMS) == list(StepTime.model_fields)
-_WITHOUT_PEAK = {
-    "floor_s": "model FLOPs at the best measured rate",
-    "matmul_s": "GEMM inefficiency",
-    "attention_s": "attention inefficiency",
-}
-"""The same on a device whose peak FLOP/s is unknown, such as a processor."""
+_FLOOR_WITHOUT_PEAK = "model FLOPs at the best measured rate"
+"""On a device whose peak FLOP/s is unknown, such as a processor."""
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 HFU_MEANS = "HFU: model FLOPs and recomputed FLOPs over the dense peak"
@@ -42,8 +19,9 @@ _LEAST_SHARE = 0.0005
 
 
 def terms_of(estimate: Estimate) -> dict[str, str]:
-    """Return what the terms are called on this device."""
-    return TERMS if estimate.mfu is not None else TERMS | _WITHOUT_PEAK
+    """Return the names of the components of a step on this device, in their order."""
+    names = COMPONENT_NAMES if estimate.mfu is not None else COMPONENT_NAMES | {"floor_s": _FLOOR_WITHOUT_PEAK}
+    return {name: names[name] for name in estimate.step.distinguished}
 
 
 def waterfall(estimate: Estimate) -> Table:
@@ -54,7 +32,8 @@ def waterfall(estimate: Estimate) -> Table:
         seconds = getattr(estimate.step, name)
         start_s, end_s = end_s, end_s + seconds
         if seconds >= _LEAST_SHARE * total_s:
-            table.add_row(label, format_duration(seconds), percent(seconds / total_s), _bar(start_s, end_s, total_s))
+            bar = _bar(start_s, end_s, total_s)
+            table.add_row(label, format_duration(seconds), percent(seconds / total_s), bar)
     table.add_row("[bold]step", f"[bold]{format_duration(total_s)}", "[bold]100 %", "")
     return table
 

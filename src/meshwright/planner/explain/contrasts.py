@@ -16,7 +16,6 @@ from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import keeps_alike, reduces_alike
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.plan import Candidate, Contrast
-from meshwright.spec.step.estimate import StepTime
 
 _AXIS_OF = {"schedule": "pp", "cp_method": "cp", "async_tp": "tp"}
 """Keys that do something only where an axis has several ranks."""
@@ -84,6 +83,5 @@ def _change_of(pick: Layout, other: Layout, key: str) -> str:
 
 def extra_s(pick: Candidate, other: Candidate) -> dict[str, float]:
     """Return by term what `other` takes more than `pick`, seconds, without the terms that are equal."""
-    mine, theirs = pick.estimate.step, other.estimate.step
-    differences = {name: getattr(theirs, name) - getattr(mine, name) for name in StepTime.model_fields}
+    differences = other.estimate.step.minus(pick.estimate.step)
     return {name: value for name, value in differences.items() if abs(value) > _LEAST_DIFFERENCE_S}

@@ -34,7 +34,7 @@ from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower
 from meshwright.spec.layout.stage_split import best_boundaries, block_costs
 from meshwright.spec.model.model_spec import ModelSpec
-from meshwright.spec.step.estimate import StepTime
+from meshwright.spec.step.step_decomposition import StepDecomposition
 
 _OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
 _RECOMPUTED_STEPS = 20
@@ -79,7 +79,7 @@ def least_waiting(layouts: LayoutTable, pipelines: Sequence[tuple[str, int]], qu
     return np.asarray(np.where(distinct.pp > 1, least, 0.0)[which])
 
 
-def replayed_step(step: StepTime, layout: Layout, question: Question) -> StepTime:
+def replayed_step(step: StepDecomposition, layout: Layout, question: Question) -> StepDecomposition:
     """Return the step with the bubble of its schedule as a replay of every action finds it."""
     if layout.pp == 1:
         return step

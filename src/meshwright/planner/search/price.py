@@ -15,13 +15,14 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate, layout_table
 from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_rank, memory_use
 from meshwright.cost.memory.offload import host_headroom_bytes, host_s
-from meshwright.cost.step import StepTerms, step_times
+from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import step_times
 from meshwright.planner.question import Question
 from meshwright.planner.search.bubble import with_bubbles
 from meshwright.planner.search.cases import cases_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.plan import Candidate
-from meshwright.spec.step.estimate import MemoryUse, StepTime
+from meshwright.spec.step.estimate import MemoryUse
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,6 @@ class Priced:
             self.layouts.take(rows), self.memory.take(rows), self.headroom_bytes[rows], _take(self.step, rows)
         )
 
-    def step_time(self, row: int) -> StepTime:
-        """Return the step time of one layout by component."""
-        return self.step.step_time(row)
-
     def memory_use(self, row: int) -> MemoryUse:
         """Return the memory of one layout's fullest rank by tensor class."""
         return memory_use(self.memory, row)
@@ -95,7 +92,7 @@ def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats,
 def time_steps(layouts: LayoutTable, question: Question) -> StepTerms:
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
-        return StepTerms(**{name: np.zeros(0) for name in StepTime.model_fields})
+        return StepTerms(**{column.name: np.zeros(0) for column in fields(StepTerms)})
     return _timed(cases_of(layouts, question))
 
 

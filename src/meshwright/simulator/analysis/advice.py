@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.simulator.analysis.overlap import FSDP_GATHER, FSDP_REDUCE
 from meshwright.spec.step.overlap import Exposed, Overlap
-from meshwright.spec.step.step_parts import DDP_MARK
+from meshwright.spec.trace.marks import DDP_MARK
 from meshwright.units import format_duration
 
 _MOST = 3

@@ -2,7 +2,7 @@
 
     hidden = the part of a span during which its own rank computes, on any stream; exposed = the rest
 
-Ignored: that two collectives of one rank may be exposed at once; StepParts says what they cost the step together.
+Ignored: that two collectives of one rank may be exposed at once; `decompose` counts that moment once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
     names = [starred(scope) for scope in (*timeline.scopes, "")]
     scope = np.unique(names, return_inverse=True)[1].ravel()[spans.scope]
     example, kind = _kinds(spans.axis, spans.name, spans.phase, scope)
-    share = _weights(timeline, spans) / sum(timeline.stands_for)
+    share = _weights(timeline, spans) / sum(timeline.multiplicity)
     total_s = spans.end_s - spans.start_s
     sums = [np.bincount(kind, share * of) for of in (1, total_s - hidden_s, hidden_s)]
     places = []
@@ -124,7 +124,7 @@ def _busy(computed: Spans) -> tuple[Floats, Floats]:
 
 def _weights(timeline: Timeline, spans: Spans) -> Floats:
     """Return how many ranks each span's rank stands for [spans]."""
-    return np.array(timeline.stands_for, float)[np.searchsorted(timeline.ranks, spans.rank)]
+    return np.array(timeline.multiplicity, float)[np.searchsorted(timeline.ranks, spans.rank)]
 
 
 def _group_sizes(spans: Spans, traces: Traces) -> Ints:

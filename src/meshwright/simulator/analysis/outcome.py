@@ -11,7 +11,8 @@ from meshwright.simulator.memory.roles import roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op_kind import OP_KINDS, op_kind
 from meshwright.spec.step.dry_run import LiveTensors, RankMemory, RankTime
-from meshwright.spec.step.step_parts import PARTS, parts_of_computing, step_parts
+from meshwright.spec.step.step_decomposition import COMPONENTS
+from meshwright.spec.step.timeline_decomposition import components_of_compute, decompose
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
@@ -20,20 +21,20 @@ _NUM_LARGEST = 8
 
 
 def compute_seconds(timeline: Timeline) -> dict[str, float]:
-    """Return the seconds of StepParts.compute_s by kind of operation, the mean over all ranks.
+    """Return the seconds of StepDecomposition.compute_s by kind of operation, the mean over all ranks.
 
     What other streams compute while the default one does nothing, such as copies, is among the others.
     """
     spans = timeline.spans
-    is_counted = parts_of_computing(timeline) == PARTS.index("compute_s")
+    is_counted = components_of_compute(timeline) == COMPONENTS.index("compute_s")
     rows = np.flatnonzero((spans.kind == SpanKind.COMPUTE) & (spans.stream == 0) & is_counted)
     kinds = np.array([OP_KINDS.index(op_kind(name)) for name in timeline.names] + [OP_KINDS.index("other")])
-    weights = np.array(timeline.stands_for, float)
+    weights = np.array(timeline.multiplicity, float)
     share = (weights / weights.sum())[np.searchsorted(timeline.ranks, spans.rank[rows])]
     took_s = share * (spans.end_s[rows] - spans.start_s[rows])
     seconds = np.bincount(kinds[spans.name[rows]], took_s, minlength=len(OP_KINDS))
     found: dict[str, float] = dict(zip(OP_KINDS, seconds.tolist(), strict=True))
-    return found | {"other": found["other"] + max(step_parts(timeline).compute_s - sum(found.values()), 0.0)}
+    return found | {"other": found["other"] + max(decompose(timeline).compute_s - sum(found.values()), 0.0)}
 
 
 def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None = None) -> tuple[RankTime, ...]:
@@ -43,15 +44,15 @@ def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None 
             rank=rank,
             num_ranks=count,
             pipeline_rank=_pipeline_rank(rank, layout, traces),
-            parts=step_parts(timeline, rank),
+            parts=decompose(timeline, rank),
         )
-        for rank, count in zip(timeline.ranks, timeline.stands_for, strict=True)
+        for rank, count in zip(timeline.ranks, timeline.multiplicity, strict=True)
     )
 
 
 def rank_memory(timeline: Timeline, traces: Traces, layout: Layout | None) -> tuple[RankMemory, ...]:
     """Return the fullest moment of each of the ranks that hold memory."""
-    counts = dict(zip(timeline.ranks, timeline.stands_for, strict=True))
+    counts = dict(zip(timeline.ranks, timeline.multiplicity, strict=True))
     return tuple(
         _fullest(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout, traces))
         for curve in timeline.memory

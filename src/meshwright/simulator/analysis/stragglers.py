@@ -22,7 +22,7 @@ _Waits = dict[tuple[str, str], tuple[float, int]]
 
 def stragglers_of(timeline: Timeline, usual: Timeline, traces: Traces) -> Stragglers:
     """Return what `timeline` adds to the `usual` step of the same traces."""
-    counts = zip(timeline.ranks, timeline.stands_for, strict=True)
+    counts = zip(timeline.ranks, timeline.multiplicity, strict=True)
     return Stragglers(
         usual_step_s=usual.step_s,
         ranks=tuple(_straggling(rank, count, timeline, usual, traces.traces[rank]) for rank, count in counts),

@@ -18,7 +18,7 @@ from meshwright.simulator.checks.waited import waited_records
 from meshwright.simulator.engine.engine import Host, Played
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.moments import Moments
-from meshwright.spec.step.step_parts import DDP_MARK, FSDP_MARK
+from meshwright.spec.trace.marks import DDP_MARK, FSDP_MARK
 from meshwright.spec.trace.timeline import Floats, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
@@ -82,7 +82,7 @@ def timeline_of(
         source=source,
         step_s=max(played.end_s, *(float(part.end_s.max(initial=0.0)) for part in parts)),
         ranks=tuple(ranks.tolist()),
-        stands_for=tuple(counts.tolist()),
+        multiplicity=tuple(counts.tolist()),
         names=texts.names.all(),
         scopes=texts.scopes.all(),
         phases=texts.phases.all(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwright.spec.run.plan import Candidate
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.run.run_metrics import RunMetrics
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.step_decomposition import StepDecomposition
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RunReport:
     """The layout that the run took, with its predicted step and memory."""
     measured_s: float
     """Median of the newest attempt's steps, the first few left out."""
-    parts: Mapping[str, StepParts]
+    parts: Mapping[str, StepDecomposition]
     """The step by component: "expected" by formula, "simulated" and "profiled" where they exist."""
 
     @property

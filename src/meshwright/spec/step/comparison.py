@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from meshwright.spec.noun import Noun
-from meshwright.spec.step.step_parts import StepParts, step_parts
+from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
 
 _KINDS: dict[int, Literal["compute", "communication", "waiting"]] = {
@@ -51,12 +52,12 @@ class Operation(Noun):
         return self.b.total_s - self.a.total_s
 
 
-class RankParts(Noun):
+class RankComparison(Noun):
     """One rank in both steps."""
 
     rank: NonNegativeInt
-    a: StepParts
-    b: StepParts
+    a: StepDecomposition
+    b: StepDecomposition
 
 
 class Side(Noun):
@@ -66,7 +67,7 @@ class Side(Noun):
     step_s: NonNegativeFloat
     num_ranks: PositiveInt
     """Ranks whose spans are there."""
-    parts: StepParts
+    parts: StepDecomposition
     """The mean over all ranks."""
 
 
@@ -77,7 +78,7 @@ class Comparison(Noun):
     b: Side
     operations: Annotated[tuple[Operation, ...], Field(strict=False)]
     """Those that differ most in seconds first."""
-    ranks: Annotated[tuple[RankParts, ...], Field(strict=False)]
+    ranks: Annotated[tuple[RankComparison, ...], Field(strict=False)]
     """The ranks that both have."""
 
     @property
@@ -104,7 +105,7 @@ def compare(a: Timeline, b: Timeline) -> Comparison:
         b=_side(b),
         operations=tuple(sorted(operations, key=lambda one: -abs(one.difference_s))),
         ranks=tuple(
-            RankParts(rank=rank, a=step_parts(a, rank), b=step_parts(b, rank))
+            RankComparison(rank=rank, a=decompose(a, rank), b=decompose(b, rank))
             for rank in a.ranks
             if rank in b.ranks and len(a.ranks) > 1
         ),
@@ -112,19 +113,19 @@ def compare(a: Timeline, b: Timeline) -> Comparison:
 
 
 def _side(timeline: Timeline) -> Side:
-    num_ranks, parts = sum(timeline.stands_for), step_parts(timeline)
+    num_ranks, parts = sum(timeline.multiplicity), decompose(timeline)
     return Side(source=timeline.source, step_s=timeline.step_s, num_ranks=num_ranks, parts=parts)
 
 
 def _uses(timeline: Timeline) -> dict[Key, Use]:
     """Return what a rank spends on each operation, on average over the ranks."""
     spans = timeline.spans
-    is_told = np.isin(spans.kind, list(_KINDS))
-    columns = np.stack([spans.kind, spans.name, spans.scope, spans.axis], axis=1)[is_told]
-    weights = np.array(timeline.stands_for, float) / sum(timeline.stands_for)
-    weight = weights[np.searchsorted(np.array(timeline.ranks), spans.rank[is_told])]
+    is_compared = np.isin(spans.kind, list(_KINDS))
+    columns = np.stack([spans.kind, spans.name, spans.scope, spans.axis], axis=1)[is_compared]
+    weights = np.array(timeline.multiplicity, float) / sum(timeline.multiplicity)
+    weight = weights[np.searchsorted(np.array(timeline.ranks), spans.rank[is_compared])]
     rows, which = np.unique(columns, axis=0, return_inverse=True)
-    seconds = np.bincount(which.ravel(), weight * (spans.end_s - spans.start_s)[is_told], len(rows))
+    seconds = np.bincount(which.ravel(), weight * (spans.end_s - spans.start_s)[is_compared], len(rows))
     counts = np.bincount(which.ravel(), weight, len(rows))
     found: dict[Key, Use] = {}
     for (kind, name, scope, axis), seconds_here, count in zip(rows, seconds, counts, strict=True):
@@ -145,7 +146,7 @@ def short_name(name: str) -> str:
 
 
 def module_list(scope: str) -> str:
-    """Return blocks.* for blocks.3.attention, and "" outside of lists of modules: a profile tells no more."""
+    """Return blocks.* for blocks.3.attention, and "" outside of lists of modules: a profile holds no more."""
     marked = _MARKED.match(scope)
     found = _BLOCK.match(marked[1] if marked else scope)
     return f"{found[1]}.*" if found else ""

@@ -1,4 +1,4 @@
-"""DryRun: what a job's step will do on a cluster, as the traces of all its ranks, played, tell it."""
+"""DryRun: a job's step on a cluster, from the simulated traces of all its ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.spec.noun import Noun
 from meshwright.spec.run.plan import Fix
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.liveness import SavedTensors
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.problem import Hazard, Problem
 
@@ -61,7 +61,7 @@ class CollectiveUse(Noun):
     """What one kind of communication costs a rank; the mean over the ranks that take part in it."""
 
     axis: str
-    """The mesh axis; "" for groups that nobody named."""
+    """The mesh axis; "" for groups without a name."""
     op: str
     num_ranks: PositiveInt
     """Of its group; 2 of a message."""
@@ -95,7 +95,7 @@ class RankTime(Noun):
     num_ranks: PositiveInt
     """Ranks that do the same, itself included."""
     pipeline_rank: NonNegativeInt
-    parts: StepParts
+    parts: StepDecomposition
 
 
 class Straggling(Noun):
@@ -155,12 +155,12 @@ class Padding(Noun):
 
 
 class Outcome(Noun):
-    """What the step does, where nothing stands in its way."""
+    """What a step without problems does."""
 
     step_s: PositiveFloat
     mfu: float | None = Field(None, ge=0)
     """Model FLOPs over the dense peak; None where either is unknown."""
-    parts: StepParts
+    parts: StepDecomposition
     """The step by component, the mean over all ranks."""
     compute: dict[str, NonNegativeFloat] = {}
     """Seconds of `parts.compute_s` by kind of operation: matmul, attention, other."""
@@ -168,12 +168,12 @@ class Outcome(Noun):
     """Of `parts.host_s`, the work that a step has once before its first operation: data, learning rate, log."""
     expected: Estimate | None = None
     """What the planner's formulas say of the same layout; None for a model that they do not know."""
-    expected_parts: StepParts | None = None
+    expected_parts: StepDecomposition | None = None
     """The same in the components of `parts`."""
     memory: Annotated[tuple[RankMemory, ...], Field(strict=False)]
     """Of each class of ranks, by rank."""
     savings: Annotated[tuple[SavedTensors, ...], Field(strict=False)] = ()
-    """Of what the fullest rank holds, what is cheapest to do without, best first."""
+    """Recompute and offload candidates at the peak of the fullest rank, best first."""
     fixes: Annotated[tuple[Fix, ...], Field(strict=False)] = ()
     """Where a rank does not fit: changes of one key with which all do, cheapest first."""
     ranks: Annotated[tuple[RankTime, ...], Field(strict=False)]
@@ -208,7 +208,7 @@ class DryRun(Noun):
     usable_memory_bytes: PositiveInt
     """What tensors can take of one device's memory."""
     num_traced: NonNegativeInt = 0
-    """Ranks whose own step was traced; they stand for the others."""
+    """Ranks whose own step was traced; they represent the others."""
     traced_ranks: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
     """Which these are, of a program of which not all were."""
     problems: Annotated[tuple[Problem, ...], Field(strict=False)] = ()

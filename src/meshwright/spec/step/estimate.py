@@ -1,52 +1,9 @@
 """Estimate: what a step is expected to take, with its parts and how sure we are."""
 
-import math
-
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from meshwright.spec.noun import Noun
-
-
-class StepTime(Noun):
-    """A step's seconds by cause, from the physical floor upwards; `total_s` is their sum."""
-
-    floor_s: NonNegativeFloat = 0.0
-    """Model FLOPs over the dense peak of the matmul dtype: no step can take less."""
-    matmul_s: NonNegativeFloat = 0.0
-    """What large matmuls take above the floor: no device reaches its peak."""
-    tile_s: NonNegativeFloat = 0.0
-    """Tiles and waves that a matmul of this shape fills in part."""
-    attention_s: NonNegativeFloat = 0.0
-    """What attention takes above the floor."""
-    memory_s: NonNegativeFloat = 0.0
-    """Norms, activations, casts, losses: ops that wait for device memory."""
-    host_s: NonNegativeFloat = 0.0
-    """CPU-bound time: launches, Python, the fixed work of a step."""
-    recompute_s: NonNegativeFloat = 0.0
-    """Forward work done again because of activation_checkpoint."""
-    repeat_s: NonNegativeFloat = 0.0
-    """Backward of compiled blocks that a split backward runs a second time."""
-    tp_s: NonNegativeFloat = 0.0
-    """Tensor-parallel collectives that no computation hides."""
-    cp_s: NonNegativeFloat = 0.0
-    """Context-parallel collectives that no computation hides."""
-    ep_s: NonNegativeFloat = 0.0
-    """Expert-parallel all-to-alls that no computation hides."""
-    dp_s: NonNegativeFloat = 0.0
-    """Data-parallel collectives that no computation hides."""
-    pp_s: NonNegativeFloat = 0.0
-    """Sends between pipeline stages that no computation hides."""
-    bubble_s: NonNegativeFloat = 0.0
-    """Pipeline ranks waiting: for the first microbatch, after the last, and for slower stages."""
-    optimizer_s: NonNegativeFloat = 0.0
-    """Gradient clipping and the optimizer update."""
-    jitter_s: NonNegativeFloat = 0.0
-    """Waiting for the slowest of many ranks."""
-
-    @property
-    def total_s(self) -> float:
-        """Return the whole step in seconds."""
-        return math.fsum(getattr(self, name) for name in type(self).model_fields)
+from meshwright.spec.step.step_decomposition import StepDecomposition
 
 
 class MemoryUse(Noun):
@@ -108,8 +65,8 @@ assert list(MEMORY_CLASSES) == list(MemoryUse.model_fields)
 class Estimate(Noun):
     """Step time and peak memory of one Layout, with an interval."""
 
-    step: StepTime
-    """The step by cause, in seconds."""
+    step: StepDecomposition
+    """The step by component, computation by cause, in seconds."""
     memory: MemoryUse
     """Peak memory of the fullest rank by tensor class, in bytes."""
     mfu: float | None = Field(None, ge=0)

@@ -63,7 +63,7 @@ class SavedTensors(Noun):
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Return the seconds of each way to do without them; what costs nothing is none of them."""
+        """Return the seconds of recomputation and of offload, those that are possible and cost time."""
         return tuple(seconds for seconds in (self.again_s, self.moved_s) if seconds)
 
 

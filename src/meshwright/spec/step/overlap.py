@@ -13,7 +13,7 @@ class Exposed(Noun):
     """Collectives or messages of one kind, in one place of the model, that a rank waits for."""
 
     axis: str
-    """The mesh axis; "" for groups that nobody named."""
+    """The mesh axis; "" for groups without a name."""
     op: str
     phase: str
     scope: str
@@ -24,7 +24,7 @@ class Exposed(Noun):
     earlier_s: NonNegativeFloat
     """Of it, what computation before could hide if they began as soon as what they read is there."""
     later_s: NonNegativeFloat
-    """Of it, what computation behind could hide if nobody waited for them before what they write is used."""
+    """Of it, what computation behind could hide if they were waited for only before what they write is used."""
     gain_s: NonNegativeFloat
     """What both would save, if nothing else waited instead."""
     is_async: bool = False

@@ -1,7 +1,7 @@
-"""Stack: the software that trains, as far as it changes a step's time and memory.
+"""Stack: the software that trains, by what changes a step's time and memory.
 
 What is known about it is an input (which kernels, what overlaps what). What is not is left to three multipliers, 1 for
-a stack that nobody measured.
+an unmeasured stack.
 """
 
 from __future__ import annotations

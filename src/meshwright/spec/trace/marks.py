@@ -1,4 +1,4 @@
-"""What the names of a profiler's ranges begin with that the runtime sets, and that whoever reads a profile looks for.
+"""Prefixes of names in profiles and traces: of ranges that the runtime sets, and of what FSDP2 and DDP do.
 
 Those of a pipeline's actions are in spec/layout/schedule/action.py.
 """
@@ -11,3 +11,11 @@ DATA_MARK = "data"
 
 AXIS_MARK = "axis "
 """Before the description of the process group that a collective or a message runs in, such as mesh_tp."""
+
+FSDP_MARK = "FSDP::"
+"""How torch marks what FSDP2 does between modules; a scope that begins with it is no part of the model."""
+DDP_MARK = "DDP::"
+"""How the tracer marks what DistributedDataParallel does between modules."""
+
+NO_AXIS = "unnamed group"
+"""What a group without a mesh axis is called in tables, such as that of all ranks."""

@@ -19,7 +19,7 @@ MessageHazardKind = Literal["both send first", "both receive first", "tags diffe
 
 _NUM_ENDS = 2
 UNRECORDED = -2
-"""Record of a Place that stands in no trace, such as a call of new_group()."""
+"""Record of a Place that is in no trace, such as a call of new_group()."""
 
 
 def along(axis: str) -> str:
@@ -31,7 +31,7 @@ class Place(Noun):
     """A record in one rank's step, in words."""
 
     rank: NonNegativeInt
-    """Global rank; it may stand for others that do the same."""
+    """Global rank; it may represent others that do the same."""
     record: int
     """Position in the rank's trace; -1 for what is missing at its end, UNRECORDED for a call that is no record."""
     op: str
@@ -136,10 +136,10 @@ _HAZARDS: dict[RaceKind | MessageHazardKind, str] = {
     "across streams": "two streams use a tensor and nothing orders them: call wait_stream(), or wait for an event",
     "freed across streams": "memory is freed while another stream uses it: record_stream(), or wait before the last "
     "reference to it ends",
-    "both send first": f"two ranks send to each other and neither receives first: {_IN_ORDER}, so that both stop for "
-    f"ever at messages too large for its buffers: {_BATCH}, or let one of them receive first",
-    "both receive first": f"two ranks receive from each other and neither sends first: {_IN_ORDER}, so that both stop "
-    f"for ever: {_BATCH}, or let one of them send first",
+    "both send first": f"two ranks send to each other and neither receives first: {_IN_ORDER}, a deadlock at "
+    f"messages too large for its buffers: {_BATCH}, or let one of them receive first",
+    "both receive first": f"two ranks receive from each other and neither sends first: {_IN_ORDER}, a deadlock: "
+    f"{_BATCH}, or let one of them send first",
     "tags differ": "a message is sent with one tag and received with another: NCCL does not look at tags, and messages "
     "arrive in the order in which they are sent: receive them in that order",
 }

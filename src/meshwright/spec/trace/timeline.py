@@ -1,4 +1,4 @@
-"""Timeline: what ran when, on which rank and stream; from the simulator or from a profiler, the same noun.
+"""Timeline: what ran when, on which rank and stream; from the simulator or from a profiler, of one type.
 
 Spans are columns, since a step of many ranks has millions of them; what repeats is held once, and a column says which.
 -1 means none.
@@ -125,7 +125,7 @@ class Timeline:
     """From the beginning of the step on the first rank to its end on the last."""
     ranks: tuple[int, ...]
     """Global ranks whose spans are here, ascending."""
-    stands_for: tuple[int, ...]
+    multiplicity: tuple[int, ...]
     """For each of them how many ranks do the same, itself included."""
     names: tuple[str, ...]
     """Operations and collectives, as torch calls them."""
@@ -134,10 +134,10 @@ class Timeline:
     """As in Trace.phases."""
     actions: tuple[str, ...]
     axes: tuple[str, ...]
-    """Mesh axes: tp, fsdp, pp, ...; "" for groups that nobody named."""
+    """Mesh axes: tp, fsdp, pp, ...; "" for groups without a name."""
     spans: Spans
     memory: tuple[MemoryCurve, ...] = ()
-    """Of the same ranks; empty where nobody measured it."""
+    """Of the same ranks; empty where it was not measured."""
 
     def of_rank(self, rank: int) -> Spans:
         """Return the spans of one rank."""
@@ -168,5 +168,5 @@ class Timeline:
         return cls(source=source, step_s=about["step_s"], spans=spans, memory=memory, **texts)
 
 
-_TUPLES = ("ranks", "stands_for", "names", "scopes", "phases", "actions", "axes")
+_TUPLES = ("ranks", "multiplicity", "names", "scopes", "phases", "actions", "axes")
 _CURVE = [field.name for field in fields(MemoryCurve) if field.name != "rank"]

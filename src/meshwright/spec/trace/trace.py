@@ -194,7 +194,7 @@ class Trace:
     signatures: tuple[Signature, ...]
     scopes: tuple[str, ...]
     """Fully qualified names of modules, or torch's own marks of what runs between them; of what ranks have to agree on
-    and stands in neither, the line of the program, such as train.py:40.
+    and is in neither, the line of the program, such as train.py:40.
     """
     phases: tuple[str, ...]
     """forward, backward, recompute (a forward done again in backward), optimizer."""
@@ -203,7 +203,7 @@ class Trace:
     groups: tuple[tuple[int, ...], ...]
     """Global ranks, in the order of their ranks in the group."""
     group_names: tuple[str, ...]
-    """For each group the mesh axis that it runs along, such as tp or fsdp; "" where nobody named it."""
+    """For each group the mesh axis that it runs along, such as tp or fsdp; "" where it has no name."""
     records: Records
     storages: Storages
     uses: Uses

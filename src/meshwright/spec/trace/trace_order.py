@@ -69,7 +69,7 @@ def first_difference(one: Trace, other: Trace) -> str | None:
     found = [at for name in _SAME_ON_ALL if (at := _first_unequal(one, other, name)) is not None]
     if found or len(one.records) != len(other.records):
         at = min(found, default=min(len(one.records), len(other.records)))
-        return f"record {at} is {_told(one, at)} on the one and {_told(other, at)} on the other"
+        return f"record {at} is {_described(one, at)} on the one and {_described(other, at)} on the other"
     for (name, ours), (_, theirs) in zip(_parts(one), _parts(other), strict=True):
         if isinstance(ours, list):
             if ours != theirs:
@@ -109,14 +109,14 @@ def _first_unequal(one: Trace, other: Trace, name: str) -> int | None:
     short = min(len(ours), len(theirs))
     unequal = np.flatnonzero(ours[:short] != theirs[:short])
     if name == "signature":
-        # Equal numbers can stand for other shapes.
+        # Equal numbers can mean other shapes.
         same = [a == b for a, b in zip(one.signatures, other.signatures, strict=False)]
         is_other = np.array([*(not equal for equal in same), False])
         unequal = np.flatnonzero((ours[:short] != theirs[:short]) | is_other[ours[:short].clip(NONE, len(same))])
     return int(unequal[0]) if len(unequal) else None
 
 
-def _told(trace: Trace, at: int) -> str:
+def _described(trace: Trace, at: int) -> str:
     if at >= len(trace.records):
         return "nothing"
     row = trace.records

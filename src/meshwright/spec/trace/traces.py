@@ -52,8 +52,8 @@ class Traces:
             )
         without = sorted(set(np.unique(self.class_of_rank).tolist()) - set(self.traces))
         if without:
-            return f"ranks {_some(without)} stand for a class but have no trace: trace them"
-        strangers = [rank for rank in sorted(self.traces) if not self._stands_for_itself(rank)]
+            return f"ranks {_some(without)} represent a class but have no trace: trace them"
+        strangers = [rank for rank in sorted(self.traces) if not self._represents_itself(rank)]
         if strangers:
             return f"ranks {_some(strangers)} have a trace but are not the representatives of their classes: drop it"
         others = [rank for rank, one in sorted(self.traces.items()) if self._is_other(rank, one)]
@@ -65,7 +65,7 @@ class Traces:
             )
         return None
 
-    def _stands_for_itself(self, rank: int) -> bool:
+    def _represents_itself(self, rank: int) -> bool:
         return 0 <= rank < self.world_size and int(self.class_of_rank[rank]) == rank
 
     def _is_other(self, rank: int, trace: Trace) -> bool:

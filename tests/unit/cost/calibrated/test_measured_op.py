@@ -12,7 +12,7 @@ from cost_cases import cases, setting
 from meshwright.cost.calibrated.measured_op import KERNELS_PER_OP
 from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
 from meshwright.models.llama import Block
 from meshwright.models.rope import rope_tables
@@ -25,7 +25,7 @@ from meshwright.spec.machine.measured import AttentionPoint, CollectivePoint, Ma
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.op import Attention
 from meshwright.spec.model.presets import PRESETS
-from meshwright.spec.step.estimate import StepTime
+from meshwright.spec.step.step_decomposition import StepDecomposition
 
 SOURCE = Source(title="made up", date="2026", kind="measured")
 SEQ_LEN, BATCH = 256, 8
@@ -106,8 +106,8 @@ def of(device: Device = DEVICE, **workload: Any) -> Setting:
     return setting("llama-1m", machine(device), "meshwright", **given)
 
 
-def step(setting: Setting, **layout: Any) -> StepTime:
-    return step_times(cases(setting, Layout(**layout))).step_time(0)
+def step(setting: Setting, **layout: Any) -> StepDecomposition:
+    return step_times(cases(setting, Layout(**layout))).decomposition(0)
 
 
 MODEL = model_spec(PRESETS["llama-1m"])
@@ -190,7 +190,7 @@ def test_what_nobody_measured_is_priced_as_without_it() -> None:
     alone = step_times(cases(other, layout))
     both = step_times(Cases((of(), other), np.array([0, 1]), layout_table([Layout(dp_shard=2), layout])))
     assert np.isfinite(both.total_s).all()
-    assert both.step_time(1) == alone.step_time(0)
+    assert both.decomposition(1) == alone.decomposition(0)
 
 
 def test_a_format_that_nobody_measured_is_refused() -> None:

@@ -16,7 +16,8 @@ from meshwright.cost.communication.fabric import FabricConstants, fabric_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.pipeline.slots import slots_of
-from meshwright.cost.step import StepTerms, step_times
+from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import step_times
 from meshwright.cost.work import BLOCK, FIRST, work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import model_spec

@@ -9,7 +9,8 @@ from cost_cases import cases, setting
 from meshwright.cost.communication.contention import FsdpTraffic, LinkShares, contended_fabrics
 from meshwright.cost.communication.group import group_of
 from meshwright.cost.stacks import OURS
-from meshwright.cost.step import StepPricer, StepTerms, step_times
+from meshwright.cost.step import StepPricer, StepTerms
+from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.layout.layout import Layout
 

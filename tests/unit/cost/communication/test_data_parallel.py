@@ -11,7 +11,7 @@ from cost_cases import MODELS, cases, changed, layouts, setting
 from meshwright.cost.case import Setting
 from meshwright.cost.communication.data_parallel import data_parallel_of
 from meshwright.cost.communication.fsdp_copies import fsdp_copies_s
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.cost.work import LAST, work_of
 from meshwright.spec.layout.layout import Layout
 

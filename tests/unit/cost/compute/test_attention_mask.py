@@ -12,7 +12,7 @@ from meshwright.cost.case import Setting
 from meshwright.cost.compute.attention_mask import AttentionMask, attention_mask_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.footprint import footprint
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection

@@ -9,7 +9,7 @@ from cost_cases import cases, changed, setting
 from meshwright.cost.case import Setting
 from meshwright.cost.compute.context_attention import ContextAttention, context_attention_of
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import ContextMethod, Layout
 

@@ -13,7 +13,7 @@ from meshwright.cost.compute.op_bytes import moved_bytes
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.rates import peaks_of, rates_of
-from meshwright.cost.slowness import stacks_of
+from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
@@ -56,7 +56,7 @@ def test_matmuls_and_attention_take_what_the_planner_says(cluster: str, tp: int)
     in_cases = cases(of, Layout(tp=tp))
     work, peaks, constants = work_of(in_cases), peaks_of((of,)), fitted_constants()
     times = BlockPricer(work, (of,), peaks).price(rates_of((of,), peaks, constants), constants)
-    slow = float(stacks_of(in_cases).slowness(constants).compute[0])
+    slow = float(stacks_of(in_cases).factors(constants).compute[0])
     block = int(np.flatnonzero(work.owners.kind == BLOCK)[0])
     lines = [[int(getattr(work.matmuls, side)[at]) for side in "mnk"] for at in _lines_of(work.matmuls.owner, block)]
     device = of.cluster.device

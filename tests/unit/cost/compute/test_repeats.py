@@ -8,7 +8,8 @@ import pytest
 from meshwright.cost.case import Cases
 from meshwright.cost.compute.repeats import compiled_share, repeated_share
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.step import StepTerms, step_times
+from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import step_times
 from meshwright.planner.search.cases import cases_of
 from meshwright.spec.layout.layout import Layout
 from questions import ask

@@ -14,8 +14,8 @@ from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.compute.row_attention import RowAttention
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.rates import peaks_of, rates_of
-from meshwright.cost.slowness import stacks_of
-from meshwright.cost.step import step_times
+from meshwright.cost.stack_factors import stacks_of
+from meshwright.cost.step_times import step_times
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.job.row_attention import SCORES_AT_ONCE
 from meshwright.spec.layout.layout import Layout
@@ -72,7 +72,7 @@ def test_a_ring_costs_what_its_traced_operators_do(cluster: str) -> None:
     rates = rates_of((given,), peaks_of((given,)), constants)
     split = context_attention_of(table, owners)
     products, others = split.rows_s(block, rates.matmul32, rates.memory, constants)
-    slow = stacks_of(table).slowness(constants)
+    slow = stacks_of(table).factors(constants)
     for is_backward in (False, True):
         pieces = [signature(*size, is_backward=is_backward) for size in ((8192, 8192), (4096, 8192))]
         traced = op_seconds(pieces, given.cluster.device).sum()

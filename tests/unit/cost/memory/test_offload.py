@@ -9,7 +9,7 @@ from meshwright.cost.case import Cases
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.host_memory import HOST_BYTES, PCIE_BYTES_PER_S
 from meshwright.cost.memory.offload import host_headroom_bytes, host_s
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.spec.layout.layout import Layout
 from questions import ask
 

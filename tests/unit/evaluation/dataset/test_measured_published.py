@@ -9,7 +9,8 @@ import numpy as np
 
 from meshwright.cost.case import Cases
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.step import StepTerms, step_times
+from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import step_times
 from meshwright.evaluation.dataset.read import MeasuredRun, read_runs
 from repository import ROOT
 

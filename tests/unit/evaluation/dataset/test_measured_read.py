@@ -14,7 +14,7 @@ from measured_rows import DENSE, LATENT, MIXTURE, PIPELINE, ROWS, row
 from meshwright.cost.case import Cases
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.rates import peaks_of
-from meshwright.cost.step import step_times
+from meshwright.cost.step_times import step_times
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.evaluation.dataset.read import MeasuredRun, measured_run, read_runs
 

@@ -16,8 +16,8 @@ from meshwright.pages.html import page as html
 from meshwright.pages.html.dry_run_html import write_html
 from meshwright.pages.tables.dry_run_table import dry_run_page
 from meshwright.spec.step.dry_run import DryRun, Stragglers, Straggling
-from meshwright.spec.step.estimate import Estimate, MemoryUse, StepTime
-from meshwright.spec.step.step_parts import StepParts
+from meshwright.spec.step.estimate import Estimate, MemoryUse
+from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import GiB, format_duration
 from simulated_steps import simulated_step
@@ -69,8 +69,8 @@ def test_what_the_formulas_expect_of_stragglers_is_named_under_other_communicati
     run = dry_run_of(timeline)
     assert run.outcome is not None
     jitter_s = 0.1 * timeline.step_s
-    estimate = Estimate(step=StepTime(jitter_s=jitter_s), memory=MemoryUse(), relative_error=0.1)
-    outcome = run.outcome.replace(expected=estimate, expected_parts=StepParts(other_s=jitter_s))
+    estimate = Estimate(step=StepDecomposition(jitter_s=jitter_s), memory=MemoryUse(), relative_error=0.1)
+    outcome = run.outcome.replace(expected=estimate, expected_parts=StepDecomposition(other_s=jitter_s))
     text = terminal(run.replace(outcome=outcome))
     row = next(line for line in text.splitlines() if "stragglers" in line)
     assert row.split()[-2:] == format_duration(jitter_s).split()
@@ -84,7 +84,7 @@ def test_formulas_next_to_a_slowed_step_say_that_they_slow_none(timeline: Timeli
     one = Straggling(rank=0, num_ranks=2, computes_s=1.0, added_compute_s=2.44e-15, added_wait_s=-1e-12)
     slowed = run.outcome.replace(
         stragglers=Stragglers(usual_step_s=timeline.step_s, ranks=(one,)),
-        expected_parts=StepParts(compute_s=timeline.step_s),
+        expected_parts=StepDecomposition(compute_s=timeline.step_s),
     )
     text = terminal(run.replace(outcome=slowed))
     assert "formula, none slowed" in text
@@ -220,6 +220,6 @@ def test_a_step_that_fits_only_because_memory_is_given_back_is_called_tight(time
     assert run.outcome is not None
     assert "tight" not in terminal(run)
     memory = MemoryUse(activations_bytes=39 * GiB, fragmentation_bytes=4 * GiB)
-    estimate = Estimate(step=StepTime(floor_s=timeline.step_s), memory=memory, relative_error=0.1)
+    estimate = Estimate(step=StepDecomposition(floor_s=timeline.step_s), memory=memory, relative_error=0.1)
     tight = run.replace(outcome=run.outcome.replace(expected=estimate))
     assert "tight: it would reserve 43 GiB, by formula, and a device can give 40 GiB" in terminal(tight)

@@ -9,14 +9,14 @@ from hand_traces import Script, all_of
 from meshwright.simulator.analysis.exposure import exposed_places
 from meshwright.simulator.analysis.outcome import compute_seconds, rank_times
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.step.step_parts import step_parts
+from meshwright.spec.step.timeline_decomposition import decompose
 from simulated_steps import GATHER_S, MATMUL_S, MULTIPLY_S, simulated_step
 
 
 def test_compute_by_kind_adds_up_to_the_part() -> None:
     timeline = simulated_step()
     seconds = compute_seconds(timeline)
-    assert sum(seconds.values()) == pytest.approx(step_parts(timeline).compute_s)
+    assert sum(seconds.values()) == pytest.approx(decompose(timeline).compute_s)
     # 8 microbatches, forward and backward, 2 and 4 pairs of operations.
     assert seconds == pytest.approx({"matmul": 48 * MATMUL_S, "attention": 0.0, "other": 48 * MULTIPLY_S})
 
@@ -29,7 +29,7 @@ def test_ranks_take_the_whole_step() -> None:
 
 
 def test_the_pipeline_ranks_of_a_program_are_places_in_its_pp_group() -> None:
-    timeline = simulated_step(num_ranks=2, stands_for=1)
+    timeline = simulated_step(num_ranks=2, multiplicity=1)
     first, last = (Script(rank, world_size=2) for rank in timeline.ranks)
     # In the order of the mesh, where the pipeline begins at the later rank.
     first.send(1, (1, 0))

@@ -26,7 +26,7 @@ def played(trace: Trace, *spans: tuple[int, float, float]) -> Timeline:
         source=TimelineSource(kind="simulated", name="by hand", world_size=2),
         step_s=float(end_s.max()),
         ranks=(0,),
-        stands_for=(2,),
+        multiplicity=(2,),
         names=("",),
         scopes=trace.scopes,
         phases=trace.phases,

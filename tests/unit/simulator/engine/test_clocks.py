@@ -113,7 +113,7 @@ def test_one_slow_rank_is_one_rank_and_the_others_wait_for_it() -> None:
     slow = Conditions(faults=(Fault(kind="slow-rank", rank=11, argument=3.0),))
     ours, theirs = _step(by_class, slow), _step(every, slow)
     assert ours.step_s == pytest.approx(theirs.step_s, rel=1e-9)
-    assert dict(zip(ours.ranks, ours.stands_for, strict=True))[11] == 1
+    assert dict(zip(ours.ranks, ours.multiplicity, strict=True))[11] == 1
     for rank in ours.ranks:
         assert _computed_s(ours, rank) == pytest.approx(_computed_s(theirs, rank), rel=1e-9)
     assert _computed_s(ours, 11) > 2.5 * _computed_s(ours, 10)

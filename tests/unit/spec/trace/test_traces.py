@@ -40,7 +40,7 @@ def test_where_every_rank_was_traced_each_stands_for_itself() -> None:
     ("ranks", "classes", "message"),
     [
         ([0], [0], "1 ranks have a class but the job has world_size = 4"),
-        ([0], [0, 0, 2, 2], "ranks 2 stand for a class but have no trace"),
+        ([0], [0, 0, 2, 2], "ranks 2 represent a class but have no trace"),
         ([0, 1], [0, 0, 0, 0], "ranks 1 have a trace but are not the representatives"),
     ],
 )

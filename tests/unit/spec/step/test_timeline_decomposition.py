@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.spec.step.step_parts import PARTS, seconds_by_rank, step_parts
+from meshwright.spec.step.step_decomposition import COMPONENTS
+from meshwright.spec.step.timeline_decomposition import decompose, seconds_by_rank
 from meshwright.spec.trace.timeline import SpanKind, Spans, Timeline, TimelineSource
 
 COMPUTE, COMMUNICATION, WAIT, HOST, DATA = SpanKind
@@ -17,7 +18,7 @@ AXES = ("tp", "fsdp", "pp", "world")
 PHASES = ("forward", "recompute", "optimizer")
 
 
-def timeline_of(rows: list[dict[str, float]], step_s: float, stands_for: tuple[int, ...] = (1,)) -> Timeline:
+def timeline_of(rows: list[dict[str, float]], step_s: float, multiplicity: tuple[int, ...] = (1,)) -> Timeline:
     """A timeline of the given spans; what a row leaves out is rank 0, stream 0, and nothing."""
     default = {"rank": 0, "stream": 0, "phase": 0}
     columns = {
@@ -28,10 +29,10 @@ def timeline_of(rows: list[dict[str, float]], step_s: float, stands_for: tuple[i
         for field in fields(Spans)
     }
     return Timeline(
-        source=TimelineSource(kind="simulated", name="by hand", world_size=sum(stands_for)),
+        source=TimelineSource(kind="simulated", name="by hand", world_size=sum(multiplicity)),
         step_s=step_s,
-        ranks=tuple(range(len(stands_for))),
-        stands_for=stands_for,
+        ranks=tuple(range(len(multiplicity))),
+        multiplicity=multiplicity,
         names=(),
         scopes=(),
         phases=PHASES,
@@ -50,7 +51,7 @@ def of_axis(name: str) -> dict[str, float]:
 
 
 def test_each_moment_goes_to_the_first_that_claims_it() -> None:
-    parts = step_parts(
+    parts = decompose(
         timeline_of(
             [
                 span(DATA, 0, 1, stream=-1),
@@ -64,7 +65,7 @@ def test_each_moment_goes_to_the_first_that_claims_it() -> None:
         )
     )
     assert parts.to_dict() | {"total": parts.total_s} == {
-        **dict.fromkeys(PARTS, 0.0),
+        **dict.fromkeys(COMPONENTS, 0.0),
         "data_s": 1.0,
         "compute_s": 2.0,
         "dp_s": 2.0,
@@ -81,7 +82,7 @@ def test_each_moment_goes_to_the_first_that_claims_it() -> None:
 def test_what_fsdp_computes_is_compute_in_every_phase(phase: int) -> None:
     rows = [span(COMPUTE, 0, 1, phase=phase, scope=0), span(COMPUTE, 1, 3, scope=1), span(COMPUTE, 3, 4)]
     timeline = replace(timeline_of(rows, 4.0), scopes=("FSDP::all_gather_copy_out (blocks.0)", "blocks.0"))
-    parts = step_parts(timeline)
+    parts = decompose(timeline)
     assert (parts.dp_s, parts.compute_s, parts.total_s) == (0.0, 4.0, 4.0)
 
 
@@ -89,41 +90,41 @@ def test_what_fsdp_computes_is_compute_in_every_phase(phase: int) -> None:
 def test_what_fsdp_and_ddp_send_along_a_dim_of_any_name_is_data_parallel(mark: str) -> None:
     own, program = (span(COMMUNICATION, 0, 2, stream=1, scope=place, **of_axis("world")) for place in (0, 1))
     scopes, axes = (mark, "blocks.0"), ("tp", "fsdp", "cp", "replicas")
-    parts = [step_parts(replace(timeline_of([row], 2.0), scopes=scopes, axes=axes)) for row in (own, program)]
+    parts = [decompose(replace(timeline_of([row], 2.0), scopes=scopes, axes=axes)) for row in (own, program)]
     assert [(one.dp_s, one.other_s) for one in parts] == [(2.0, 0.0), (0.0, 2.0)]
 
 
 def test_a_wait_for_a_neighbour_is_a_bubble_until_the_message_is_under_way() -> None:
     pp = of_axis("pp")
-    parts = step_parts(timeline_of([span(WAIT, 0, 5, **pp), span(COMMUNICATION, 3, 5, stream=2, **pp)], step_s=5.0))
+    parts = decompose(timeline_of([span(WAIT, 0, 5, **pp), span(COMMUNICATION, 3, 5, stream=2, **pp)], step_s=5.0))
     assert (parts.bubble_s, parts.pp_s) == (3.0, 2.0)
 
 
 def test_waiting_for_all_ranks_of_a_pipeline_is_a_bubble_until_they_are_there() -> None:
     world = of_axis("world")
     rows = [span(WAIT, 0, 3, **world), span(COMMUNICATION, 2, 3, stream=1, **world)]
-    assert step_parts(timeline_of(rows, 3.0)).bubble_s == 2.0
+    assert decompose(timeline_of(rows, 3.0)).bubble_s == 2.0
     without_pipeline = replace(timeline_of(rows, 3.0), axes=("tp", "fsdp", "cp", "world"))
-    assert step_parts(without_pipeline).other_s == 3.0
+    assert decompose(without_pipeline).other_s == 3.0
 
 
 def test_waiting_in_a_pipeline_written_by_hand_is_a_bubble_too() -> None:
     rows = [span(WAIT, 0, 3, **of_axis("world")), span(COMMUNICATION, 2, 3, stream=1, **of_axis("world"))]
     unnamed = replace(timeline_of(rows, 3.0), axes=("tp", "fsdp", "cp", "world"))
     names = ("c10d.recv_.default", *unnamed.names[1:])
-    assert step_parts(unnamed).bubble_s == 0.0
-    assert step_parts(replace(unnamed, names=names)).bubble_s == 2.0
+    assert decompose(unnamed).bubble_s == 0.0
+    assert decompose(replace(unnamed, names=names)).bubble_s == 2.0
 
 
 def test_work_of_the_host_on_the_default_stream_is_not_hidden_by_communication() -> None:
-    parts = step_parts(timeline_of([span(COMMUNICATION, 0, 2, stream=1, **of_axis("tp")), span(HOST, 0, 1)], 2.0))
+    parts = decompose(timeline_of([span(COMMUNICATION, 0, 2, stream=1, **of_axis("tp")), span(HOST, 0, 1)], 2.0))
     assert (parts.host_s, parts.tp_s) == (1.0, 1.0)
 
 
 def test_a_rank_counts_as_often_as_it_stands_for() -> None:
-    timeline = timeline_of([span(COMPUTE, 0, 4), span(COMPUTE, 0, 1, rank=1)], step_s=4.0, stands_for=(1, 2))
-    assert step_parts(timeline).compute_s == pytest.approx(2.0)
-    assert step_parts(timeline, rank=1).compute_s == pytest.approx(1.0)
+    timeline = timeline_of([span(COMPUTE, 0, 4), span(COMPUTE, 0, 1, rank=1)], step_s=4.0, multiplicity=(1, 2))
+    assert decompose(timeline).compute_s == pytest.approx(2.0)
+    assert decompose(timeline, rank=1).compute_s == pytest.approx(1.0)
 
 
 SPAN = st.fixed_dictionaries(
@@ -142,8 +143,8 @@ SPAN = st.fixed_dictionaries(
 @given(rows=st.lists(SPAN, max_size=30), step_s=st.floats(1e-3, 2.5))
 def test_the_parts_of_every_rank_are_its_whole_step(rows: list[dict[str, float]], step_s: float) -> None:
     spans = [row | {"end_s": row["start_s"] + row["length_s"]} for row in rows]
-    timeline = timeline_of(spans, step_s, stands_for=(1, 3, 2))
+    timeline = timeline_of(spans, step_s, multiplicity=(1, 3, 2))
     assert (seconds_by_rank(timeline) >= 0).all()
     for rank in timeline.ranks:
-        assert step_parts(timeline, rank).total_s == pytest.approx(step_s, rel=1e-9)
-    assert step_parts(timeline).total_s == pytest.approx(step_s, rel=1e-9)
+        assert decompose(timeline, rank).total_s == pytest.approx(step_s, rel=1e-9)
+    assert decompose(timeline).total_s == pytest.approx(step_s, rel=1e-9)

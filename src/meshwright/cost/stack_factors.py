@@ -1,4 +1,4 @@
-"""Slowness: how much longer a stack takes than the generic one, and what that leaves of rates and links.
+"""StackFactors: a stack's times as multiples of the generic one's, and what that leaves of rates and links.
 
     time = formula x the stack's own multiplier [x what a stack that no vendor tuned for the very run takes more]
 
@@ -21,7 +21,7 @@ from meshwright.spec.machine.cluster import Cluster
 
 
 @dataclass(frozen=True)
-class Slowness:
+class StackFactors:
     """Times as multiples of the generic, tuned stack's, one element a case."""
 
     compute: Floats
@@ -33,16 +33,16 @@ class Slowness:
 class Stacks:
     """What the cases' stacks are, one element a case."""
 
-    fitted: Slowness
+    fitted: StackFactors
     is_tuned: NDArray[np.bool_]
     is_newest: NDArray[np.bool_]
     """Whether the device is of an architecture whose libraries are young."""
     is_omni_path: NDArray[np.bool_]
 
-    def slowness(self, constants: Constants) -> Slowness:
+    def factors(self, constants: Constants) -> StackFactors:
         """Return the multiples with `constants`."""
         plain = np.where(self.is_newest, constants["plain_compute.blackwell"], constants["plain_compute"])
-        return Slowness(
+        return StackFactors(
             self.fitted.compute * np.where(self.is_tuned, 1.0, plain),
             self.fitted.communication * np.where(self.is_tuned, 1.0, constants["plain_communication"]),
             self.fitted.overhead * np.where(self.is_tuned, 1.0, constants["plain_overhead"]),
@@ -50,7 +50,7 @@ class Stacks:
 
     def slowed(self, fabric: Fabric, constants: Constants) -> Fabric:
         """Return `fabric` as the stacks reach it."""
-        slow = self.slowness(constants).communication
+        slow = self.factors(constants).communication
         network = np.where(self.is_omni_path, constants["omni_path"], 1.0) * constants["inter_share"]
         return replace(
             fabric.shared(intra=slow / constants["intra_share"], inter=slow / network),
@@ -67,7 +67,7 @@ def stacks_of(cases: Cases) -> Stacks:
     """Return what the stacks of the cases are."""
     each = cases.each
     return Stacks(
-        Slowness(
+        StackFactors(
             each(lambda s: s.stack.compute), each(lambda s: s.stack.communication), each(lambda s: s.stack.overhead)
         ),
         # What was timed on the very machine is as fast as it is there.

@@ -1,0 +1,51 @@
+"""HostStepPricer: a step where kernels run on the host's own cores, as measured there.
+
+    microbatch = sum over blocks (matmul + attention + memory [+ recompute] + tp, cp, ep + the host's own seconds)
+    step       = microbatches x slowest stage + bubble + sends + exchanges of shards and replicas + optimizer
+
+Nothing overlaps: one core prepares, computes and communicates. What FSDP copies, and what launches kernels, is part of
+what was measured (measured_op.py, measured_sharding.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.cost.calibrated.measured_sharding import measured_exchanges_s
+from meshwright.cost.case import Cases, Floats
+from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.communication.sent import Passes
+from meshwright.cost.compute.slot_compute import Prices
+from meshwright.cost.constants import Constants
+from meshwright.cost.pipeline.slots import Slot
+from meshwright.cost.step import StepPricer
+
+
+class HostStepPricer(StepPricer):
+    """Prices cases whose devices are hosts (Device.is_host)."""
+
+    def __init__(self, cases: Cases) -> None:
+        super().__init__(cases)
+        never = np.zeros(len(cases), np.bool_)
+        self.senders = replace(self.senders, contends=never)
+        self.compute = replace(self.compute, makes_tables=never)
+
+    def _copies_s(self, slot: Slot, prices: Prices) -> Passes:
+        return self._none(), self._none()
+
+    def _fsdp_s(self, slot: Slot, prices: Prices, busy: Passes, whole: Passes) -> Passes:
+        return self._none(), self._none()
+
+    def _wait_s(self, device_s: Floats, host_s: Floats, c: Constants) -> Floats:
+        return host_s
+
+    def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
+        return measured_exchanges_s(self.parallel, self.slots, fabric)
+
+    def _fixed_s(self, c: Constants) -> Floats:
+        return self._none()
+
+    def _none(self) -> Floats:
+        return np.zeros(len(self.cases))
