@@ -18,14 +18,14 @@ from meshwright.config.load import load_job
 from meshwright.pages.tables.part_words import PART_WORDS
 from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate
 from meshwright.spec.step.expected_parts import expected_parts
 from meshwright.spec.step.step_parts import PARTS, StepParts, step_parts
 from meshwright.spec.trace.timeline import Timeline
-from meshwright.tracer.dry_run import trace_job
 from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.tracer.trace_job import trace_job
 from meshwright.units import GiB
 from validation.questions import Asked, ask, read_questions, simulate_within
 

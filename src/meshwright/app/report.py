@@ -43,9 +43,9 @@ def report(folder: Path | str, *, simulate: bool = False) -> RunReport:
 
 def _simulated(folder: Path, run: MeasuredRun) -> StepParts:
     """Return the run's step, traced and simulated on the machine that the job names."""
-    from meshwright.simulator.simulate import simulate
-    from meshwright.tracer.dry_run import trace_job
+    from meshwright.simulator.simulate_step import simulate
     from meshwright.tracer.programs.trace import device_type_of
+    from meshwright.tracer.trace_job import trace_job
 
     assert run.layout is not None
     assert run.setting is not None

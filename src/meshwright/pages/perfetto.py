@@ -50,7 +50,7 @@ def perfetto_events(timeline: Timeline, messages: Sequence[Message] = ()) -> Ite
 
 
 def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    for place, (rank, count) in enumerate(zip(timeline.ranks, timeline.stands_for, strict=True)):
+    for place, (rank, count) in enumerate(zip(timeline.ranks, timeline.multiplicity, strict=True)):
         title = f"rank {rank}" + (f" (as {count - 1} more)" if count > 1 else "")
         yield _about("process_name", rank, 1, name=title)
         yield _about("process_sort_index", rank, 1, sort_index=place + 1)

@@ -40,7 +40,7 @@ def timeline_of(files: Sequence[Path], name: str, step: int | None = None) -> Ti
         ),
         step_s=(end_ns - begin_ns) * 1e-9,
         ranks=ranks,
-        stands_for=(1,) * len(ranks),
+        multiplicity=(1,) * len(ranks),
         spans=columns,
         **texts,
     )

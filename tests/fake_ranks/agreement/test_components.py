@@ -9,11 +9,11 @@ import pytest
 from meshwright.config.load import load_job
 from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.step.expected_parts import expected_parts
 from meshwright.spec.step.step_parts import PARTS, step_parts
-from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 
 MOST_OFF = 0.10
 """Of the simulated step."""
@@ -74,7 +74,7 @@ def _compare(folder: Path, text: str) -> None:
     resolved = load_job(file, overrides)
     question = question_of(resolved, Options("h100-ib400:8"))
     expected = expected_parts(judge(layout_of(resolved.job, 8), question).estimate.step)
-    timeline = simulate(trace_job(str(file), overrides, 8, how=How(use_cache=False)), question.cluster)
+    timeline = simulate(trace_job(str(file), overrides, 8, how=TraceOptions(use_cache=False)), question.cluster)
     found = step_parts(timeline)
     off = {name: (getattr(expected, name) - getattr(found, name)) / timeline.step_s for name in PARTS}
     assert {name: share for name, share in off.items() if abs(share) > CASES[text].get(name, MOST_OFF)} == {}

@@ -9,8 +9,8 @@ import pytest
 from meshwright.config.load import load_job
 from meshwright.planner.ask import Options, question_of
 from meshwright.planner.explain.verdict import verdict
-from meshwright.simulator.simulate import simulate
-from meshwright.tracer.dry_run import How, trace_job
+from meshwright.simulator.simulate_step import simulate
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 from repository import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -32,7 +32,9 @@ def test_an_example_fits_and_does_what_was_planned(name: str) -> None:
     planned = verdict(question)
     assert planned.problem() is None
 
-    timeline = simulate(trace_job(str(file), (), cluster.num_devices, how=How(use_cache=False)), question.cluster)
+    timeline = simulate(
+        trace_job(str(file), (), cluster.num_devices, how=TraceOptions(use_cache=False)), question.cluster
+    )
     reserved = max(float(curve.reserved_bytes.max()) for curve in timeline.memory)
     assert reserved <= planned.usable_bytes
     assert abs(planned.needed_bytes / reserved - 1) <= MOST_OFF_MEMORY

@@ -28,7 +28,7 @@ MATMUL_S, MULTIPLY_S, GATHER_S, MESSAGE_S = 4e-3, 1e-3, 6e-3, 5e-4
 MIB = 2**20
 
 
-def simulated_step(num_ranks: int = 4, num_microbatches: int = 8, num_ops: int = 2, stands_for: int = 2) -> Timeline:
+def simulated_step(num_ranks: int = 4, num_microbatches: int = 8, num_ops: int = 2, multiplicity: int = 2) -> Timeline:
     """Return a step of a 1F1B pipeline whose every action has `num_ops` matmuls, each with a product after it."""
     schedule = build_schedule(Layout(pp=num_ranks), num_microbatches)
     actions = tuple(dict.fromkeys(str(one) for order in schedule.actions for one in order))
@@ -44,13 +44,13 @@ def simulated_step(num_ranks: int = 4, num_microbatches: int = 8, num_ops: int =
                 now[rank] = done[action] = _run(rows, rank, start, num_ops, action, actions.index(str(action)))
     for rank in range(num_ranks):
         now[rank] = _optimize(rows, rank, now[rank])
-    ranks = tuple(rank * stands_for for rank in range(num_ranks))
+    ranks = tuple(rank * multiplicity for rank in range(num_ranks))
     spans = _spans(rows, np.array(ranks))
     return Timeline(
-        source=TimelineSource(kind="simulated", name="job.toml", world_size=num_ranks * stands_for),
+        source=TimelineSource(kind="simulated", name="job.toml", world_size=num_ranks * multiplicity),
         step_s=max(now),
         ranks=ranks,
-        stands_for=(stands_for,) * num_ranks,
+        multiplicity=(multiplicity,) * num_ranks,
         names=NAMES,
         scopes=SCOPES,
         phases=PHASES,

@@ -13,17 +13,17 @@ from tempfile import TemporaryDirectory
 
 from meshwright.config.write import to_toml
 from meshwright.errors import MeshwrightError
-from meshwright.simulator.checks.check import mismatches
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.checks.check_traces import mismatches
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.simulated_step import SimulatedStep
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.fork_server import server_socket, share
 from meshwright.tracer.programs.trace import device_type_of
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _traces(steps: Steps, layout: Layout, num_processes: int) -> Traces:
         file = Path(folder) / "job.toml"
         file.write_text(to_toml(job, comments=False), encoding="utf-8")
         device = device_type_of(steps.cluster.device)
-        how = How(num_processes=num_processes)
+        how = TraceOptions(num_processes=num_processes)
         return trace_job(str(file), num_ranks=layout.num_ranks, device=device, how=how)
 
 

@@ -1,4 +1,4 @@
-"""Exposure: which communication a played step hides behind computation, and which it does not.
+"""Exposure: which communication a execution step hides behind computation, and which it does not.
 
     hidden = the part of a span during which its own rank computes, on any stream; exposed = the rest
 
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from meshwright.simulator.checks.starred import starred
+from meshwright.simulator.checks.describe import without_numbers
 from meshwright.spec.step.dry_run import CollectiveUse, ExposedAt
 from meshwright.spec.trace.timeline import Floats, Ints, SpanKind, Spans, Timeline
 from meshwright.spec.trace.trace import RecordKind
@@ -53,10 +53,10 @@ def collective_uses(timeline: Timeline, traces: Traces) -> tuple[CollectiveUse, 
 def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
     """Return where communication is exposed, most first: blocks that do the same are one place."""
     spans, hidden_s = _communication(timeline)
-    names = [starred(scope) for scope in (*timeline.scopes, "")]
+    names = [without_numbers(scope) for scope in (*timeline.scopes, "")]
     scope = np.unique(names, return_inverse=True)[1].ravel()[spans.scope]
     example, kind = _kinds(spans.axis, spans.name, spans.phase, scope)
-    share = _weights(timeline, spans) / sum(timeline.stands_for)
+    share = _weights(timeline, spans) / sum(timeline.multiplicity)
     total_s = spans.end_s - spans.start_s
     sums = [np.bincount(kind, share * of) for of in (1, total_s - hidden_s, hidden_s)]
     places = []
@@ -124,7 +124,7 @@ def _busy(computed: Spans) -> tuple[Floats, Floats]:
 
 def _weights(timeline: Timeline, spans: Spans) -> Floats:
     """Return how many ranks each span's rank stands for [spans]."""
-    return np.array(timeline.stands_for, float)[np.searchsorted(timeline.ranks, spans.rank)]
+    return np.array(timeline.multiplicity, float)[np.searchsorted(timeline.ranks, spans.rank)]
 
 
 def _group_sizes(spans: Spans, traces: Traces) -> Ints:
@@ -133,8 +133,8 @@ def _group_sizes(spans: Spans, traces: Traces) -> Ints:
     for rank in np.unique(spans.rank).tolist():
         trace, rows = traces.of_rank(rank), np.flatnonzero(spans.rank == rank)
         records = spans.record[rows]
-        of_group = np.array([*(len(group) for group in trace.groups), 1])[trace.records.group[records]]
-        sizes[rows] = np.where(trace.records.kind[records] == RecordKind.COLLECTIVE, of_group, _MESSAGE_RANKS)
+        group_noise = np.array([*(len(group) for group in trace.groups), 1])[trace.records.group[records]]
+        sizes[rows] = np.where(trace.records.kind[records] == RecordKind.COLLECTIVE, group_noise, _MESSAGE_RANKS)
     return sizes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.simulator.checks.waited import waited_records
+from meshwright.simulator.engine.program import waited_records
 from meshwright.spec.step.dry_run import Stragglers, Straggling
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.trace import NONE, Trace
@@ -22,7 +22,7 @@ _Waits = dict[tuple[str, str], tuple[float, int]]
 
 def stragglers_of(timeline: Timeline, usual: Timeline, traces: Traces) -> Stragglers:
     """Return what `timeline` adds to the `usual` step of the same traces."""
-    counts = zip(timeline.ranks, timeline.stands_for, strict=True)
+    counts = zip(timeline.ranks, timeline.multiplicity, strict=True)
     return Stragglers(
         usual_step_s=usual.step_s,
         ranks=tuple(_straggling(rank, count, timeline, usual, traces.traces[rank]) for rank, count in counts),

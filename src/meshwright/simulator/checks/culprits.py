@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from meshwright.simulator.checks.disagreements import Asked, Disagreement
+from meshwright.simulator.checks.disagreements import CallSignatures, Disagreement
 from meshwright.simulator.engine.matching import Channel
 from meshwright.spec.trace.traces import Traces
 
@@ -34,7 +34,7 @@ class Blame(NamedTuple):
 
 
 def blamed(
-    traces: Traces, found: Sequence[Disagreement], channels: Sequence[Channel], asked: Sequence[Asked]
+    traces: Traces, found: Sequence[Disagreement], channels: Sequence[Channel], asked: Sequence[CallSignatures]
 ) -> list[Blame]:
     """Return who is to blame for each disagreement, the surest first, by the culprit's records."""
     culprits: dict[int, int] = {}
@@ -53,7 +53,7 @@ def blamed(
     return [blame._replace(is_tie=blame.is_tie and not elsewhere[blame.rank]) for blame in blames]
 
 
-def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[Asked]) -> int | None:
+def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[CallSignatures]) -> int | None:
     """Return the first member that asks for other things than most ranks of the group, or of groups that are alike."""
     classes = traces.class_of_rank[list(one.channel.ranks)]
     votes: _Votes = Counter()
@@ -64,7 +64,7 @@ def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[Asked]) ->
     return None if usual is None else _other_than(usual, one.at)
 
 
-def _message_culprit(one: Disagreement, alike: Sequence[Asked]) -> int | None:
+def _message_culprit(one: Disagreement, alike: Sequence[CallSignatures]) -> int | None:
     """Return the end of a message that sends or receives more, fewer or other messages than those that are alike."""
     counts = tuple(len(rows) for rows in one.channel.rows)
     if counts[0] != counts[1]:
@@ -78,7 +78,7 @@ def _other_than(usual: tuple[Hashable], at: Sequence[Hashable]) -> int | None:
     return next((position for position, what in enumerate(at) if what != usual[0]), None)
 
 
-def _votes_at(number: int, alike: Sequence[Asked]) -> _Votes:
+def _votes_at(number: int, alike: Sequence[CallSignatures]) -> _Votes:
     """Return what members of channels that are alike, and that agree, ask for at one place."""
     votes: _Votes = Counter()
     for theirs in alike:

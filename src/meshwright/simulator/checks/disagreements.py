@@ -22,7 +22,7 @@ _EXCHANGES = ("alltoall_", "alltoall_base_", "all_to_all_single", "allgather_", 
 """Collectives whose ranks may pass tensors of different sizes."""
 _FIELDS = ("tensors of the same size", "the same dtype", "the same reduction and root")
 """What a collective asks for after its name."""
-Asked = list[list[Hashable]]
+CallSignatures = list[list[Hashable]]
 """What each member asks for, in order [members][operations]."""
 
 
@@ -38,13 +38,13 @@ class Disagreement:
     """What all ranks have to do, where that is more than to run the same operations in the same order."""
 
 
-def asked_of(traces: Traces, channel: Channel) -> Asked:
+def call_signatures(traces: Traces, channel: Channel) -> CallSignatures:
     """Return what each member of a channel asks for in each operation: what all have to agree on."""
     sides = zip(channel.members, channel.rows, strict=True)
-    return [_asked(traces.traces[rank], rows, is_message=channel.is_message) for rank, rows in sides]
+    return [_signatures_of(traces.traces[rank], rows, is_message=channel.is_message) for rank, rows in sides]
 
 
-def first_disagreement(traces: Traces, channel: Channel, asked: Asked) -> Disagreement | None:
+def first_disagreement(traces: Traces, channel: Channel, asked: CallSignatures) -> Disagreement | None:
     """Return the first operation on which members do not agree, None where there is none."""
     has_exchange = not channel.is_message and any(_is_exchange(one) for one in set(asked[0]))
     if not has_exchange and all(one == asked[0] for one in asked):
@@ -70,7 +70,7 @@ def _splits(traces: Traces, channel: Channel, number: int) -> Hashable:
     return tuple((int(one.signature[row]), int(one.num_bytes[row])) for one, row in records)
 
 
-def _asked(trace: Trace, rows: Ints, *, is_message: bool) -> list[Hashable]:
+def _signatures_of(trace: Trace, rows: Ints, *, is_message: bool) -> list[Hashable]:
     records = trace.records
     actions = records.action[rows] if is_message else np.full(len(rows), NONE)
     columns = (records.signature[rows], records.num_bytes[rows], actions)
@@ -78,12 +78,12 @@ def _asked(trace: Trace, rows: Ints, *, is_message: bool) -> list[Hashable]:
     asked: list[Hashable] = []
     for row in zip(*(column.tolist() for column in columns), strict=True):
         if row not in known:
-            known[row] = _asked_by(trace, *row, is_message=is_message)
+            known[row] = _signature_of(trace, *row, is_message=is_message)
         asked.append(known[row])
     return asked
 
 
-def _asked_by(trace: Trace, signature: int, num_bytes: int, action: int, *, is_message: bool) -> Hashable:
+def _signature_of(trace: Trace, signature: int, num_bytes: int, action: int, *, is_message: bool) -> Hashable:
     shapes = trace.signatures[signature]
     dtype = next((shape.dtype for shape in (*shapes.inputs, *shapes.outputs)), "")
     if is_message:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.simulator.checks.places import COMMUNICATION
+from meshwright.simulator.checks.describe import COMMUNICATION
 from meshwright.spec.trace.problem import RaceKind
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 

@@ -1,4 +1,4 @@
-"""grouped(): ranks of a fully traced program that do the same, in classes, so that each class is simulated once.
+"""group_equivalent(): ranks of a fully traced program that do the same, in classes, so that each class is simulated once.
 
 Two ranks are in one class if their traces are equal up to the numbers of ranks, if each group of the one has ranks of
 the same classes at the same distances as that of the other, and if their messages go to and come from ranks of the same
@@ -18,7 +18,7 @@ from meshwright.spec.trace.trace_order import fingerprint
 from meshwright.spec.trace.traces import Traces
 
 
-def grouped(traces: Traces) -> Traces:
+def group_equivalent(traces: Traces) -> Traces:
     """Return the traces of the first rank of each class; those given are of every rank, or come back as they are."""
     if len(traces.traces) < traces.world_size:
         return traces

@@ -9,6 +9,8 @@ oversubscribed network, the two directions of each pod are links as well, which 
 borders between the positions of its own two ranks count (hops.py). Sources and what is ignored:
 cost/communication/collective.py,
 all_to_all.py, point_to_point.py. A broadcast or scatter takes as long as an all-gather.
+
+Peers: the ranks that a channel's members send to, for domains where every pair of devices has a link of its own.
 """
 
 from __future__ import annotations
@@ -36,9 +38,8 @@ from meshwright.cost.rates import architecture_of
 from meshwright.cost.slowness import Slowness, Stacks, is_omni_path
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import UnsupportedError
-from meshwright.simulator.engine.hops import PodWays, hops_of, pod_ways_of, spine_of_hops
+from meshwright.simulator.engine.channel_instances import PodWays, hops_of, pod_ways_of, spine_of_hops
 from meshwright.simulator.engine.matching import Channel, CommOps
-from meshwright.simulator.engine.peers import Peers, peers_of
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.trace.trace import Ints, Trace
 from meshwright.spec.trace.traces import Traces
@@ -204,3 +205,23 @@ def _network_shares(share: float, crossing: float, fabric: Fabric) -> tuple[floa
     """Return the shares of a rank's network card and of its pod's way out, given that of the slower of the two."""
     on_spine = float(fabric.oversubscription) * crossing
     return share / max(1.0, on_spine), share * min(1.0, on_spine)
+
+
+Peers = tuple[tuple[int, ...], ...]
+"""Of each of a channel's members the others in its domain."""
+
+
+def peers_of(channel: Channel, traces: Traces, domain_size: int) -> Peers:
+    """Return for each member the other ranks of its own group inside its domain; sibling groups have other ranks."""
+    found = []
+    for member, rows in zip(channel.members, channel.rows, strict=True):
+        trace = traces.traces[member]
+        if not len(rows):
+            others: tuple[int, ...] = ()
+        elif channel.is_message:
+            others = (int(trace.records.peer[rows[0]]),)
+        else:
+            others = trace.groups[trace.records.group[rows[0]]]
+        inside = member // domain_size
+        found.append(tuple(other for other in others if other != member and other // domain_size == inside))
+    return tuple(found)

@@ -2,13 +2,22 @@
 
     seconds of an operation = its cost x the fault's factor x noise of its rank (noise.py)
 
-A fault concerns all ranks that a representative stands for, until apart() gives its rank a program of its own. Ignored:
+A fault concerns all ranks that a representative stands for, until split_classes() gives its rank a program of its own. Ignored:
 that slow moments of one rank come together.
+
+Noise: by how much the operations of each rank, and each collective, take longer or shorter than their cost.
+
+    factor = exp(jitter x z - jitter^2 / 2) x rank_factor of the rank,  rank_factor = exp(spread x |z|)
+
+with z from a standard normal distribution, so that the mean stays the cost. Every rank and stream, and every group and
+direction of messages, draws from a generator of its own, seeded by what it is: what one rank draws depends neither on
+which ranks were traced nor on how they are grouped in classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +27,7 @@ from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import RecordTimes
 from meshwright.spec.trace.fault import Fault
+from meshwright.spec.trace.timeline import Floats
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 
@@ -30,7 +40,7 @@ class Conditions:
     jitter: float = 0.0
     """Standard deviation of the logarithm of each operation's, collective's and message's time."""
     rank_spread: float = 0.0
-    """That of the ranks' slowness."""
+    """That of the ranks' rank_factor."""
     faults: tuple[Fault, ...] = ()
     has_expandable_segments: bool = True
     """Whether the allocator's segments grow (PYTORCH_ALLOC_CONF), as the trainer sets it."""
@@ -68,8 +78,8 @@ def comm_ops_under(conditions: Conditions, traces: Traces, comm_ops: CommOps, ti
     slower = np.ones(len(comm_ops))
     for rank, trace in traces.traces.items():
         for fault in _of(conditions, traces, rank, "slow-link"):
-            met = comm_ops.of_record[rank][_in_phase(fault, trace)]
-            slower[np.unique(met[met != NONE])] *= fault.argument
+            slowed = comm_ops.of_record[rank][_in_phase(fault, trace)]
+            slower[np.unique(slowed[slowed != NONE])] *= fault.argument
     return replace(times, latency_s=times.latency_s * slower, wire_s=times.wire_s * slower)
 
 
@@ -126,3 +136,45 @@ def _nth(fault: Fault, rows: Ints, what: str) -> int:
             f"set it to less than {len(rows)}"
         )
     return int(rows[number])
+
+
+_CHUNK = 256
+"""Draws of each rank that are made at a time: few enough to hold for 1,024 ranks."""
+
+
+class RankNoise:
+    """The factors of one stream's operations on some ranks, drawn in order."""
+
+    def __init__(self, conditions: Conditions, rank_factor: Floats, ranks: Ints, stream: int) -> None:
+        self._jitter, self._rank_factor = conditions.jitter, rank_factor
+        self._generators = [np.random.default_rng((conditions.seed, rank, stream)) for rank in ranks.tolist()]
+        self._drawn = np.zeros((0, len(ranks)))
+        self._next = 0
+
+    def next(self) -> Floats:
+        """Return the factors of the next operation [ranks]."""
+        if self._jitter == 0:
+            return self._rank_factor
+        if self._next == len(self._drawn):
+            drawn = np.stack([one.standard_normal(_CHUNK) for one in self._generators], axis=1)
+            self._drawn, self._next = _factors(drawn, self._jitter) * self._rank_factor, 0
+        self._next += 1
+        return np.asarray(self._drawn[self._next - 1])
+
+
+def rank_factors(conditions: Conditions, ranks: Sequence[int]) -> Floats:
+    """Return how many times slower each rank is in the whole step [ranks]."""
+    if conditions.rank_spread == 0:
+        return np.ones(len(ranks))
+    drawn = [np.random.default_rng((conditions.seed, rank)).standard_normal() for rank in ranks]
+    return np.exp(conditions.rank_spread * np.abs(drawn))
+
+
+def group_noise(conditions: Conditions, axis: str, ranks: Sequence[int], count: int) -> Floats:
+    """Return the factors of a group's collectives, or of the messages from one rank to another, in order [count]."""
+    key = (conditions.seed, zlib.crc32(axis.encode()), len(ranks), ranks[0], ranks[-1])
+    return _factors(np.random.default_rng(key).standard_normal(count), conditions.jitter)
+
+
+def _factors(drawn: Floats, jitter: float) -> Floats:
+    return np.asarray(np.exp(jitter * drawn - jitter**2 / 2))

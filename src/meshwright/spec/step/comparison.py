@@ -112,7 +112,7 @@ def compare(a: Timeline, b: Timeline) -> Comparison:
 
 
 def _side(timeline: Timeline) -> Side:
-    num_ranks, parts = sum(timeline.stands_for), step_parts(timeline)
+    num_ranks, parts = sum(timeline.multiplicity), step_parts(timeline)
     return Side(source=timeline.source, step_s=timeline.step_s, num_ranks=num_ranks, parts=parts)
 
 
@@ -121,7 +121,7 @@ def _uses(timeline: Timeline) -> dict[Key, Use]:
     spans = timeline.spans
     is_told = np.isin(spans.kind, list(_KINDS))
     columns = np.stack([spans.kind, spans.name, spans.scope, spans.axis], axis=1)[is_told]
-    weights = np.array(timeline.stands_for, float) / sum(timeline.stands_for)
+    weights = np.array(timeline.multiplicity, float) / sum(timeline.multiplicity)
     weight = weights[np.searchsorted(np.array(timeline.ranks), spans.rank[is_told])]
     rows, which = np.unique(columns, axis=0, return_inverse=True)
     seconds = np.bincount(which.ravel(), weight * (spans.end_s - spans.start_s)[is_told], len(rows))

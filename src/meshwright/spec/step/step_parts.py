@@ -102,7 +102,7 @@ def step_parts(timeline: Timeline, rank: int | None = None) -> StepParts:
     shares = seconds_by_rank(timeline)
     if rank is not None:
         return _parts(shares[timeline.ranks.index(rank)])
-    weights = np.array(timeline.stands_for, float)
+    weights = np.array(timeline.multiplicity, float)
     return _parts(weights @ shares / weights.sum())
 
 

@@ -125,7 +125,7 @@ class Timeline:
     """From the beginning of the step on the first rank to its end on the last."""
     ranks: tuple[int, ...]
     """Global ranks whose spans are here, ascending."""
-    stands_for: tuple[int, ...]
+    multiplicity: tuple[int, ...]
     """For each of them how many ranks do the same, itself included."""
     names: tuple[str, ...]
     """Operations and collectives, as torch calls them."""
@@ -168,5 +168,5 @@ class Timeline:
         return cls(source=source, step_s=about["step_s"], spans=spans, memory=memory, **texts)
 
 
-_TUPLES = ("ranks", "stands_for", "names", "scopes", "phases", "actions", "axes")
+_TUPLES = ("ranks", "multiplicity", "names", "scopes", "phases", "actions", "axes")
 _CURVE = [field.name for field in fields(MemoryCurve) if field.name != "rank"]

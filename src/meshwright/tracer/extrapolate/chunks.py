@@ -25,11 +25,11 @@ BEFORE = 0
 """The chunk of what was there before the step; it has no records."""
 
 
-class NotAlike(Exception):
+class NotExtrapolable(Exception):
     """The step cannot be told from some of its microbatches; says why."""
 
 
-class Key(NamedTuple):
+class ChunkKey(NamedTuple):
     """What chunks of different microbatches have in common."""
 
     kind: str
@@ -38,17 +38,17 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TraceChunk:
     """Records from `start` to `stop`."""
 
-    key: Key
+    key: ChunkKey
     microbatch: int | None
     start: int
     stop: int
 
 
 @dataclass(frozen=True)
-class Made:
+class Owners:
     """For each storage, work or event of a trace the chunk that made it, and which it is of those made there."""
 
     chunk: Ints
@@ -62,38 +62,38 @@ class CutTrace:
     """A trace and its chunks, the first of which is BEFORE."""
 
     trace: Trace
-    chunks: list[Chunk]
+    chunks: list[TraceChunk]
     chunk_of_record: Ints
-    storages: Made
-    works: Made
-    events: Made
+    storages: Owners
+    works: Owners
+    events: Owners
 
-    def positions(self) -> dict[tuple[Key, int | None], int]:
+    def positions(self) -> dict[tuple[ChunkKey, int | None], int]:
         """Return where the chunk of each key and microbatch stands."""
         return {(chunk.key, chunk.microbatch): index for index, chunk in enumerate(self.chunks)}
 
 
 def cut(trace: Trace, num_microbatches: int) -> CutTrace:
-    """Return the trace, numbered by first appearance, in chunks; raises NotAlike where a microbatch cannot be told."""
+    """Return the trace, numbered by first appearance, in chunks; raises NotExtrapolable where a microbatch cannot be told."""
     trace = in_order(trace)
     stages = sorted({parse_action(text).stage for text in trace.actions})
-    chunks = [Chunk(Key("before", 0), None, 0, 0)]
+    chunks = [TraceChunk(ChunkKey("before", 0), None, 0, 0)]
     runs = _runs(trace.records.action)
     for index, (start, stop) in enumerate(runs):
         position = trace.records.action[start]
         if position != NONE:
             action = parse_action(trace.actions[position])
-            chunks.append(Chunk(Key(action.kind, stages.index(action.stage)), action.microbatch, start, stop))
+            chunks.append(TraceChunk(ChunkKey(action.kind, stages.index(action.stage)), action.microbatch, start, stop))
             continue
         length = _period(trace, stop, num_microbatches) if index == 0 else 0
         for microbatch in range(num_microbatches if length else 0):
             begin = microbatch * length
-            chunks.append(Chunk(Key(INPUT, 0), microbatch, begin, begin + length))
+            chunks.append(TraceChunk(ChunkKey(INPUT, 0), microbatch, begin, begin + length))
         start += length * num_microbatches
         if index == len(runs) - 1:
             start = _add_waits(trace, chunks, start, stop)
         if start < stop:
-            chunks.append(Chunk(Key(FRAME, index), None, start, stop))
+            chunks.append(TraceChunk(ChunkKey(FRAME, index), None, start, stop))
     owner = np.repeat(np.arange(len(chunks)), [chunk.stop - chunk.start for chunk in chunks])
     return CutTrace(
         trace,
@@ -120,7 +120,7 @@ def _period(trace: Trace, stop: int, times: int) -> int:
     return 0
 
 
-def _add_waits(trace: Trace, chunks: list[Chunk], start: int, stop: int) -> int:
+def _add_waits(trace: Trace, chunks: list[TraceChunk], start: int, stop: int) -> int:
     """Add a chunk for each of the step's last waits for messages, and what stands before them; return their end."""
     sends = {
         work: chunk
@@ -135,16 +135,16 @@ def _add_waits(trace: Trace, chunks: list[Chunk], start: int, stop: int) -> int:
     if not len(found):
         return start
     if (np.diff(found) != 1).any():
-        raise NotAlike("messages are not waited for one after another")
+        raise NotExtrapolable("messages are not waited for one after another")
     if found[0] > start:
-        chunks.append(Chunk(Key(FRAME, -1), None, start, int(found[0])))
+        chunks.append(TraceChunk(ChunkKey(FRAME, -1), None, start, int(found[0])))
     for at in found.tolist():
         of = sends[trace.records.work[at]]
-        chunks.append(Chunk(Key(f"{WAIT} {of.key.kind}", of.key.stage), of.microbatch, at, at + 1))
+        chunks.append(TraceChunk(ChunkKey(f"{WAIT} {of.key.kind}", of.key.stage), of.microbatch, at, at + 1))
     return int(found[-1]) + 1
 
 
-def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Made:
+def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Owners:
     """Return who made each work or event: where its number appears first, unless something waits for it there."""
     column = getattr(trace.records, name)
     numbers, first = np.unique(column, return_index=True)
@@ -153,11 +153,11 @@ def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Made:
     return _made(np.where(waits, BEFORE, owner[first]), num_chunks)
 
 
-def _made(chunk: Ints, num_chunks: int) -> Made:
+def _made(chunk: Ints, num_chunks: int) -> Owners:
     """Return the ordinals that follow from the chunks of things in the order in which they were made."""
     count = np.bincount(chunk, minlength=num_chunks)
     order = np.argsort(chunk, kind="stable")
     first = np.cumsum(count) - count
     ordinal = np.empty(len(chunk), np.int64)
     ordinal[order] = np.arange(len(chunk)) - first[chunk[order]]
-    return Made(chunk.astype(np.int64), ordinal, count)
+    return Owners(chunk.astype(np.int64), ordinal, count)

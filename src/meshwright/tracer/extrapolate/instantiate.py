@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.trace.trace import NONE, Ints, Records, Storages, Trace, Uses
 from meshwright.spec.trace.trace_order import in_order
-from meshwright.tracer.extrapolate.chunks import BEFORE, CutTrace, Key, Made, NotAlike
-from meshwright.tracer.extrapolate.microbatches import Chosen
-from meshwright.tracer.record.whole_step import Instance, chunks_of_step, require_alike
+from meshwright.tracer.extrapolate.chunks import BEFORE, ChunkKey, CutTrace, NotExtrapolable, Owners
+from meshwright.tracer.extrapolate.microbatches import Chosen, Instance, chunks_of_step, require_alike
 
 
 def instantiate(traced: CutTrace, chosen: Chosen, actions: Sequence[Action]) -> Trace:
     """Return the trace of a step of `actions`, sends and receives included, of which `traced` ran those chosen.
 
-    Raises NotAlike where microbatches that should do the same do not.
+    Raises NotExtrapolable where microbatches that should do the same do not.
     """
     require_alike(traced, chosen)
     return _Instantiation(traced, chosen, list(chunks_of_step(traced, chosen, actions))).trace()
@@ -48,11 +47,11 @@ class _Instantiation:
         counts = [sizes, traced.storages.count, traced.works.count, traced.events.count]
         self.first = _Placed(*(np.cumsum(count[self.chunk]) - count[self.chunk] for count in counts))
         self.sizes = sizes
-        self._by_name: dict[Key, dict[int | None, int]] = {}
-        self._in_trace: dict[Key, list[int]] = {}
+        self._by_name: dict[ChunkKey, dict[int | None, int]] = {}
+        self._in_trace: dict[ChunkKey, list[int]] = {}
         for index, chunk in enumerate(traced.chunks):
             self._in_trace.setdefault(chunk.key, []).append(index)
-        self._in_step: dict[Key, list[int]] = {}
+        self._in_step: dict[ChunkKey, list[int]] = {}
         for index, one in enumerate(instances):
             key = traced.chunks[one.chunk].key
             self._in_step.setdefault(key, []).append(index)
@@ -101,7 +100,7 @@ class _Instantiation:
         begin, count = np.array(starts)[self.chunk], counts[self.chunk]
         return np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
 
-    def _resolved(self, things: Ints, instance: Ints, made: Made, first: Ints) -> Ints:
+    def _resolved(self, things: Ints, instance: Ints, made: Owners, first: Ints) -> Ints:
         """Return the numbers in the whole step of things that instances name by their numbers in the trace."""
         is_named = things != NONE
         if not is_named.any():
@@ -144,7 +143,7 @@ class _Instantiation:
         ago = sum(at < chunk for at in in_trace) - in_trace.index(owner)
         before = np.searchsorted(in_step, instances)
         if ago <= 0 or (before < ago).any():
-            raise NotAlike(f"something of a later {key.kind} of stage {key.stage} is needed")
+            raise NotExtrapolable(f"something of a later {key.kind} of stage {key.stage} is needed")
         return np.asarray(in_step[before - ago])
 
     def _storages(self, shift: Ints) -> Storages:
@@ -172,13 +171,15 @@ class _Instantiation:
         targets = self._resolved(things, instance, self.traced.storages, self.first.storages)
         if (np.bincount(targets) > 1).any():
             again = np.setdiff1d(np.arange(len(targets)), np.unique(targets, return_index=True)[1])[0]
-            raise NotAlike(f"{self.traced.chunks[self.chunk[instance[again]]].key.kind} gives back what is gone")
+            raise NotExtrapolable(f"{self.traced.chunks[self.chunk[instance[again]]].key.kind} gives back what is gone")
         result[targets] = freed_at[things] + shift[instance]
         for target in np.flatnonzero((result == NONE) & (freed_at[rows] != NONE)).tolist():
             thing = rows[target]
             chunk = self.traced.chunks[freeing[thing]]
             if not together[thing]:
-                raise NotAlike(f"a storage is never given back, as in {chunk.key.kind} of stage {chunk.key.stage}")
+                raise NotExtrapolable(
+                    f"a storage is never given back, as in {chunk.key.kind} of stage {chunk.key.stage}"
+                )
             number = None if chunk.microbatch is None else self.chosen.microbatches[chunk.microbatch]
             result[target] = freed_at[thing] + shift[self._by_name[chunk.key][number]]
         return result

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.spec.trace.trace import RecordKind
-from meshwright.tracer.record.collectives import FoundCollective
+from meshwright.tracer.record.collective_ops import CollectiveCall
 
 Number = float | int | bool
 _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -80,7 +80,7 @@ class NumberExchange:
         self._own = _Done({}, {})
         self._counts = Counter[Call]()
 
-    def taken(self, found: FoundCollective, op: str, rank: int, brought: Numbers | None) -> Numbers | None:
+    def taken(self, found: CollectiveCall, op: str, rank: int, brought: Numbers | None) -> Numbers | None:
         """Return the numbers that a collective or message writes; None where they are unknown, or nothing is written.
 
         `op` is its name, `brought` what this rank brings, None of what is unknown.
@@ -145,7 +145,7 @@ def took_numbers(folder: Path, rank: int) -> bool:
     return file.exists() and bool(pickle.loads(file.read_bytes()).taken)
 
 
-def _call(found: FoundCollective, op: str, rank: int) -> Call:
+def _call(found: CollectiveCall, op: str, rank: int) -> Call:
     assert found.group is not None
     if found.kind == RecordKind.COLLECTIVE:
         return Call(found.group, found.communicator, op, found.agreed)
@@ -153,7 +153,7 @@ def _call(found: FoundCollective, op: str, rank: int) -> Call:
     return Call(found.group, found.communicator, "message", "", ends)
 
 
-def _givers(call: Call, found: FoundCollective, rank: int) -> tuple[int, ...]:
+def _givers(call: Call, found: CollectiveCall, rank: int) -> tuple[int, ...]:
     """Return the ranks whose numbers a rank gets, in the order of the group."""
     if call.ends:
         return () if rank == call.ends[0] else (call.ends[0],)
@@ -163,7 +163,7 @@ def _givers(call: Call, found: FoundCollective, rank: int) -> tuple[int, ...]:
 
 
 def _combined(
-    call: Call, given: Sequence[Sequence[Number]], found: FoundCollective, rank: int
+    call: Call, given: Sequence[Sequence[Number]], found: CollectiveCall, rank: int
 ) -> tuple[Number, ...] | None:
     """Return what a collective makes of what its givers bring; None where that is not known."""
     place, count = call.group[0].index(rank), len(call.group[0])

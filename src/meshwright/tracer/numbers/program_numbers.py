@@ -10,13 +10,13 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.spec.trace.trace import RecordKind
-from meshwright.tracer.numbers.guessed_number import GuessedNumber
 from meshwright.tracer.numbers.host_numbers import is_whole, is_whole_on_host, numbers_of, tensor_of, write_numbers
 from meshwright.tracer.numbers.number_exchange import NumberExchange, Numbers
 from meshwright.tracer.numbers.readings import Reading, Readings
+from meshwright.tracer.numbers.scalar_placeholders import GuessedNumber
 from meshwright.tracer.programs.program_lines import line_of_program
-from meshwright.tracer.record.collectives import FoundCollective
-from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.collective_ops import CollectiveCall
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import refuse_number
 
 _MOST_KNOWN = 1 << 16
@@ -29,7 +29,7 @@ _MOST_EXCHANGED = 1 << 12
 class ProgramNumbers:
     """Numbers of tensors as a program reads them; reads of the device are recorded."""
 
-    def __init__(self, recorder: Recorder, device_type: str) -> None:
+    def __init__(self, recorder: TraceRecorder, device_type: str) -> None:
         self._recorder, self._device_type = recorder, device_type
         self.readings = Readings()
         self.exchange = NumberExchange()
@@ -56,9 +56,7 @@ class ProgramNumbers:
         first = int(source.storage_offset())
         return tensor_of(list(known[first : first + copy.numel()]), copy)
 
-    def communicated(
-        self, found: FoundCollective, op: str, inputs: Sequence[Tensor], written: Sequence[Tensor]
-    ) -> None:
+    def communicated(self, found: CollectiveCall, op: str, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         """Notice what a collective or message, the operator `op`, writes."""
         if self.exchange.is_on and not found.is_barrier:
             brought = inputs if found.is_in_place else [one for one in inputs if not _is_among(one, written)]

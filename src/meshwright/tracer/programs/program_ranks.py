@@ -30,19 +30,20 @@ from meshwright.errors import UnsupportedError
 from meshwright.spec.trace.trace import Ints, RecordKind, Trace
 from meshwright.spec.trace.trace_order import fingerprint
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.extrapolate.axes import (
+from meshwright.tracer.extrapolate.program_axes import (
     LONG,
     Axis,
     axes_of_groups,
     axes_of_messages,
     axis_of,
+    by_partners,
     calls_of,
     is_ring,
+    unanswered,
     unknown_places,
     ways_of_messages,
 )
-from meshwright.tracer.extrapolate.classes import CUT
-from meshwright.tracer.extrapolate.partners import by_partners, unanswered
+from meshwright.tracer.extrapolate.rank_labels import CUT
 from meshwright.tracer.programs.trace import Program, trace_ranks
 
 ALL_TRACED = 64

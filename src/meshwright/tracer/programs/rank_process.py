@@ -28,9 +28,9 @@ from meshwright.tracer.extrapolate.routing import parse_routing, read_as
 from meshwright.tracer.numbers.number_exchange import took_numbers
 from meshwright.tracer.numbers.object_exchange import ObjectExchange, waiting_ranks
 from meshwright.tracer.programs.program_builder import find_builder, step_of
-from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.simulated_device import NAME, device, install
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import explained
 from meshwright.tracer.torch_distributed.torch_async_tensor import allow_async_tensor_parallel
 from meshwright.tracer.torch_distributed.torch_pipelining import send_objects_by
@@ -40,11 +40,10 @@ from meshwright.tracer.torch_distributed.torch_process_group import (
     set_torchrun_environment,
     take_over_process_group,
 )
-from meshwright.tracer.torch_distributed.torch_reductions import reductions_watched
-from meshwright.tracer.torch_distributed.torch_waits import resizing_watched, waiting_watched
+from meshwright.tracer.torch_distributed.torch_works import reductions_watched, resizing_watched, waiting_watched
 from meshwright.tracer.torch_patches.torch_autocast import cast_on
 from meshwright.tracer.torch_patches.torch_compile import record_compiled, recording_compiler
-from meshwright.tracer.torch_patches.torch_cuda import stand_in_for_cuda
+from meshwright.tracer.torch_patches.torch_cuda import redirect_cuda
 from meshwright.tracer.torch_patches.torch_patches import apply_patches
 from meshwright.tracer.torch_patches.torch_sync_batch_norm import normalize_over_ranks
 from meshwright.units import format_bytes
@@ -204,11 +203,11 @@ def _failure(order: dict[str, Any], rank: int, code: int) -> str:
 
 def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
     """Return what records in this process, which is of no other use afterwards."""
-    recorder = Recorder()
+    recorder = TraceRecorder()
     if device_type == NAME:
         install(recorder)
         cast_on(NAME)
-        stand_in_for_cuda()
+        redirect_cuda()
         normalize_over_ranks()
         allow_async_tensor_parallel(NAME)
     mode = RecordingMode(recorder, device_type)

@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshwright.spec.trace.trace import NONE, RecordKind
-from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 
 _OWN = ("scope", "phase", "action", "line", "stream")
 """Columns in which each call has its own values, which are those of all of its records."""
@@ -59,7 +59,7 @@ def key_of(args: Sequence[Any], mode: RecordingMode) -> Hashable | None:
 
 
 @dataclass(frozen=True)
-class Made:
+class SavedTensor:
     """A tensor that outlives the call."""
 
     size: tuple[int, ...]
@@ -98,7 +98,7 @@ class GraphCall:
     num_works: int
     steps: tuple[Step, ...]
     made: tuple[tuple[fx.Node, Any], ...]
-    """Values of nodes; tensors among them as Made."""
+    """Values of nodes; tensors among them as SavedTensor."""
 
     def replay(self, mode: RecordingMode, inputs: list[Any]) -> dict[fx.Node, Any]:
         """Record the call on `inputs`, of which the released ones are None afterwards; return the nodes' values."""
@@ -123,9 +123,9 @@ class GraphCall:
         return self._tensors(mode, slots, works)
 
     def _tensors(self, mode: RecordingMode, slots: dict[int, int], works: list[int]) -> dict[fx.Node, Any]:
-        tensors: dict[Made, Tensor] = {}
+        tensors: dict[SavedTensor, Tensor] = {}
 
-        def tensor_of(made: Made) -> Tensor:
+        def tensor_of(made: SavedTensor) -> Tensor:
             if made not in tensors:
                 tensors[made] = torch.empty_strided(made.size, made.strides, dtype=made.dtype, device=made.device)
                 mode.adopt(tensors[made], slots[made.slot], works[made.work])
@@ -133,7 +133,7 @@ class GraphCall:
 
         mode.recorder.is_paused = True
         try:
-            return {node: tree_map_only(Made, tensor_of, value) for node, value in self.made}
+            return {node: tree_map_only(SavedTensor, tensor_of, value) for node, value in self.made}
         finally:
             mode.recorder.is_paused = False
 
@@ -172,7 +172,7 @@ class Capture:
         None if one of them is an alias whose memory is not all its own.
         """
         found: list[tuple[fx.Node, Any]] = []
-        by_slot: dict[int, Made] = {}
+        by_slot: dict[int, SavedTensor] = {}
         for node in sorted(values, key=lambda one: one not in results):
             tensors = _tensors_in([values[node]])
             has_own = any(self._slot(tensor) >= 0 and self._slot(tensor) not in by_slot for tensor in tensors)
@@ -191,14 +191,14 @@ class Capture:
         number = self._mode.number_of(tensor.untyped_storage())
         return NONE if number is None else number - self._start.storages
 
-    def _made(self, tensor: Tensor) -> Made | None:
+    def _made(self, tensor: Tensor) -> SavedTensor | None:
         """Return what a replay needs to make a tensor; None if its memory is not all its own, or not of this call."""
         slot, work, size, strides = self._slot(tensor), self._mode.work_of(tensor), tuple(tensor.shape), tensor.stride()
         extent = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
         is_whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == extent * tensor.itemsize
         if slot < 0 or not is_whole or 0 <= work < self._start.works:
             return None
-        return Made(size, strides, tensor.dtype, tensor.device, slot, max(work - self._start.works, NONE))
+        return SavedTensor(size, strides, tensor.dtype, tensor.device, slot, max(work - self._start.works, NONE))
 
     def finish(self, made: list[tuple[fx.Node, Any]] | None) -> GraphCall | None:
         """Return the call, whose own values have gone by now; None if it cannot be repeated."""
@@ -210,7 +210,7 @@ class Capture:
         self._is_forward += [False] * (num_records - len(self._is_forward))
         outlive = {slot for slot, freed_at in enumerate(storages["freed_at"]) if freed_at == NONE}
         # A kernel may make what nothing reads, such as attention's mask: that was freed with the call's own values.
-        read = [(node, tree_map_only(Made, partial(_if_in, outlive), value)) for node, value in made]
+        read = [(node, tree_map_only(SavedTensor, partial(_if_in, outlive), value)) for node, value in made]
         made = [(node, value) for node, value in read if _slots_of([value])]
         if outlive != _slots_of([value for _, value in made]):
             return None
@@ -256,7 +256,7 @@ class Capture:
         )
 
 
-def _own_values(recorder: Recorder, kinds: Collection[bool]) -> dict[bool, dict[str, int]]:
+def _own_values(recorder: TraceRecorder, kinds: Collection[bool]) -> dict[bool, dict[str, int]]:
     """Return a call's own columns for records that are part of a forward, and for others."""
     scopes, before = recorder.scopes, recorder.scopes.is_compiled_forward
     found = {}
@@ -267,12 +267,12 @@ def _own_values(recorder: Recorder, kinds: Collection[bool]) -> dict[bool, dict[
     return found
 
 
-def _if_in(slots: Collection[int], one: Made) -> Made | None:
+def _if_in(slots: Collection[int], one: SavedTensor) -> SavedTensor | None:
     return one if one.slot in slots else None
 
 
 def _slots_of(values: list[Any]) -> set[int]:
-    return {one.slot for one in tree_leaves(values) if isinstance(one, Made)}
+    return {one.slot for one in tree_leaves(values) if isinstance(one, SavedTensor)}
 
 
 def _tensors_in(values: Any) -> list[Tensor]:

@@ -30,17 +30,15 @@ from meshwright.parallelism.torch_private.torch_operator import (
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, RecordKind, Signature
 from meshwright.tracer.numbers.host_numbers import computed, is_of_the_host
 from meshwright.tracer.numbers.program_numbers import ProgramNumbers
-from meshwright.tracer.record.collectives import FoundCollective, collective_of, wire_name
-from meshwright.tracer.record.functional_collectives import PARTS
-from meshwright.tracer.record.host_memory import is_blocking, place_of
-from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.collective_ops import CollectiveCall, collective_of, wire_name
+from meshwright.tracer.record.decompositions import GROUPED_MATMUL, PARTS, is_by_loop, run_by_loop
+from meshwright.tracer.record.op_properties import flops_of, is_blocking, op_place
 from meshwright.tracer.record.simulated_device import SimulatedStream
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import refuse
 from meshwright.tracer.torch_distributed.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
 from meshwright.tracer.torch_distributed.torch_pipelining import StageMessages
 from meshwright.tracer.torch_patches.torch_cuda import simulated
-from meshwright.tracer.torch_patches.torch_flops import flops_of
-from meshwright.tracer.torch_patches.torch_grouped_matmul import GROUPED_MATMUL, is_by_loop, run_by_loop
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
@@ -56,7 +54,7 @@ _ALIKE = (torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 class RecordingMode(TorchDispatchMode):
     """Records operators, collectives, waits and storages on devices of one type."""
 
-    def __init__(self, recorder: Recorder, device_type: str) -> None:
+    def __init__(self, recorder: TraceRecorder, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder, self.device_type = recorder, device_type
         self._storages: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
@@ -153,7 +151,7 @@ class RecordingMode(TorchDispatchMode):
             self.numbers.readings.follow(func, args, kwargs, inputs, results)
         else:
             self.numbers.communicated(found, func._opname, inputs, results if found.is_functional else found.written)
-        place = place_of(func, inputs, outputs, self.device_type)
+        place = op_place(func, inputs, outputs, self.device_type)
         is_here = place not in (None, "host")
         if found is None and place is None:
             return
@@ -201,7 +199,7 @@ class RecordingMode(TorchDispatchMode):
 
     def _record_collective(
         self,
-        found: FoundCollective,
+        found: CollectiveCall,
         signature: int,
         inputs: list[Tensor],
         outputs: list[Tensor],
@@ -236,7 +234,7 @@ class RecordingMode(TorchDispatchMode):
                 # Who asks for them has them: nothing is kept here.
                 self._results[id(waited)] = [weakref.ref(tensor) for tensor in found.written]
 
-    def _group_of(self, found: FoundCollective, num_inputs: int, *, is_on_host: bool) -> int:
+    def _group_of(self, found: CollectiveCall, num_inputs: int, *, is_on_host: bool) -> int:
         """Return the number of a collective's group; raises ValueError where it has no backend for the host."""
         if is_on_host and not found.serves_host:
             raise ValueError(

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from meshwright.spec.trace.trace import RecordKind
-from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 
 NAME = "simgpu"
 _STATE_BYTES = 16
@@ -117,7 +117,7 @@ class SimulatedDevice:
     """The module that torch finds at torch.simgpu: what it asks of a device's module, as torch.cuda has it."""
 
     def __init__(self) -> None:
-        self.recorder: Recorder | None = None
+        self.recorder: TraceRecorder | None = None
         self.Stream, self.Event = SimulatedStream, SimulatedEvent
         self.current = self.default = SimulatedStream()
         self.is_capturing = False
@@ -263,7 +263,7 @@ class SimulatedDevice:
 device = SimulatedDevice()
 
 
-def install(recorder: Recorder) -> None:
+def install(recorder: TraceRecorder) -> None:
     """Make simgpu torch's accelerator in this process, for good, and "fake" its collectives' backend."""
     device.recorder = recorder
     _setup_privateuseone_for_python_backend(NAME, backend_module=device)

@@ -24,7 +24,7 @@ from meshwright.tracer.torch_patches.torch_names import replace
 _NOT_PUBLIC = ("_is_in_bad_fork",)
 
 
-def stand_in_for_cuda() -> None:
+def redirect_cuda() -> None:
     """Have torch.cuda's functions, and those that take a device, work on the simulated accelerator, for good."""
     # torch notes which functions take the device of `with device:`; those are torch's own, not what replaces them.
     _device._device_constructors()

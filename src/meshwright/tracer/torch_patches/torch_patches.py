@@ -31,11 +31,11 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from meshwright.tracer.numbers.unknown_number import UnknownNumber
+from meshwright.tracer.numbers.scalar_placeholders import UnknownNumber
 from meshwright.tracer.programs.program_lines import line_of_program
 from meshwright.tracer.record.attention_kernels import as_on_cuda
-from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import (
     refuse_fsdp1,
     refuse_number,
@@ -45,22 +45,21 @@ from meshwright.tracer.record.untraceable import (
 )
 from meshwright.tracer.torch_distributed.torch_coalescing import coalesce_collectives
 from meshwright.tracer.torch_distributed.torch_data_parallel import reduce_by_hook
-from meshwright.tracer.torch_distributed.torch_futures import hold_results
 from meshwright.tracer.torch_distributed.torch_pipelining import (
     follow_schedules,
     mark_stage_messages,
     vote_by_own_stages,
 )
+from meshwright.tracer.torch_distributed.torch_works import hold_results
 from meshwright.tracer.torch_patches.torch_data_loader import read_without_workers
-from meshwright.tracer.torch_patches.torch_fused_optimizer import update_shards_in_place
-from meshwright.tracer.torch_patches.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_parameters import move_states_in_place, update_shards_in_place
 
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
 """Methods of a mesh that never look at its ranks."""
 
 
-def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
+def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     """Apply all of them to this process, for good."""
     _real_mesh_algebra()
     replace(device_mesh, "new_group", _own_groups_only)
@@ -243,7 +242,7 @@ class LazyChunks:
         return self.tensor.narrow(self.dim, start, min(share, size - start))
 
 
-def _unrecorded(recorder: Recorder) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _unrecorded(recorder: TraceRecorder) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """DTensor finds out shapes by running an operator on whole tensors, which no rank has."""
 
     def by(find: Callable[..., Any]) -> Callable[..., Any]:

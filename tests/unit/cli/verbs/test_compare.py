@@ -28,7 +28,7 @@ def timeline_with(num_matmuls: int, wait_s: float) -> Timeline:
         source=TimelineSource(kind="simulated", name="by hand", world_size=1),
         step_s=num_matmuls + wait_s,
         ranks=(0,),
-        stands_for=(1,),
+        multiplicity=(1,),
         names=("aten.mm.default", "c10d.allreduce_.default"),
         scopes=("blocks.3.attention",),
         phases=("forward",),
@@ -66,7 +66,7 @@ def test_ranks_are_told_one_by_one_where_they_differ(tmp_path: Path, capsys: pyt
     one = timeline_with(2, 0.5)
     both = {field.name: np.concatenate([getattr(one.spans, field.name)] * 2) for field in fields(Spans)}
     both["rank"] = np.array([0, 0, 0, 1, 1, 1])
-    alike = replace(one, ranks=(0, 1), stands_for=(1, 1), spans=Spans(**both))
+    alike = replace(one, ranks=(0, 1), multiplicity=(1, 1), spans=Spans(**both))
     both["kind"] = np.where(both["rank"] == 1, int(SpanKind.HOST), both["kind"])
     unlike = replace(alike, spans=Spans(**both))
     alike.save(tmp_path / "alike.npz")

@@ -7,7 +7,7 @@ import pytest
 
 from hand_traces import Script, all_of
 from meshwright.simulator.analysis.exposure import exposed_places
-from meshwright.simulator.analysis.outcome import compute_seconds, rank_times
+from meshwright.simulator.analysis.step_tables import compute_seconds, rank_times
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.step_parts import step_parts
 from simulated_steps import GATHER_S, MATMUL_S, MULTIPLY_S, simulated_step
@@ -29,7 +29,7 @@ def test_ranks_take_the_whole_step() -> None:
 
 
 def test_the_pipeline_ranks_of_a_program_are_places_in_its_pp_group() -> None:
-    timeline = simulated_step(num_ranks=2, stands_for=1)
+    timeline = simulated_step(num_ranks=2, multiplicity=1)
     first, last = (Script(rank, world_size=2) for rank in timeline.ranks)
     # In the order of the mesh, where the pipeline begins at the later rank.
     first.send(1, (1, 0))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hand_traces import Script, all_of
-from meshwright.simulator.checks.check import check
-from meshwright.simulator.checks.places import ordinal
-from meshwright.simulator.checks.starred import starred
+from meshwright.simulator.checks.check_traces import check
+from meshwright.simulator.checks.describe import ordinal, without_numbers
 
 WORLD = (0, 1, 2, 3)
 
@@ -16,7 +15,7 @@ WORLD = (0, 1, 2, 3)
     ("scope", "name"), [("h.11.mlp", "h.*.mlp"), ("PP:2SEND_F0", "PP:*SEND_F*"), ("train2.py:40", "train2.py:40")]
 )
 def test_blocks_are_numbered_and_lines_are_not(scope: str, name: str) -> None:
-    assert starred(scope) == name
+    assert without_numbers(scope) == name
 
 
 def test_ordinals() -> None:

@@ -17,7 +17,7 @@ AXES = ("tp", "fsdp", "pp", "world")
 PHASES = ("forward", "recompute", "optimizer")
 
 
-def timeline_of(rows: list[dict[str, float]], step_s: float, stands_for: tuple[int, ...] = (1,)) -> Timeline:
+def timeline_of(rows: list[dict[str, float]], step_s: float, multiplicity: tuple[int, ...] = (1,)) -> Timeline:
     """A timeline of the given spans; what a row leaves out is rank 0, stream 0, and nothing."""
     default = {"rank": 0, "stream": 0, "phase": 0}
     columns = {
@@ -28,10 +28,10 @@ def timeline_of(rows: list[dict[str, float]], step_s: float, stands_for: tuple[i
         for field in fields(Spans)
     }
     return Timeline(
-        source=TimelineSource(kind="simulated", name="by hand", world_size=sum(stands_for)),
+        source=TimelineSource(kind="simulated", name="by hand", world_size=sum(multiplicity)),
         step_s=step_s,
-        ranks=tuple(range(len(stands_for))),
-        stands_for=stands_for,
+        ranks=tuple(range(len(multiplicity))),
+        multiplicity=multiplicity,
         names=(),
         scopes=(),
         phases=PHASES,
@@ -121,7 +121,7 @@ def test_work_of_the_host_on_the_default_stream_is_not_hidden_by_communication()
 
 
 def test_a_rank_counts_as_often_as_it_stands_for() -> None:
-    timeline = timeline_of([span(COMPUTE, 0, 4), span(COMPUTE, 0, 1, rank=1)], step_s=4.0, stands_for=(1, 2))
+    timeline = timeline_of([span(COMPUTE, 0, 4), span(COMPUTE, 0, 1, rank=1)], step_s=4.0, multiplicity=(1, 2))
     assert step_parts(timeline).compute_s == pytest.approx(2.0)
     assert step_parts(timeline, rank=1).compute_s == pytest.approx(1.0)
 
@@ -142,7 +142,7 @@ SPAN = st.fixed_dictionaries(
 @given(rows=st.lists(SPAN, max_size=30), step_s=st.floats(1e-3, 2.5))
 def test_the_parts_of_every_rank_are_its_whole_step(rows: list[dict[str, float]], step_s: float) -> None:
     spans = [row | {"end_s": row["start_s"] + row["length_s"]} for row in rows]
-    timeline = timeline_of(spans, step_s, stands_for=(1, 3, 2))
+    timeline = timeline_of(spans, step_s, multiplicity=(1, 3, 2))
     assert (seconds_by_rank(timeline) >= 0).all()
     for rank in timeline.ranks:
         assert step_parts(timeline, rank).total_s == pytest.approx(step_s, rel=1e-9)

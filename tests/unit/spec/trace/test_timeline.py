@@ -33,7 +33,7 @@ def a_timeline() -> Timeline:
         source=TimelineSource(kind="simulated", name="a job", world_size=2, cluster="h100-ib400:2"),
         step_s=1.25,
         ranks=(0, 1),
-        stands_for=(1, 1),
+        multiplicity=(1, 1),
         names=("aten.mm.default",),
         scopes=("blocks.0",),
         phases=("forward",),

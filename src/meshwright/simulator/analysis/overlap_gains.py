@@ -1,0 +1,229 @@
+"""overlap_of: what could hide the communication that a execution step exposes, collective by collective.
+
+    exposed   a collective's seconds in which no stream of the rank computes
+    earlier   computation between the moment at which all that it reads is written and its beginning, at most as exposed
+    later     computation between its end and the first use of what it writes, at most as exposed
+    gain      both, at most as exposed
+
+What FSDP2 gathers is copied into a buffer first: it is there as soon as the parameters themselves are. Ignored: that
+links are shared, that memory is held for longer, and that the gain of one collective may become another's wait.
+
+suggestions(): what would hide a rank's exposed communication, as keys of a job or as changes to a program.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.simulator.checks.describe import without_numbers
+from meshwright.simulator.memory.roles import COMMUNICATES
+from meshwright.spec.step.overlap import Exposed, Overlap
+from meshwright.spec.step.step_parts import DDP_MARK
+from meshwright.spec.trace.timeline import Floats, SpanKind, Timeline
+from meshwright.spec.trace.trace import NONE, RecordKind, Trace
+from meshwright.units import format_duration
+
+FSDP_GATHER, FSDP_REDUCE = "FSDP::all_gather", "FSDP::post_backward"
+"""What the scopes of FSDP2's collectives begin with."""
+_KEYS_OF_AXIS = {
+    "tp": ("layout.async_tp", "layout.tp"),
+    "cp": ("layout.cp_method", "layout.cp"),
+    "pp": ("layout.schedule", "layout.microbatch_size"),
+    "ep": ("layout.microbatch_size", "layout.ep"),
+}
+
+
+class _Place(NamedTuple):
+    """What collectives have in common that are one entry."""
+
+    axis: str
+    op: str
+    phase: str
+    scope: str
+    is_async: bool
+    keys: tuple[str, ...]
+
+
+def overlap_of(trace: Trace, timeline: Timeline) -> Overlap:
+    """Return what is exposed of a rank's communication in a step that was execution from its trace, by kind and place."""
+    moments = _Intervals(trace, timeline)
+    found: dict[_Place, list[tuple[float, ...]]] = defaultdict(list)
+    total_s = 0.0
+    for record in np.flatnonzero(np.isin(trace.records.kind, COMMUNICATES)).tolist():
+        start_s, end_s = moments.start_s[record], moments.end_s[record]
+        if not start_s < end_s:
+            continue
+        total_s += end_s - start_s
+        exposed_s = end_s - start_s - moments.computed_s(start_s, end_s)
+        if exposed_s > 0:
+            earlier_s = min(exposed_s, moments.computed_s(min(moments.ready_s(record), start_s), start_s))
+            later_s = min(exposed_s, moments.computed_s(end_s, max(moments.needed_s(record), end_s)))
+            found[_place(trace, record)].append((exposed_s, earlier_s, later_s, min(exposed_s, earlier_s + later_s)))
+    exposed = [
+        Exposed(**place._asdict(), count=len(rows), **_sums(rows))  # type: ignore[arg-type]
+        for place, rows in found.items()
+    ]
+    return Overlap(
+        rank=trace.traced.rank,
+        communication_s=total_s,
+        exposed_s=sum(one.exposed_s for one in exposed),
+        exposed=tuple(sorted(exposed, key=lambda one: (-one.gain_s, -one.exposed_s))),
+    )
+
+
+class _Intervals:
+    """When the records of one rank ran, and what they wait for in truth."""
+
+    def __init__(self, trace: Trace, timeline: Timeline) -> None:
+        self.trace = trace
+        spans = timeline.of_rank(trace.traced.rank)
+        runs = np.isin(spans.kind, (SpanKind.COMPUTE, SpanKind.COMMUNICATION)) & (spans.record != NONE)
+        self.start_s, self.end_s = (np.full(len(trace.records), np.nan) for _ in range(2))
+        self.start_s[spans.record[runs]], self.end_s[spans.record[runs]] = spans.start_s[runs], spans.end_s[runs]
+        computes = spans.take(spans.kind == SpanKind.COMPUTE)
+        self._edges, self._computed = _busy(computes.start_s, computes.end_s)
+        uses = trace.uses
+        self._of_record = np.searchsorted(uses.record, np.arange(len(trace.records) + 1))
+        order = np.argsort(uses.storage, kind="stable")
+        self._by_storage, self._record, self._writes = order, uses.record[order], uses.writes[order]
+        self._of_storage = np.searchsorted(uses.storage[order], np.arange(len(trace.storages) + 1))
+        stages = [scope.startswith(FSDP_GATHER) for scope in trace.scopes]
+        self._is_staging = np.array([*stages, False])[trace.records.scope] & (trace.records.kind == RecordKind.OP)
+
+    def computed_s(self, start_s: float, end_s: float) -> float:
+        """Return the seconds between two moments in which the rank computes."""
+        first, last = np.interp([start_s, end_s], self._edges, self._computed)
+        return float(last - first)
+
+    def ready_s(self, record: int) -> float:
+        """Return when all that a collective reads is written; 0 for what was there before the step."""
+        writers = [self._last_writer(storage, record) for storage in self._storages(record)]
+        # A buffer that FSDP2 copies shards into is ready when they are.
+        through = [
+            self._last_writer(storage, writer)
+            for writer in writers
+            if writer != NONE and self._is_staging[writer]
+            for storage in self._storages(writer)
+        ]
+        own = [writer for writer in writers if writer != NONE and not self._is_staging[writer]]
+        ends = self.end_s[[one for one in (*own, *through) if one != NONE and not self._is_staging[one]]]
+        return float(np.nanmax(ends)) if np.isfinite(ends).any() else 0.0
+
+    def needed_s(self, record: int) -> float:
+        """Return when what a collective writes is first used; its own end where nothing uses it."""
+        starts = []
+        for storage in self._storages(record):
+            records = self._record[self._of_storage[storage] : self._of_storage[storage + 1]]
+            later = records[records > record]
+            starts += [self.start_s[later[0]]] if len(later) else []
+        return float(np.nanmin(starts)) if np.isfinite(starts).any() else float(self.end_s[record])
+
+    def _storages(self, record: int) -> list[int]:
+        uses = slice(self._of_record[record], self._of_record[record + 1])
+        return sorted(set(self.trace.uses.storage[uses].tolist()))
+
+    def _last_writer(self, storage: int, before: int) -> int:
+        """Return the last record before another that wrote to a storage; -1 for none."""
+        part = slice(self._of_storage[storage], self._of_storage[storage + 1])
+        records = self._record[part][(self._writes[part] == 1) & (self._record[part] < before)]
+        return int(records[-1]) if len(records) else NONE
+
+
+def _busy(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
+    """Return moments, and the seconds until each in which at least one of the intervals ran."""
+    edges = np.concatenate([start_s, end_s])
+    order = np.argsort(edges, kind="stable")
+    running = np.cumsum(np.concatenate([np.ones(len(start_s)), -np.ones(len(end_s))])[order])
+    moments = np.concatenate([[0.0], edges[order]])
+    lasts = np.diff(moments) * np.concatenate([[0.0], running[:-1]]).astype(bool)[: len(order)]
+    return moments, np.concatenate([[0.0], np.cumsum(lasts)])
+
+
+def _place(trace: Trace, record: int) -> _Place:
+    """Return the axis, operation, phase and place of a record, and the keys that have a say in it."""
+    records = trace.records
+    group, signature, scope = records.group[record], records.signature[record], trace.scopes[records.scope[record]]
+    axis = "" if group == NONE else trace.group_names[group]
+    phase = trace.phases[records.phase[record]]
+    op = "" if signature == NONE else trace.signatures[signature].op
+    return _Place(axis, op, phase, without_numbers(scope), _is_async(trace, record), _keys(axis, scope, phase))
+
+
+def _is_async(trace: Trace, record: int) -> bool:
+    """Return whether anything else comes between a collective and the wait for it."""
+    records, after = trace.records, record + 1
+    is_wait = after < len(records) and records.kind[after] == RecordKind.WAIT
+    return not (is_wait and records.work[after] == records.work[record])
+
+
+def _keys(axis: str, scope: str, phase: str) -> tuple[str, ...]:
+    if scope.startswith(FSDP_GATHER):
+        return ("layout.prefetch", "layout.reshard_after_forward") if phase == "backward" else ("layout.prefetch",)
+    if scope.startswith(FSDP_REDUCE):
+        return ("layout.microbatch_size", "layout.dp_shard")
+    return _KEYS_OF_AXIS.get(axis, ())
+
+
+def _sums(rows: list[tuple[float, ...]]) -> dict[str, float]:
+    names = ("exposed_s", "earlier_s", "later_s", "gain_s")
+    return {name: float(total) for name, total in zip(names, np.sum(rows, axis=0), strict=True)}
+
+
+_MOST = 3
+_LEAST_GAIN = 0.002
+"""Of the step: what saves less is not worth a line."""
+_LEAST_PART = 0.1
+"""Of the gain: what an earlier start or a later wait saves less of is not named."""
+
+
+def suggestions(overlap: Overlap, step_s: float, *, is_job: bool) -> tuple[str, ...]:
+    """Return the changes that would hide most of a rank's communication, most first; none that saves little."""
+    worth = [(one, _change(one, is_job)) for one in overlap.exposed if one.gain_s >= _LEAST_GAIN * step_s]
+    return tuple(f"rank {overlap.rank}: {_words(one)}: {change}" for one, change in worth if change)[:_MOST]
+
+
+def _words(one: Exposed) -> str:
+    place = ", ".join(part for part in (one.axis, one.phase, one.scope or "outside of modules") if part)
+    return f"up to {format_duration(one.gain_s)} of {one.op} ({place}) could hide behind computation"
+
+
+def _change(one: Exposed, is_job: bool) -> str:
+    return ", ".join(one.keys) if is_job else _change_of_program(one)
+
+
+def _change_of_program(one: Exposed) -> str:
+    if one.scope.startswith(FSDP_GATHER):
+        if one.phase == "backward":
+            return "set_modules_to_backward_prefetch(), or fully_shard(..., reshard_after_forward=False)"
+        return "set_modules_to_forward_prefetch()"
+    if one.scope.startswith(FSDP_REDUCE):
+        if "allreduce" in one.op:
+            return "more tokens in each backward"
+        return "more tokens in each backward, or fully_shard() over fewer ranks (a mesh with a replicated dimension)"
+    if one.scope.startswith(DDP_MARK):
+        return "more tokens in each backward, or a smaller bucket_cap_mb"
+    if one.axis.startswith("pp"):
+        return "more microbatches, or another schedule"
+    return _how_to_begin_async(one) + " and ".join(_changes_of_order(one))
+
+
+def _how_to_begin_async(one: Exposed) -> str:
+    """Return the call that does not wait for its own end; "" where the program makes it already."""
+    if one.is_async or not one.op.startswith("c10d."):
+        return ""
+    return "with isend() or irecv(), " if _is_message(one) else "with async_op=True, "
+
+
+def _changes_of_order(one: Exposed) -> list[str]:
+    least_s = _LEAST_PART * one.gain_s
+    ready = "its buffer is free" if one.op.startswith("c10d.recv") else "its input is written"
+    earlier = [f"start it as soon as {ready}"] if one.earlier_s > least_s else []
+    later = ["call wait() where its result is first used"] if one.later_s > least_s else []
+    return earlier + later
+
+
+def _is_message(one: Exposed) -> bool:
+    return one.op.startswith(("c10d.send", "c10d.recv"))

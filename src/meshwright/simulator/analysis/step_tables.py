@@ -1,0 +1,130 @@
+"""What a execution step comes to, as the tables of a dry run: seconds by kind and rank, and the fullest moments."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from meshwright.simulator.checks.describe import without_numbers
+from meshwright.simulator.memory.roles import roles_of
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.op_kind import OP_KINDS, op_kind
+from meshwright.spec.step.dry_run import LiveTensors, RankMemory, RankTime
+from meshwright.spec.step.step_parts import PARTS, parts_of_computing, step_parts
+from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
+from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace.traces import Traces
+
+_NUM_LARGEST = 8
+
+
+def compute_seconds(timeline: Timeline) -> dict[str, float]:
+    """Return the seconds of StepParts.compute_s by kind of operation, the mean over all ranks.
+
+    What other streams compute while the default one does nothing, such as copies, is among the others.
+    """
+    spans = timeline.spans
+    is_counted = parts_of_computing(timeline) == PARTS.index("compute_s")
+    rows = np.flatnonzero((spans.kind == SpanKind.COMPUTE) & (spans.stream == 0) & is_counted)
+    kinds = np.array([OP_KINDS.index(op_kind(name)) for name in timeline.names] + [OP_KINDS.index("other")])
+    weights = np.array(timeline.multiplicity, float)
+    share = (weights / weights.sum())[np.searchsorted(timeline.ranks, spans.rank[rows])]
+    took_s = share * (spans.end_s[rows] - spans.start_s[rows])
+    seconds = np.bincount(kinds[spans.name[rows]], took_s, minlength=len(OP_KINDS))
+    found: dict[str, float] = dict(zip(OP_KINDS, seconds.tolist(), strict=True))
+    return found | {"other": found["other"] + max(step_parts(timeline).compute_s - sum(found.values()), 0.0)}
+
+
+def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None = None) -> tuple[RankTime, ...]:
+    """Return how each of the ranks spends the step; `traces` say where it is in a pipeline if no layout does."""
+    return tuple(
+        RankTime(
+            rank=rank,
+            num_ranks=count,
+            pipeline_rank=_pipeline_rank(rank, layout, traces),
+            parts=step_parts(timeline, rank),
+        )
+        for rank, count in zip(timeline.ranks, timeline.multiplicity, strict=True)
+    )
+
+
+def rank_memory(timeline: Timeline, traces: Traces, layout: Layout | None) -> tuple[RankMemory, ...]:
+    """Return the fullest moment of each of the ranks that hold memory."""
+    counts = dict(zip(timeline.ranks, timeline.multiplicity, strict=True))
+    return tuple(
+        _fullest(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout, traces))
+        for curve in timeline.memory
+        if len(curve.allocated_bytes)
+    )
+
+
+def _pipeline_rank(rank: int, layout: Layout | None, traces: Traces | None) -> int:
+    """Return a rank's place in its pipeline: without a layout, its place in the group that is named pp, or 0."""
+    if layout is not None:
+        return rank // (layout.num_ranks // layout.pp)
+    if traces is None:
+        return 0
+    trace = traces.of_rank(rank)
+    rank = trace.traced.rank
+    named = zip(trace.group_names, trace.groups, strict=True)
+    stages = (ranks for name, ranks in named if name.partition(" (")[0] == "pp" and rank in ranks)
+    return next((ranks.index(rank) for ranks in stages), 0)
+
+
+def _fullest(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) -> RankMemory:
+    moment = int(curve.allocated_bytes.argmax())
+    # NONE for an idle rank, which has no records.
+    record = min(int(curve.record[moment]), len(trace.records) - 1)
+    by_role = zip(TensorRole, curve.by_role[moment].tolist(), strict=True)
+    return RankMemory(
+        rank=curve.rank,
+        num_ranks=num_ranks,
+        pipeline_rank=pipeline_rank,
+        allocated_bytes=int(curve.allocated_bytes.max()),
+        reserved_bytes=int(curve.reserved_bytes.max()),
+        by_role={role.name.lower(): num_bytes for role, num_bytes in by_role if num_bytes},
+        at_s=float(curve.at_s[moment]),
+        phase="" if record == NONE else _text(trace.phases, trace.records.phase[record]),
+        scope="" if record == NONE else _text(trace.scopes, trace.records.scope[record]),
+        op="" if record == NONE else _op(trace, record),
+        largest=_largest(trace, record),
+    )
+
+
+def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
+    """Return what takes most of the memory when `record` runs, tensors of one line of the program together."""
+    storages, roles = trace.storages, roles_of(trace)
+    is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
+    rows = np.flatnonzero(is_live & (storages.num_bytes > 0))
+    makers = _makers(trace)[rows].tolist()
+    groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for row, maker in zip(rows.tolist(), makers, strict=True):
+        scope = "" if maker == NONE else _text(trace.scopes, trace.records.scope[maker])
+        line = "" if maker == NONE else _text(trace.lines, trace.records.line[maker])
+        op = "before the step" if maker == NONE else _op(trace, maker)
+        groups[TensorRole(int(roles[row])).name.lower(), op, without_numbers(scope), line].append(row)
+    found = [
+        LiveTensors(
+            num_bytes=int(storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope, line=line
+        )
+        for (role, op, scope, line), own in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda live: -live.num_bytes)[:_NUM_LARGEST])
+
+
+def _makers(trace: Trace) -> Ints:
+    """Return the record that first wrote to each storage in the step; -1 for what was there before [storages]."""
+    makers, uses = np.full(len(trace.storages), NONE, np.int64), trace.uses
+    writes = np.flatnonzero(uses.writes == 1)[::-1]
+    makers[uses.storage[writes]] = uses.record[writes]
+    return np.where(trace.storages.allocated_at == NONE, NONE, makers)
+
+
+def _op(trace: Trace, record: int) -> str:
+    signature = trace.records.signature[record]
+    return trace.signatures[signature].op if signature != NONE else RecordKind(trace.records.kind[record]).name.lower()
+
+
+def _text(texts: tuple[str, ...], position: int) -> str:
+    return texts[position] if position >= 0 else ""

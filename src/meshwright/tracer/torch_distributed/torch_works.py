@@ -1,0 +1,141 @@
+"""What FSDP2 and messages do without an operator: resized storages, and waits for torch's Work objects.
+
+Which reduction a collective asks for: torch hands it to the operator in an object that Python cannot read.
+
+Futures of collectives: what is to follow one runs when it has arrived, on a stream that torch takes for that.
+
+Those of torch's fake works hold nothing. Real ones run what follows on a stream out of a pool, so that the stream which
+computes does not wait; here that is one stream, on which what follows runs in the order in which it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import FakeWork, ProcessGroup, Work
+from torch.utils._pytree import tree_leaves
+
+from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.simulated_device import NAME, SimulatedStream, device
+from meshwright.tracer.torch_patches.torch_names import replace
+
+
+@contextmanager
+def resizing_watched(mode: RecordingMode) -> Iterator[None]:
+    """FSDP frees what it gathered by giving its storage no bytes, which no operator tells."""
+    resize = torch.UntypedStorage.resize_
+
+    def watched(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        mode.resized(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+@contextmanager
+def waiting_watched(mode: RecordingMode) -> Iterator[None]:
+    """FSDP2 and messages wait for torch's Work objects, which no operator tells."""
+    originals = [(kind, kind.wait) for kind in (FakeWork, Work)]
+
+    def watched(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
+            mode.waited(work)
+            return wait(work, *args, **kwargs)
+
+        return waited
+
+    for kind, wait in originals:
+        kind.wait = watched(wait)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kind, wait in originals:
+            kind.wait = wait  # type: ignore[method-assign]
+
+
+@contextmanager
+def reductions_watched(mode: RecordingMode) -> Iterator[None]:
+    """Have `mode.reduce_op` name the reduction of each call of a process group's methods that reduce."""
+    names = [name for name in dir(ProcessGroup) if "reduce" in name and callable(getattr(ProcessGroup, name))]
+    originals = {name: getattr(ProcessGroup, name) for name in names}
+    for name, method in originals.items():
+        setattr(ProcessGroup, name, _watched(method, mode))
+    try:
+        yield
+    finally:
+        for name, method in originals.items():
+            setattr(ProcessGroup, name, method)
+
+
+def _watched(method: Callable[..., Any], mode: RecordingMode) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        mode.reduce_op = _reduction((*args, *kwargs.values()))
+        try:
+            return method(*args, **kwargs)
+        finally:
+            mode.reduce_op = ""
+
+    return called
+
+
+def _reduction(arguments: tuple[Any, ...]) -> str:
+    """Return the name of the reduction that is among the arguments, or in their options; "" where there is none."""
+    for one in arguments:
+        reduction = getattr(one, "reduceOp", one if isinstance(one, dist.ReduceOp | dist.ReduceOp.RedOpType) else None)
+        if reduction is not None:
+            members = dist.ReduceOp.RedOpType.__members__.items()
+            return next((name.lower() for name, member in members if reduction == member), "")
+    return ""
+
+
+def hold_results(mode: RecordingMode) -> None:
+    """Have the futures of collectives hold the tensors that these wrote to, for good."""
+
+    def future(work: Any) -> Arriving:
+        return Arriving(mode.results_of(work), work)
+
+    replace(FakeWork, "get_future", lambda _: future)
+
+
+class Arriving(torch.futures.Future[Any]):
+    """What a collective, or something that followed one, comes to."""
+
+    _following: SimulatedStream | None = None
+    """The stream of what follows collectives; None before the first."""
+
+    def __init__(self, value: Any, work: Any = None) -> None:
+        super().__init__()
+        self.set_result(None)
+        self._value, self._work = value, work
+
+    def value(self) -> Any:
+        """Return what it came to."""
+        return self._value
+
+    def wait(self) -> Any:
+        """Have the current stream wait for it, and return what it came to."""
+        if self._work is not None:
+            self._work.wait()
+        elif Arriving._following not in (None, device.current):
+            device.current.wait_stream(Arriving._following)
+        return self._value
+
+    def then(self, callback: Callable[..., Any]) -> Any:
+        """Return what `callback` makes of this future."""
+        stream = Arriving._following = Arriving._following or SimulatedStream()
+        with device.stream(stream):
+            self.wait()
+            for tensor in tree_leaves(self._value):
+                if isinstance(tensor, Tensor) and tensor.device.type == NAME:
+                    tensor.record_stream(stream)  # type: ignore[arg-type]
+            return Arriving(callback(self))
