@@ -1,13 +1,8 @@
-"""simulate(): the traced step of every rank, execution on a cluster.
+"""simulate(): the traced step of every rank, executed on a cluster.
 
-on_the_host: what communication ops cost the ranks where they compute on the cores that also move the bytes.
-
-    each member's stream is busy for as long as the communication op takes, from when it comes to it
-    parameters and gradients that ranks share take what they were seen to take in steps (CollectivePoint "exchange")
-
-Nothing hides there: gloo's threads take the core that would compute meanwhile, and what was measured is what a
-collective adds to work (measured_sharding.py says the same to the planner). The host's own seconds are in those of
-operators, which were measured with them.
+Where the host computes and also moves the bytes (gloo), nothing overlaps: each member's stream is busy for the whole
+communication op, and state that data-parallel ranks share takes its measured time (CollectivePoint "exchange"; the
+planner's equivalent is measured_sharding.py). The host's own seconds are part of the measured operators.
 """
 
 from __future__ import annotations
@@ -45,16 +40,16 @@ _OPTIMIZER = "optimizer"
 
 
 class Deadlock(ConfigError):
-    """A step in which ranks wait for ever; says why."""
+    """The step deadlocks; the message says why."""
 
 
 def simulate(traces: Traces, cluster: Cluster, name: str = "", conditions: Conditions = USUAL) -> Timeline:
     """Return one step of `traces` on `cluster`, with its memory; `name` is the job's.
 
-    Ranks that `conditions` has a fault for are among the timeline's, as are those in their groups.
+    Ranks with a fault in `conditions` are in the timeline, as are those of their groups.
 
-    Raises Deadlock with what check() finds where the step never ends, and UnsupportedError where the catalogue lacks
-    a rate that the step needs.
+    Raises Deadlock with the problems of check() where the step never ends, and UnsupportedError where the catalogue
+    lacks a rate that the step needs.
     """
     traces = split_classes(traces, [fault.rank for fault in conditions.faults])
     comm_ops = match(traces)
@@ -65,7 +60,7 @@ def simulate(traces: Traces, cluster: Cluster, name: str = "", conditions: Condi
         execution = execute(traces, comm_ops, costs, conditions)
         if not execution.is_done:
             problems = "\n".join(str(problem) for problem in check(traces, conditions))
-            raise Deadlock(f"the step of {name or 'these traces'} never ends:\n{problems}")
+            raise Deadlock(f"the step of {name or 'these traces'} deadlocks:\n{problems}")
         if conditions.is_noisy:
             execution = noisy_execution(traces, comm_ops, execution, conditions)
         when = {
@@ -78,7 +73,7 @@ def simulate(traces: Traces, cluster: Cluster, name: str = "", conditions: Condi
 
 
 def costs_of(traces: Traces, comm_ops: CommOps, cluster: Cluster, conditions: Conditions = USUAL) -> Costs:
-    """Return what everything takes on `cluster`."""
+    """Return the durations of all records and communication ops on `cluster`."""
     records = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
     times = comm_op_times(traces, comm_ops, cluster)
     if cluster.device.is_host:
@@ -87,17 +82,17 @@ def costs_of(traces: Traces, comm_ops: CommOps, cluster: Cluster, conditions: Co
         records=records_under(conditions, traces, records),
         comm_ops=comm_ops_under(conditions, traces, comm_ops, times),
         is_host=cluster.device.is_host,
-        # What was timed on a host was timed with both.
+        # Timings of a host already include the slowdown.
         slowdown=0.0 if cluster.device.is_host else fitted_constants()["overlap_slowdown"],
     )
 
 
 def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
-    """Return what each record takes the device, and the host before it.
+    """Return the device and host time of each record.
 
-    What launches no kernel costs the host nothing of its own: it is in the kernels' share. A collective costs it as
-    much as some launches. Before a training step's first record the host has the work that each step has once, such as
-    the data, the learning rate and the log. Where the host itself computes, what was measured holds its own work, too.
+    Only kernel launches cost host time; a collective costs as much as several. The first record also has the host's
+    work that a training step has once: data, learning rate, log. Where the host itself computes, its measured
+    operators include this work.
     """
     records, constants, figure = trace.records, fitted_constants(), cluster.device.host_launch_s
     is_op = records.kind == RecordKind.OP
@@ -115,7 +110,7 @@ def record_times_of(trace: Trace, cluster: Cluster) -> RecordTimes:
 
 
 def fixed_host_s(trace: Trace, cluster: Cluster) -> float:
-    """Return the seconds of the host's work that each training step has once; 0 for a step without an optimizer."""
+    """Return the host's seconds per training step, outside of launches; 0 for a step without an optimizer."""
     if cluster.device.is_host or _OPTIMIZER not in trace.phases:
         return 0.0
     constants = fitted_constants()
@@ -139,7 +134,7 @@ _SHARING_AXIS = "fsdp"
 def on_the_host(
     traces: Traces, records: Mapping[int, RecordTimes], comm_ops: CommOps, times: CommOpTimes, link: Link | None
 ) -> tuple[dict[int, RecordTimes], CommOpTimes]:
-    """Return the seconds of records with those of the comm ops that they are part in, and of comm ops."""
+    """Return durations of records, including those of their comm ops, and of comm ops."""
     took_s = times.latency_s + times.wire_s
     line = next((point for point in link.collectives if point.kind == "exchange"), None) if link else None
     if line is not None:
@@ -150,12 +145,12 @@ def on_the_host(
     changed = {}
     for rank, of_rank in records.items():
         of_comm_op = comm_ops.of_record[rank]
-        comm_s = np.append(took_s, 0.0)[of_comm_op]  # The last is that of no communication op, -1.
+        comm_s = np.append(took_s, 0.0)[of_comm_op]  # The last is for -1, no communication op.
         changed[rank] = RecordTimes(of_rank.device_s + comm_s, np.zeros(len(of_comm_op)))
     return changed, replace(times, latency_s=took_s, wire_s=np.zeros_like(took_s))
 
 
 def _shares_state(trace: Trace) -> NDArray[np.bool_]:
-    """Return which records are collectives of what data-parallel ranks share [records]."""
+    """Return which records are collectives over the FSDP axis [records]."""
     is_axis = np.array([*(name == _SHARING_AXIS for name in trace.group_names), False])
     return np.asarray(is_axis[trace.records.group], np.bool_)

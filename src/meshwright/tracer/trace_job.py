@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.log import logger
+from meshwright.simulator.checks.rank_classes import first_of_label
 from meshwright.simulator.engine.mesh_groups import mesh_groups
 from meshwright.simulator.engine.split_classes import with_groups_of
 from meshwright.spec.model.model_source import resolve_architecture
@@ -78,12 +79,12 @@ class _Tracer:
         num_ranks = self.steps.layout.num_ranks
         firsts = range(0, num_ranks, self._size)
         rows = self._rows_arriving()
-        alike = _first_alike(token_labels(self.steps.layout, rows))
+        alike = first_of_label(token_labels(self.steps.layout, rows))
         wanted = {first + place for first in firsts for place in alike.tolist()}
         found = self._traced(wanted) if rows is None else self._loaded(sorted(wanted), rows)
         class_of_rank = np.concatenate([first + alike for first in firsts])
         if self.how.classes == "all":
-            class_of_rank = np.concatenate([first + _first_alike(self._labels(found[first])) for first in firsts])
+            class_of_rank = np.concatenate([first + first_of_label(self._labels(found[first])) for first in firsts])
             found |= self._traced(set(class_of_rank.tolist()) - set(found))
             found = {rank: found[rank] for rank in np.unique(class_of_rank).tolist()}
         return Traces(num_ranks, found, class_of_rank)
@@ -163,9 +164,3 @@ def _between(found: Mapping[int, Trace], ranks: Sequence[int], rows: Sequence[in
     steps = {rank: loaded.between(arriving) for rank, arriving in zip(ranks[1:-1], rows[1:-1], strict=True)}
     axes = [mesh_groups(group, heavy.traced.world_size) for group in heavy.groups]
     return {rank: with_groups_of(step, rank, axes) for rank, step in steps.items()}
-
-
-def _first_alike(labels: Ints) -> Ints:
-    """Return for each element the first with the same label."""
-    _, first, where = np.unique(labels, return_index=True, return_inverse=True)
-    return first[where.ravel()]

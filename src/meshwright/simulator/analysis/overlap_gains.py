@@ -1,14 +1,13 @@
-"""overlap_of: what could hide the communication that a execution step exposes, collective by collective.
+"""overlap_of(): exposed communication of a simulated step, and the computation that could hide it, op by op.
 
-    exposed   a collective's seconds in which no stream of the rank computes
-    earlier   computation between the moment at which all that it reads is written and its beginning, at most as exposed
-    later     computation between its end and the first use of what it writes, at most as exposed
-    gain      both, at most as exposed
+    exposed   seconds of a communication op during which no stream of the rank computes
+    earlier   computation between the last write to its inputs and its start, at most as exposed
+    later     computation between its end and the first use of its outputs, at most as exposed
+    gain      earlier + later, at most as exposed
 
-What FSDP2 gathers is copied into a buffer first: it is there as soon as the parameters themselves are. Ignored: that
-links are shared, that memory is held for longer, and that the gain of one collective may become another's wait.
-
-suggestions(): what would hide a rank's exposed communication, as keys of a job or as changes to a program.
+FSDP2 copies its shards into a buffer before it gathers them: the op is ready as soon as the parameters are. Ignored:
+shared links, longer-lived memory, and that the gain of one op may become the wait of another. suggestions() has the
+changes of a job's keys, or of a program, that would hide most.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.simulator.checks.describe import without_numbers
-from meshwright.simulator.memory.roles import COMMUNICATES
+from meshwright.simulator.analysis.exposure import busy_seconds
+from meshwright.simulator.checks.describe import COMMUNICATION, without_numbers
 from meshwright.spec.step.overlap import Exposed, Overlap
 from meshwright.spec.step.step_parts import DDP_MARK
-from meshwright.spec.trace.timeline import Floats, SpanKind, Timeline
+from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.units import format_duration
 
 FSDP_GATHER, FSDP_REDUCE = "FSDP::all_gather", "FSDP::post_backward"
-"""What the scopes of FSDP2's collectives begin with."""
+"""Prefixes of the scopes of FSDP2's collectives."""
 _KEYS_OF_AXIS = {
     "tp": ("layout.async_tp", "layout.tp"),
     "cp": ("layout.cp_method", "layout.cp"),
@@ -37,7 +36,7 @@ _KEYS_OF_AXIS = {
 
 
 class _Place(NamedTuple):
-    """What collectives have in common that are one entry."""
+    """The fields by which communication ops are grouped."""
 
     axis: str
     op: str
@@ -48,11 +47,11 @@ class _Place(NamedTuple):
 
 
 def overlap_of(trace: Trace, timeline: Timeline) -> Overlap:
-    """Return what is exposed of a rank's communication in a step that was execution from its trace, by kind and place."""
-    moments = _Intervals(trace, timeline)
+    """Return the exposed communication of a rank in the simulated step of its trace, by kind and place."""
+    moments = _Dependencies(trace, timeline)
     found: dict[_Place, list[tuple[float, ...]]] = defaultdict(list)
     total_s = 0.0
-    for record in np.flatnonzero(np.isin(trace.records.kind, COMMUNICATES)).tolist():
+    for record in np.flatnonzero(np.isin(trace.records.kind, COMMUNICATION)).tolist():
         start_s, end_s = moments.start_s[record], moments.end_s[record]
         if not start_s < end_s:
             continue
@@ -74,8 +73,8 @@ def overlap_of(trace: Trace, timeline: Timeline) -> Overlap:
     )
 
 
-class _Intervals:
-    """When the records of one rank ran, and what they wait for in truth."""
+class _Dependencies:
+    """Intervals of one rank's records, and their data dependencies."""
 
     def __init__(self, trace: Trace, timeline: Timeline) -> None:
         self.trace = trace
@@ -84,7 +83,7 @@ class _Intervals:
         self.start_s, self.end_s = (np.full(len(trace.records), np.nan) for _ in range(2))
         self.start_s[spans.record[runs]], self.end_s[spans.record[runs]] = spans.start_s[runs], spans.end_s[runs]
         computes = spans.take(spans.kind == SpanKind.COMPUTE)
-        self._edges, self._computed = _busy(computes.start_s, computes.end_s)
+        self._edges, self._computed = busy_seconds(computes)
         uses = trace.uses
         self._of_record = np.searchsorted(uses.record, np.arange(len(trace.records) + 1))
         order = np.argsort(uses.storage, kind="stable")
@@ -94,14 +93,14 @@ class _Intervals:
         self._is_staging = np.array([*stages, False])[trace.records.scope] & (trace.records.kind == RecordKind.OP)
 
     def computed_s(self, start_s: float, end_s: float) -> float:
-        """Return the seconds between two moments in which the rank computes."""
+        """Return the seconds between two times during which the rank computes."""
         first, last = np.interp([start_s, end_s], self._edges, self._computed)
         return float(last - first)
 
     def ready_s(self, record: int) -> float:
-        """Return when all that a collective reads is written; 0 for what was there before the step."""
+        """Return when the inputs of a communication op are written; 0 if they are from before the step."""
         writers = [self._last_writer(storage, record) for storage in self._storages(record)]
-        # A buffer that FSDP2 copies shards into is ready when they are.
+        # A buffer into which FSDP2 copies shards is ready when the shards are.
         through = [
             self._last_writer(storage, writer)
             for writer in writers
@@ -113,7 +112,7 @@ class _Intervals:
         return float(np.nanmax(ends)) if np.isfinite(ends).any() else 0.0
 
     def needed_s(self, record: int) -> float:
-        """Return when what a collective writes is first used; its own end where nothing uses it."""
+        """Return when the outputs of a communication op are first used; its own end if never."""
         starts = []
         for storage in self._storages(record):
             records = self._record[self._of_storage[storage] : self._of_storage[storage + 1]]
@@ -126,24 +125,14 @@ class _Intervals:
         return sorted(set(self.trace.uses.storage[uses].tolist()))
 
     def _last_writer(self, storage: int, before: int) -> int:
-        """Return the last record before another that wrote to a storage; -1 for none."""
+        """Return the last record before `before` that wrote to a storage; -1 for none."""
         part = slice(self._of_storage[storage], self._of_storage[storage + 1])
         records = self._record[part][(self._writes[part] == 1) & (self._record[part] < before)]
         return int(records[-1]) if len(records) else NONE
 
 
-def _busy(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
-    """Return moments, and the seconds until each in which at least one of the intervals ran."""
-    edges = np.concatenate([start_s, end_s])
-    order = np.argsort(edges, kind="stable")
-    running = np.cumsum(np.concatenate([np.ones(len(start_s)), -np.ones(len(end_s))])[order])
-    moments = np.concatenate([[0.0], edges[order]])
-    lasts = np.diff(moments) * np.concatenate([[0.0], running[:-1]]).astype(bool)[: len(order)]
-    return moments, np.concatenate([[0.0], np.cumsum(lasts)])
-
-
 def _place(trace: Trace, record: int) -> _Place:
-    """Return the axis, operation, phase and place of a record, and the keys that have a say in it."""
+    """Return the axis, operation, phase and scope of a record, and the keys of a job that affect it."""
     records = trace.records
     group, signature, scope = records.group[record], records.signature[record], trace.scopes[records.scope[record]]
     axis = "" if group == NONE else trace.group_names[group]
@@ -153,7 +142,7 @@ def _place(trace: Trace, record: int) -> _Place:
 
 
 def _is_async(trace: Trace, record: int) -> bool:
-    """Return whether anything else comes between a collective and the wait for it."""
+    """Return whether there are other records between a communication op and its wait."""
     records, after = trace.records, record + 1
     is_wait = after < len(records) and records.kind[after] == RecordKind.WAIT
     return not (is_wait and records.work[after] == records.work[record])
@@ -174,13 +163,13 @@ def _sums(rows: list[tuple[float, ...]]) -> dict[str, float]:
 
 _MOST = 3
 _LEAST_GAIN = 0.002
-"""Of the step: what saves less is not worth a line."""
+"""Share of the step below which a gain is not reported."""
 _LEAST_PART = 0.1
-"""Of the gain: what an earlier start or a later wait saves less of is not named."""
+"""Share of the gain below which an earlier start or a later wait is not suggested."""
 
 
 def suggestions(overlap: Overlap, step_s: float, *, is_job: bool) -> tuple[str, ...]:
-    """Return the changes that would hide most of a rank's communication, most first; none that saves little."""
+    """Return the changes that would hide most of a rank's communication, largest gain first."""
     worth = [(one, _change(one, is_job)) for one in overlap.exposed if one.gain_s >= _LEAST_GAIN * step_s]
     return tuple(f"rank {overlap.rank}: {_words(one)}: {change}" for one, change in worth if change)[:_MOST]
 
@@ -211,7 +200,7 @@ def _change_of_program(one: Exposed) -> str:
 
 
 def _how_to_begin_async(one: Exposed) -> str:
-    """Return the call that does not wait for its own end; "" where the program makes it already."""
+    """Return how to make the call asynchronous; "" if it is."""
     if one.is_async or not one.op.startswith("c10d."):
         return ""
     return "with isend() or irecv(), " if _is_message(one) else "with async_op=True, "

@@ -1,4 +1,4 @@
-"""What a execution step comes to, as the tables of a dry run: seconds by kind and rank, and the fullest moments."""
+"""Tables of a simulated step: seconds by kind and rank, and the memory peak of each rank."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections import defaultdict
 
 import numpy as np
 
+from meshwright.simulator.analysis.exposure import text_at
 from meshwright.simulator.checks.describe import without_numbers
-from meshwright.simulator.memory.roles import roles_of
+from meshwright.simulator.memory.roles import first_writers, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op_kind import OP_KINDS, op_kind
 from meshwright.spec.step.dry_run import LiveTensors, RankMemory, RankTime
 from meshwright.spec.step.step_parts import PARTS, parts_of_computing, step_parts
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
-from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 
 _NUM_LARGEST = 8
@@ -22,7 +23,7 @@ _NUM_LARGEST = 8
 def compute_seconds(timeline: Timeline) -> dict[str, float]:
     """Return the seconds of StepParts.compute_s by kind of operation, the mean over all ranks.
 
-    What other streams compute while the default one does nothing, such as copies, is among the others.
+    Work of other streams while the default stream is idle, such as copies, counts as "other".
     """
     spans = timeline.spans
     is_counted = parts_of_computing(timeline) == PARTS.index("compute_s")
@@ -37,7 +38,7 @@ def compute_seconds(timeline: Timeline) -> dict[str, float]:
 
 
 def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None = None) -> tuple[RankTime, ...]:
-    """Return how each of the ranks spends the step; `traces` say where it is in a pipeline if no layout does."""
+    """Return the time of each rank by part; its pipeline rank follows from `layout`, else from `traces`."""
     return tuple(
         RankTime(
             rank=rank,
@@ -50,17 +51,17 @@ def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None 
 
 
 def rank_memory(timeline: Timeline, traces: Traces, layout: Layout | None) -> tuple[RankMemory, ...]:
-    """Return the fullest moment of each of the ranks that hold memory."""
+    """Return the memory peak of each rank that holds memory."""
     counts = dict(zip(timeline.ranks, timeline.multiplicity, strict=True))
     return tuple(
-        _fullest(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout, traces))
+        _peak(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout, traces))
         for curve in timeline.memory
         if len(curve.allocated_bytes)
     )
 
 
 def _pipeline_rank(rank: int, layout: Layout | None, traces: Traces | None) -> int:
-    """Return a rank's place in its pipeline: without a layout, its place in the group that is named pp, or 0."""
+    """Return a rank's position in its pipeline: without a layout, in its group named pp, else 0."""
     if layout is not None:
         return rank // (layout.num_ranks // layout.pp)
     if traces is None:
@@ -72,7 +73,7 @@ def _pipeline_rank(rank: int, layout: Layout | None, traces: Traces | None) -> i
     return next((ranks.index(rank) for ranks in stages), 0)
 
 
-def _fullest(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) -> RankMemory:
+def _peak(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) -> RankMemory:
     moment = int(curve.allocated_bytes.argmax())
     # NONE for an idle rank, which has no records.
     record = min(int(curve.record[moment]), len(trace.records) - 1)
@@ -85,23 +86,23 @@ def _fullest(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: in
         reserved_bytes=int(curve.reserved_bytes.max()),
         by_role={role.name.lower(): num_bytes for role, num_bytes in by_role if num_bytes},
         at_s=float(curve.at_s[moment]),
-        phase="" if record == NONE else _text(trace.phases, trace.records.phase[record]),
-        scope="" if record == NONE else _text(trace.scopes, trace.records.scope[record]),
+        phase="" if record == NONE else text_at(trace.phases, trace.records.phase[record]),
+        scope="" if record == NONE else text_at(trace.scopes, trace.records.scope[record]),
         op="" if record == NONE else _op(trace, record),
         largest=_largest(trace, record),
     )
 
 
 def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
-    """Return what takes most of the memory when `record` runs, tensors of one line of the program together."""
+    """Return the largest tensors when `record` runs, those of one line of the program together."""
     storages, roles = trace.storages, roles_of(trace)
     is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
     rows = np.flatnonzero(is_live & (storages.num_bytes > 0))
-    makers = _makers(trace)[rows].tolist()
+    makers = first_writers(trace)[rows].tolist()
     groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for row, maker in zip(rows.tolist(), makers, strict=True):
-        scope = "" if maker == NONE else _text(trace.scopes, trace.records.scope[maker])
-        line = "" if maker == NONE else _text(trace.lines, trace.records.line[maker])
+        scope = "" if maker == NONE else text_at(trace.scopes, trace.records.scope[maker])
+        line = "" if maker == NONE else text_at(trace.lines, trace.records.line[maker])
         op = "before the step" if maker == NONE else _op(trace, maker)
         groups[TensorRole(int(roles[row])).name.lower(), op, without_numbers(scope), line].append(row)
     found = [
@@ -113,18 +114,6 @@ def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
     return tuple(sorted(found, key=lambda live: -live.num_bytes)[:_NUM_LARGEST])
 
 
-def _makers(trace: Trace) -> Ints:
-    """Return the record that first wrote to each storage in the step; -1 for what was there before [storages]."""
-    makers, uses = np.full(len(trace.storages), NONE, np.int64), trace.uses
-    writes = np.flatnonzero(uses.writes == 1)[::-1]
-    makers[uses.storage[writes]] = uses.record[writes]
-    return np.where(trace.storages.allocated_at == NONE, NONE, makers)
-
-
 def _op(trace: Trace, record: int) -> str:
     signature = trace.records.signature[record]
     return trace.signatures[signature].op if signature != NONE else RecordKind(trace.records.kind[record]).name.lower()
-
-
-def _text(texts: tuple[str, ...], position: int) -> str:
-    return texts[position] if position >= 0 else ""

@@ -1,16 +1,13 @@
-"""check(): whether a step of these ranks can end, and if not, who is to blame.
+"""check(): whether a step of these ranks can end, and if not, which rank is the culprit.
 
-First the groups that the programs make are compared: all ranks have to make all of them. Then every channel is read:
-all members of a group have to run the same collectives in the same order, and every send needs its receive, of the same
-bytes and format; where they first differ, the minority is to blame (culprits.py).
-If they agree, the step is execution with everything taking no time: whether it ends does not depend on how long things
-take, since no stream chooses what to wait for. Where it does not, ranks wait in a circle, or for one that stopped.
-Ignored: waits inside a communication library, such as for buffers, or for a message behind another of its pair.
+    groups      all ranks make the same process groups in the same order: torch.distributed.new_group() is a collective
+                of all ranks, members or not, unless called with use_local_synchronization=True
+    channels    all members of a group run the same collectives in the same order; every send has its receive, of the
+                same bytes and dtype; at the first difference the minority is the culprit (culprits.py)
+    deadlocks   if these agree, the step is executed with zero durations: whether it ends does not depend on them, since
+                no stream chooses what to wait for. If it does not end, ranks wait in a cycle, or for one that stopped
 
-group_problems(): whether all ranks made the same process groups, in the same order.
-
-torch.distributed.new_group() is a collective of all ranks, members of the new group or not, unless it is called with
-use_local_synchronization=True: a rank that leaves it out lets the others wait until they time out.
+Ignored: blocking inside a communication library, such as for buffers, or behind another message of the same pair.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _EARLIER = "in the builder or the first call of the step"
 
 
 def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
-    """Return why the step cannot end, or would compute nonsense; empty where nothing is wrong."""
+    """Return why the step deadlocks or its communication mismatches; empty for a valid step."""
     mismatched = mismatches(traces, conditions)
     if mismatched:
         return mismatched
@@ -51,8 +48,8 @@ def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]
 
 
 def with_earlier(traces: Traces, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    """Return the problems of a step, or in their place those of the builder and of earlier calls that it does not have,
-    too: these end the program before the step starts.
+    """Return the problems of a step; instead those of the builder and of earlier calls, if the step does not have the
+    same, since they end the program before the step starts.
     """
     if traces.earlier is None:
         return problems
@@ -63,13 +60,13 @@ def with_earlier(traces: Traces, problems: tuple[Problem, ...]) -> tuple[Problem
 
 
 def _key(problem: Problem) -> tuple[object, ...]:
-    """Return what a problem has in common with the same one in another call."""
+    """Return the fields that identify a problem across calls."""
     culprit = problem.culprit
     return problem.kind, culprit.rank, culprit.op, culprit.line, culprit.num_bytes, culprit.dtype, problem.group
 
 
 def mismatches(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
-    """Return in what ranks disagree that communicate; if nothing, only simulate() can tell whether the step ends."""
+    """Return the mismatched groups and communication; if there are none, the step may still deadlock (check())."""
     if found := group_problems(traces):
         return found
     traces = split_classes(traces, [fault.rank for fault in conditions.faults])
@@ -81,19 +78,19 @@ def _no_time(trace: Trace) -> RecordTimes:
 
 
 def _mismatches(traces: Traces, comm_ops: CommOps) -> list[Problem]:
-    """Return the first disagreement of each culprit, with how many others it is to blame for, the surest first."""
+    """Return the first disagreement of each culprit and the number of its others, the most certain first."""
     asked = [call_signatures(traces, channel) for channel in comm_ops.channels]
     pairs = zip(comm_ops.channels, asked, strict=True)
     found = [one for channel, theirs in pairs if (one := first_disagreement(traces, channel, theirs))]
     first: dict[int, list[Blame]] = {}
     for blame in blamed(traces, found, comm_ops.channels, asked):
-        # A pipeline rank of too few microbatches, say, disagrees with all its neighbours.
+        # A pipeline rank with too few microbatches, for example, disagrees with all its neighbours.
         first.setdefault(blame.rank, []).append(blame)
     return [_problem(traces, blame).replace(num_more=len(more)) for blame, *more in first.values()]
 
 
 def _problem(traces: Traces, blame: Blame) -> Problem:
-    """Return the problem of a channel's operation in which members ask for different things."""
+    """Return the problem of an operation of a channel whose members call it differently."""
     one, culprit, is_tie = blame
     channel = one.channel
     places = [
@@ -133,35 +130,35 @@ def _sent_and_received(at: Sequence[Hashable]) -> str:
     """Return in what the two ends of a message differ."""
     sent, received = (one if isinstance(one, tuple) else (0, "", None) for one in at)
     if sent[0] != received[0]:
-        return f"{sent[0]:,} bytes where it is sent and {received[0]:,} bytes where it is received"
+        return f"{sent[0]:,} bytes at the sender and {received[0]:,} bytes at the receiver"
     if sent[1] != received[1]:
         return f"sent as {sent[1]} and received as {received[1]}"
-    return "of another stage or microbatch where it is sent than where it is received"
+    return "of one stage or microbatch at the sender and of another at the receiver"
 
 
 def _hint(one: Disagreement, culprit: int) -> str:
-    """Return that an earlier collective may be to blame, where the culprit runs more or fewer than the others."""
+    """Return that an earlier collective may be the cause, where the culprit runs more or fewer than the others."""
     if one.channel.is_message or not one.number:
         return ""
     counts = [len(rows) for rows in one.channel.rows]
     own, (usual, _) = counts[culprit], Counter(counts).most_common(1)[0]
     if own == usual:
         return ""
-    which = "one too many may be this one or an earlier one" if own > usual else "one that is missing may be an earlier"
-    return f"rank {one.channel.members[culprit]} runs {own:,} collectives in this group, most {usual:,}: the {which}"
+    which = "the extra one may be this or an earlier one" if own > usual else "the missing one may be an earlier one"
+    return f"rank {one.channel.members[culprit]} runs {own:,} collectives in this group, most ranks {usual:,}: {which}"
 
 
 _GROUP_RULE = (
-    "all ranks have to call new_group(), members or not, with the same ranks in the same order (or the members alone, "
+    "all ranks have to call new_group(), members or not, with the same ranks in the same order (or only the members, "
     "with use_local_synchronization=True); the {} call differs"
 )
 
 
 def group_problems(traces: Traces) -> tuple[Problem, ...]:
-    """Return the first call of new_group() that not all ranks make alike; empty where there is none.
+    """Return the first call of new_group() that ranks make differently; empty where there is none.
 
-    To blame is a rank that leaves the call out, else one that passes other ranks than most. In a tie either side may be
-    wrong, such as where each rank makes its own group only.
+    The culprit is a rank without the call, else one that passes other ranks than most. In a tie either side may be
+    wrong, such as where each rank makes only its own group.
     """
     calls = {rank: trace.group_calls for rank, trace in traces.traces.items()}
     for number in range(max(map(len, calls.values()), default=0)):
@@ -176,7 +173,7 @@ def group_problems(traces: Traces) -> tuple[Problem, ...]:
 
 
 def _group_culprit(traces: Traces, at: dict[int, tuple[int, ...] | None]) -> tuple[int, bool]:
-    """Return a rank to blame, and whether as many ranks do as it does as do anything else."""
+    """Return the culprit, and whether the vote of the ranks is a tie."""
     if None in at.values():
         return next(rank for rank, ranks in at.items() if ranks is None), False
     votes = Counter(at[rank] for rank in traces.class_of_rank.tolist())
@@ -185,7 +182,7 @@ def _group_culprit(traces: Traces, at: dict[int, tuple[int, ...] | None]) -> tup
 
 
 def _group_place(trace: Trace, number: int) -> Place:
-    """Return a rank's call of new_group(), or that it makes no more of them after its last one."""
+    """Return a rank's call of new_group(); after its last one, the last call without a record."""
     calls, rank = trace.group_calls, trace.traced.rank
     if number < len(calls):
         return Place(rank=rank, record=UNRECORDED, op=_group_words(calls[number]), line=calls[number].line)

@@ -1,8 +1,7 @@
-"""deadlock_problems(): why a step that was execution stands still.
+"""deadlock_problems(): why an execution did not end.
 
-A rank stands where one of its streams, or its host, waits for a comm op to which not all have come. Who has not come
-stands somewhere else, or has stopped: one follows from each rank to those that it waits for, until one comes to a rank
-that stopped, or to where one has been.
+A rank is blocked where a stream, or its host, waits for a communication op at which not all ranks have arrived. Each
+missing rank is itself blocked, or has stopped: following the missing ranks leads to one that stopped, or to a cycle.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ from meshwright.spec.trace.traces import Traces
 
 @dataclass(frozen=True)
 class _Blocked:
-    """A rank that waits: at which record, for which communication op, and for whom."""
+    """A blocked rank: its record, the communication op that it waits for, and the ranks missing there."""
 
     record: int
     comm_op: int
     missing: tuple[int, ...]
     lost: tuple[int, ...]
-    """Those of the missing that have passed the place where they should have come: a message that was never sent."""
+    """The missing ranks that have passed their record of the op: a message that was never sent."""
 
 
 def deadlock_problems(traces: Traces, comm_ops: CommOps, execution: Execution) -> tuple[Problem, ...]:
-    """Return the problems of a step that was execution as far as it went; empty if it ended."""
+    """Return the problems of an execution; empty if it ended."""
     if execution.is_done:
         return ()
-    standing = {host.rank: _standing(host, comm_ops, execution) for host in execution.hosts}
-    waiting = {rank: one for rank, one in standing.items() if one is not None}
+    blocked = {host.rank: _blocked_at(host, comm_ops, execution) for host in execution.hosts}
+    waiting = {rank: one for rank, one in blocked.items() if one is not None}
     gone = [host for host in execution.hosts if host.num_enqueued < len(host.host_s)]
     if gone:
         return tuple(_stopped(traces, comm_ops, host, waiting) for host in gone)
     lost = [one for one in waiting.values() if one.lost]
     if lost:
         return tuple(_lost(traces, comm_ops, one, waiting) for one in lost[:1])
-    return (_circle(traces, comm_ops, waiting),)
+    return (_cycle(traces, comm_ops, waiting),)
 
 
-def _standing(host: Host, comm_ops: CommOps, execution: Execution) -> _Blocked | None:
-    """Return what a rank waits for that others have not come to, its first record that does."""
+def _blocked_at(host: Host, comm_ops: CommOps, execution: Execution) -> _Blocked | None:
+    """Return the first record at which a rank is blocked; None if it is not."""
     found = []
     for stream in host.streams:
         place = len(stream.started_at)
@@ -60,7 +59,7 @@ def _standing(host: Host, comm_ops: CommOps, execution: Execution) -> _Blocked |
 
 
 def _first_pending(comm_op: int, comm_ops: CommOps, execution: Execution) -> int:
-    """Return the communication op of the same channel that holds this one up."""
+    """Return the first unfinished communication op of the same channel, which blocks this one."""
     first = comm_ops.channels[int(comm_ops.channel[comm_op])].first
     while comm_op > first and execution.ended_at[comm_op - 1] < 0:
         comm_op -= 1
@@ -68,7 +67,7 @@ def _first_pending(comm_op: int, comm_ops: CommOps, execution: Execution) -> int
 
 
 def _absent(comm_op: int, comm_ops: CommOps, execution: Execution) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the representatives that have not come to a communication op, and those of them that never will."""
+    """Return the representatives that have not arrived at a communication op, and those of them that never will."""
     channel = comm_ops.channels[int(comm_ops.channel[comm_op])]
     hosts = {host.rank: host for host in execution.hosts}
     missing, lost = [], []
@@ -82,7 +81,7 @@ def _absent(comm_op: int, comm_ops: CommOps, execution: Execution) -> tuple[tupl
 
 
 def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> tuple[Place, ...]:
-    """Return what waiting ranks have come to and others not."""
+    """Return where ranks are blocked."""
     places = []
     for rank, one in waiting.items():
         channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
@@ -95,13 +94,13 @@ def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int
     return Problem(
         kind="stopped",
         culprit=place_of(traces.traces[host.rank], host.num_enqueued),
-        rule=f"rank {host.rank} stopped, and {len(others)} others that stand for {_count(traces, others)} ranks wait",
+        rule=f"rank {host.rank} stopped, and {_count(traces, others)} ranks (of {len(others)} classes) wait",
         others=_waits(traces, comm_ops, others),
     )
 
 
 def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int, _Blocked]) -> Problem:
-    """Return the problem of a comm op to which one never comes that waits for nothing: a message that was lost."""
+    """Return the problem of a comm op at which a rank never arrives that is not blocked: a lost message."""
     channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
     culprit = one.lost[0]
     rows = channel.rows[channel.members.index(culprit)]
@@ -109,31 +108,31 @@ def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int
     return Problem(
         kind="message" if channel.is_message else "collective",
         culprit=place_of(traces.traces[culprit], record, channel.axis),
-        rule=f"rank {culprit} never sends what {_count(traces, waiting)} ranks wait for, at once or after each other",
+        rule=f"rank {culprit} never sends a message that {_count(traces, waiting)} ranks wait for, directly or not",
         others=_waits(traces, comm_ops, waiting),
         group=channel.ranks,
     )
 
 
-def _circle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> Problem:
+def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> Problem:
     seen: list[int] = []
     rank = min(waiting)
     while rank not in seen:
         seen.append(rank)
         rank = next(other for other in waiting[rank].missing if other in waiting)
-    circle = seen[seen.index(rank) :]
+    cycle = seen[seen.index(rank) :]
     common = Counter(map(_key, _waits(traces, comm_ops, waiting)))
-    # Where most ranks wait elsewhere, one took another way.
-    places = sorted(_waits(traces, comm_ops, {one: waiting[one] for one in circle}), key=lambda one: common[_key(one)])
-    told = [f"rank {one} for rank {other}" for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)]
-    # Where none is alone with what it waits for, nothing tells who is to blame from the rest.
+    # The rank that waits where fewest others do comes first.
+    places = sorted(_waits(traces, comm_ops, {one: waiting[one] for one in cycle}), key=lambda one: common[_key(one)])
+    chain = [f"rank {one} for rank {other}" for one, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
+    # If no rank is alone in what it waits for, the culprit cannot be identified.
     is_tie = len(places) > 1 and common[_key(places[0])] == common[_key(places[1])]
-    channel = comm_ops.channels[int(comm_ops.channel[waiting[circle[0]].comm_op])]
+    channel = comm_ops.channels[int(comm_ops.channel[waiting[cycle[0]].comm_op])]
     return Problem(
         kind="deadlock",
         is_tie=is_tie,
         culprit=places[0],
-        rule=f"ranks wait in a circle: {', '.join(told)}",
+        rule=f"deadlock: ranks wait in a cycle: {', '.join(chain)}",
         others=tuple(places[1:]),
         group=channel.ranks,
     )
@@ -144,5 +143,5 @@ def _key(place: Place) -> tuple[str, str, str]:
 
 
 def _count(traces: Traces, ranks: Mapping[int, _Blocked]) -> int:
-    """Return how many ranks these stand for."""
+    """Return how many ranks these represent."""
     return sum(int((traces.class_of_rank == rank).sum()) for rank in ranks)

@@ -1,7 +1,4 @@
-"""place_of(): a record of a trace in the words that a problem needs.
-
-without_numbers(): one name for blocks of a model that differ in their number only.
-"""
+"""place_of(): a record of a trace as a Place for messages; ordinals, lists of ranks and scopes as text."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ COMMUNICATION = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE)
 
 
 def place_of(trace: Trace, record: int, axis: str = "") -> Place:
-    """Return where a record stands; of -1, that there is none."""
+    """Return the Place of a record; for -1, of a rank without any record."""
     rank = trace.traced.rank
     if record == NONE:
         return Place(rank=rank, record=NONE, op="")
@@ -42,8 +39,8 @@ def place_of(trace: Trace, record: int, axis: str = "") -> Place:
 
 
 def missing_place(trace: Trace, rows: Ints) -> Place:
-    """Return that a rank runs nothing after `rows`, its operations of a channel, with the last of them; where there
-    are none, with the last communication op of its step, if any.
+    """Return the Place of a rank that runs nothing after `rows`, its operations of a channel: their last, or the
+    last communication op of its step, if any.
     """
     if not len(rows):
         rows = np.flatnonzero(np.isin(trace.records.kind, COMMUNICATION))
@@ -53,7 +50,7 @@ def missing_place(trace: Trace, rows: Ints) -> Place:
 
 
 def ordinal(number: int) -> str:
-    """Return the place of what is counted from 0, such as "1st" of 0."""
+    """Return the ordinal of a position counted from 0, such as "1st" for 0."""
     place = number + 1
     ending = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
     return f"{place:,}{ending}"
@@ -67,7 +64,7 @@ def some_ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _waited_for(trace: Trace, record: int) -> str:
-    """Return which operation a wait is for, where it is of the same step."""
+    """Return the operation that a wait waits for, if it is in the same step."""
     records = trace.records
     if records.kind[record] != RecordKind.WAIT or records.work[record] == NONE:
         return ""
@@ -81,5 +78,5 @@ _LINE = re.compile(r"\.py:\d+$")
 
 
 def without_numbers(scope: str) -> str:
-    """Return a scope with * for numbers, such as h.*.mlp; a line of the program, such as train2.py:40, as it is."""
+    """Return a scope with * for numbers, such as h.*.mlp, so that equal blocks share it; train2.py:40 is unchanged."""
     return scope if _LINE.search(scope) else _NUMBER.sub("*", scope)

@@ -1,6 +1,4 @@
-"""hazards(): the races of all ranks' steps, those between the same two lines of the program together.
-
-message_hazards(): P2P messages whose order or tags NCCL may treat differently than the program expects.
+"""hazards(): races of all ranks, grouped by the two lines of the program; message_hazards(): P2P order and tags.
 
 NCCL executes the unbatched sends and receives of a pair of ranks in the order in which each rank issues them. If both
 send first, both block, except for messages that are buffered (some tens of MiB at most). If both receive first, they
@@ -25,7 +23,7 @@ from meshwright.spec.trace.traces import Traces
 
 
 def hazards(traces: Traces) -> tuple[Hazard, ...]:
-    """Return tensors that streams and communication use in no defined order; empty where there are none."""
+    """Return the tensors that streams and communication use in no defined order."""
     with hazards_in_background(traces) as found:
         return found()
 
@@ -74,7 +72,7 @@ _Queues = dict[tuple[str, tuple[int, ...], int], list[int]]
 
 
 def message_hazards(traces: Traces) -> tuple[Hazard, ...]:
-    """Return the messages of a step whose messages match; each pair of lines once, with how many ranks run them."""
+    """Return the hazards of a step whose messages match; each pair of lines once, with its number of ranks."""
     found: dict[tuple[MessageHazardKind, str, str], list[tuple[Place, Place]]] = defaultdict(list)
     for kind, first, second in (*_other_tags(traces), *_unordered(traces)):
         found[kind, first.line or first.scope, second.line or second.scope].append((first, second))
@@ -116,9 +114,9 @@ def _tag(place: Place) -> str:
 
 
 def _unordered(traces: Traces) -> _Found:
-    """Yield where a pair of ranks, both of them traced, first send to each other or receive from each other at a time.
+    """Yield where two traced ranks first both send to, or both receive from, each other.
 
-    A rank that was not traced does what its representative does, to other ranks.
+    A rank that was not traced does the same as its representative, with other peers.
     """
     queues = {rank: _queues(trace) for rank, trace in traces.traces.items()}
     for rank, own in queues.items():
@@ -133,7 +131,7 @@ def _unordered(traces: Traces) -> _Found:
 
 
 def _queues(trace: Trace) -> _Queues:
-    """Return the messages of a rank that NCCL runs one after the other."""
+    """Return the unbatched messages of a rank, which NCCL executes in order."""
     records, found = trace.records, _Queues()
     is_batched = np.array([*(BATCHED in one.agreed for one in trace.signatures), False])[records.signature]
     is_message = np.isin(records.kind, (RecordKind.SEND, RecordKind.RECEIVE)) & ~is_batched & (records.group >= 0)

@@ -1,8 +1,8 @@
-"""timeline_of(): what the engine execution, as a Timeline.
+"""timeline_of(): the spans of an execution.
 
-Communication ops stand on streams of their own, one a channel, as communication libraries have them, numbered after the
-device's. A wait is a span if it took any time, with the axis of what it was for; where it was for an event, of what the
-event's stream had itself just waited for.
+Each channel's communication ops are on a stream of their own, numbered after the device's, as communication libraries
+use one stream per communicator. A wait is a span if it took any time, with the axis of the op that it waited for; a
+wait for an event has the axis of the op for which the event's stream had last waited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOST = -1
 """The stream number of the host."""
 _HOST_NAME = "host"
 HOST_COPY = "host copy"
-"""Axis of copies between the memories of the host and the device; of FSDP2's it is a part of fsdp."""
+"""Axis of copies between host and device memory; those of FSDP2 count as fsdp."""
 _SLOWDOWN = "slowdown of computing next to communication"
 _KINDS = {
     RecordKind.OP: SpanKind.COMPUTE,
@@ -42,23 +42,23 @@ _KINDS = {
 
 
 class Names:
-    """Texts of all ranks, each once."""
+    """Strings of all ranks, each once."""
 
     def __init__(self) -> None:
         self._positions: dict[Hashable, int] = {}
 
     def positions(self, texts: tuple[str, ...]) -> Ints:
-        """Return where each text stands, and -1 for a position of -1, at the end."""
+        """Return the position of each string, and -1 at the end, for position -1."""
         return np.array([*(self._positions.setdefault(text, len(self._positions)) for text in texts), NONE], np.int64)
 
     def all(self) -> tuple[str, ...]:
-        """Return every text."""
+        """Return every string."""
         return tuple(str(text) for text in self._positions)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What the columns of spans point to."""
+    """The tables that columns of spans index."""
 
     names: Names
     scopes: Names
@@ -74,7 +74,7 @@ def timeline_of(
     when: Mapping[int, RecordIntervals],
     source: TimelineSource,
 ) -> Timeline:
-    """Return what was execution as a timeline of all representatives, each one's spans by their start, without memory."""
+    """Return the timeline of all representatives, spans of each in order of start, without memory."""
     texts = Texts(*(Names() for _ in range(5)))
     parts = [_rank_spans(traces.traces[host.rank], comm_ops, when[host.rank], host, texts) for host in execution.hosts]
     ranks, counts = np.unique(traces.class_of_rank, return_counts=True)
@@ -107,7 +107,7 @@ def _rank_spans(trace: Trace, comm_ops: CommOps, when: RecordIntervals, host: Ho
     kind[is_copy] = SpanKind.COMMUNICATION
     of_fsdp, of_ddp = (_in_scope(trace, mark) for mark in (FSDP_MARK, DDP_MARK))
     if of_ddp.any():
-        # Only what is shown gets the name: in one order with DDP are all other collectives of its group.
+        # The name is for display only: DDP shares its channel with all other collectives of its group.
         named = texts.axes.positions(tuple(f"dp {name}".rstrip() if _is_nameless(name) else name for name in names))
         axis = np.where(of_ddp, named[channel], axis)
     for mask, name in ((is_copy & ~of_fsdp, HOST_COPY), (is_copy & of_fsdp, f"fsdp ({HOST_COPY})")):
@@ -140,17 +140,17 @@ def _in_scope(trace: Trace, mark: str) -> NDArray[np.bool_]:
 
 
 def _is_nameless(axis: str) -> bool:
-    """Return whether a group has no mesh axis, but perhaps a communicator of its own."""
+    """Return whether a group has no mesh axis, with or without a communicator of its own."""
     return not axis or axis.startswith("(")
 
 
 def _written_bytes(trace: Trace) -> Ints:
-    """Return what each operation writes, and 0 for a position of -1, at the end."""
+    """Return the bytes that each signature writes, and 0 at the end, for position -1."""
     return np.array([*(one.written_bytes for one in trace.signatures), 0], np.int64)
 
 
 def _slowed_spans(columns: Spans, when: RecordIntervals, axis: Ints, texts: Texts) -> Spans:
-    """Return where the default stream was late since it had computed next to communication, as waits for that."""
+    """Return the delays of the default stream from concurrent communication, as wait spans."""
     slowed = columns.take(np.array([one.record for one in when.slowed], np.int64))
     return replace(
         slowed,
@@ -170,7 +170,7 @@ def _named(trace: Trace, signature: Ints, texts: Texts) -> Ints:
 
 
 def _host_spans(columns: Spans, trace: Trace, host: Host, texts: Texts) -> Spans:
-    """Return what the host did: a span for each run of records of one module that it handed over, and for each stop."""
+    """Return the host's spans: one for each run of records of one module that it enqueued, and one for each stop."""
     enqueued_s = np.full(len(trace.records), np.nan)
     for one in host.streams:
         enqueued_s[one.records[: len(one.enqueued_at)]] = one.enqueued_at
@@ -188,7 +188,7 @@ def _host_spans(columns: Spans, trace: Trace, host: Host, texts: Texts) -> Spans
 
 
 def _at(columns: Spans, rows: Ints, start_s: Floats, end_s: Floats, texts: Texts) -> Spans:
-    """Return spans of the host in the places of these records."""
+    """Return host spans with the scope, phase and action of these records."""
     one = columns.take(rows)
     same = {name: getattr(one, name) for name in ("rank", "scope", "phase", "action", "record")}
     empty = np.full(len(rows), NONE, np.int64)

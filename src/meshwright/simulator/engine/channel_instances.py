@@ -1,10 +1,8 @@
-"""Hops: the pairs of ranks that a channel of messages stands for, and the borders of pods that they cross.
+"""Instances of a channel: the groups, or pairs of sender and receiver, that one channel represents.
 
-A channel has one representative sender and one receiver; every rank of their classes sends at the same time along its
-own group (siblings.py). The hop around the end of a pipeline or a ring is one between the positions of its own two
-ranks, however far they are apart.
-
-Instances: the groups that one channel stands for, and which of them each rank of a class is in.
+A channel has one representative of each class; every rank of these classes communicates at the same time within its own
+group (mesh_groups.py). The hop around the end of a pipeline or a ring is between the positions of its own two ranks,
+however far apart they are. Hops and groups that span pods use the links between pods and spine.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from meshwright.spec.trace.trace import Ints
 from meshwright.spec.trace.traces import Traces
 
 PodWays = tuple[tuple[int, float], ...]
-"""Ways between a pod and the spine, out (2 x the pod's number) or in (2 x its number + 1), each with its traffic over
-that of the busiest.
+"""Links of a pod to the spine, out (2 x the pod's number) or in (2 x its number + 1), each with its traffic relative to
+the busiest.
 """
 
 
 @dataclass(frozen=True)
 class Spine:
-    """How much of the spine the ranks of one channel use when all of them communicate."""
+    """Load of the spine when all ranks of one channel communicate."""
 
     crossing: float
     """Devices of the busiest pod that send out of it, or receive from outside, over the devices of a pod."""
@@ -39,7 +37,7 @@ NO_SPINE = Spine(0.0, ())
 
 
 def hops_of(channel: Channel, traces: Traces) -> Ints:
-    """Return the (sender, receiver) of every pair of ranks that a channel of messages stands for [hops, 2]."""
+    """Return the (sender, receiver) of every pair of ranks that a channel of messages represents [hops, 2]."""
     sender, receiver = channel.ranks
     if len(channel.group) == 0:
         return np.array([channel.ranks])
@@ -51,7 +49,7 @@ def hops_of(channel: Channel, traces: Traces) -> Ints:
 
 
 def spine_of_hops(hops: Ints, fabric: Fabric) -> Spine:
-    """Return what these hops use of the spine."""
+    """Return the load that these hops put on the spine."""
     pod_size = float(fabric.nonblocking_devices)
     pods = (hops // pod_size).astype(np.int64)
     across = pods[pods[:, 0] != pods[:, 1]]
@@ -62,7 +60,7 @@ def spine_of_hops(hops: Ints, fabric: Fabric) -> Spine:
 
 
 def pod_ways_of(ranks: Ints, fabric: Fabric) -> PodWays:
-    """Return the ways out of and into each pod of `ranks`, all used alike; none where there is one pod."""
+    """Return the links out of and into each pod of `ranks`, equally loaded; none where there is one pod."""
     pods = np.unique(ranks // float(fabric.nonblocking_devices)).astype(np.int64).tolist()
     return tuple((2 * pod + way, 1.0) for pod in pods for way in (0, 1)) if len(pods) > 1 else ()
 
@@ -83,7 +81,7 @@ class ChannelSide:
 
 @dataclass(frozen=True)
 class Instances:
-    """Of one channel."""
+    """All instances of one channel."""
 
     ranks: Ints
     """Of each instance: a group's, or sender and receiver of messages [instances, ranks]."""
@@ -95,7 +93,7 @@ class Instances:
 
 
 def instances_of(channel: Channel, traces: Traces) -> Instances:
-    """Return the groups of a channel; one that holds all ranks of its classes where they cannot be distinguished."""
+    """Return the instances of a channel; a single one of all ranks where the groups cannot be distinguished."""
     if channel.is_message:
         ranks = hops_of(channel, traces)
         parts = [ranks[:, :1], ranks[:, 1:]]
@@ -112,7 +110,7 @@ def instances_of(channel: Channel, traces: Traces) -> Instances:
 
 
 def _side(own: Ints, part: Ints) -> ChannelSide | None:
-    """Return where a class's ranks are; None unless each instance has equally many of them."""
+    """Return the instance of each of a class's ranks; None unless each instance has equally many."""
     instance_of = {rank: number for number, row in enumerate(part.tolist()) for rank in row}
     found = np.array([instance_of.get(rank, -1) for rank in own.tolist()])
     counts = np.bincount(found + 1, minlength=len(part) + 1)

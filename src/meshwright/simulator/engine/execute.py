@@ -1,4 +1,4 @@
-"""execute(): traces, made programs and matched, on the engine's table."""
+"""execute(): traces, converted to programs and matched, run on the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.spec.trace.traces import Traces
 
 @dataclass(frozen=True)
 class Costs:
-    """What everything takes."""
+    """Durations of all records and communication ops."""
 
     records: Mapping[int, RecordTimes]
     """By representative."""
@@ -28,21 +28,21 @@ class Costs:
     is_host: bool = False
     """Whether the host itself computes (Device.is_host)."""
     slowdown: float = 0.0
-    """Of computing and communicating at once."""
+    """Of concurrent computation and communication (overlap_slowdown.py)."""
 
 
 def execute(traces: Traces, comm_ops: CommOps, costs: Costs, conditions: Conditions = USUAL) -> Execution:
-    """Return when everything was; of `conditions` only what stops ranks or drops messages, costs know the rest."""
-    events = EventIds(len(comm_ops))
+    """Return the execution of the traces; `costs` already include the slow ranks and links of `conditions`."""
+    ids = EventIds(len(comm_ops))
     stops = stops_of(conditions, traces)
     programs = []
     for rank, trace in sorted(traces.traces.items()):
-        program = program_of(trace, comm_ops.of_record[rank], costs.records[rank], events, is_host=costs.is_host)
+        program = program_of(trace, comm_ops.of_record[rank], costs.records[rank], ids, is_host=costs.is_host)
         programs.append(program.failing(stops.get(rank), dropped_by(conditions, traces, rank)))
-    return run_programs(programs, _engine_state(programs, comm_ops, costs, events))
+    return run_programs(programs, _engine_state(programs, comm_ops, costs, ids))
 
 
-def _engine_state(programs: list[RankProgram], comm_ops: CommOps, costs: Costs, events: EventIds) -> EngineState:
+def _engine_state(programs: list[RankProgram], comm_ops: CommOps, costs: Costs, ids: EventIds) -> EngineState:
     times, place = costs.comm_ops, {program.rank: number for number, program in enumerate(programs)}
     uses: list[list[tuple[int, float]]] = []
     members: list[tuple[int, ...]] = []
@@ -66,8 +66,8 @@ def _engine_state(programs: list[RankProgram], comm_ops: CommOps, costs: Costs, 
                 cards = [(2 * way + 1, loads[1]) for way in ways if loads[1] > 0]
                 kinds[loads] = within + cards + [(-1 - way, share * loads[2]) for way, share in to_pods]
             uses.append(kinds[loads])
-    completed_at = [PENDING] * events.count
-    completed_at[events.always] = 0.0
+    completed_at = [PENDING] * ids.count
+    completed_at[ids.always] = 0.0
     return EngineState(
         links=Links(times.latency_s.tolist(), times.wire_s.tolist(), uses),
         completed_at=completed_at,
@@ -82,7 +82,7 @@ def _engine_state(programs: list[RankProgram], comm_ops: CommOps, costs: Costs, 
 
 
 def _ways(channel: Channel, place: Mapping[int, int]) -> list[int]:
-    """Return whose ways out and in a channel's communication ops take: links carry both directions in full."""
+    """Return the link directions of a channel's ops: 2 x the program for sending, + 1 for receiving (full duplex)."""
     if channel.is_message:
         sender, receiver = channel.members
         return [2 * place[sender], 2 * place[receiver] + 1]
@@ -90,12 +90,12 @@ def _ways(channel: Channel, place: Mapping[int, int]) -> list[int]:
 
 
 def _pair_links(comm_ops: CommOps, times: CommOpTimes, place: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return the links to the peers of each channel's members, by channel, in numbers after those of other links."""
+    """Return by channel the links between its members and their peers, numbered after all other links."""
     numbers: dict[tuple[int, int], int] = {}
     found = {}
     for position, peers in times.peers.items():
         channel = comm_ops.channels[position]
-        # A message's two members have one way each, those of a collective two.
+        # Each end of a message uses one direction, a member of a collective both.
         of_ways = peers if channel.is_message else [others for others in peers for _ in (0, 1)]
         ways = zip(_ways(channel, place), of_ways, strict=True)
         pairs = dict.fromkeys((way, other) for way, others in ways for other in others)
@@ -104,7 +104,7 @@ def _pair_links(comm_ops: CommOps, times: CommOpTimes, place: Mapping[int, int])
 
 
 def _distinct_ways(pod_ways: Mapping[int, PodWays]) -> dict[int, PodWays]:
-    """Return the same without those that the same channels use alike: they are always equally busy."""
+    """Return `pod_ways` without duplicates: links that the same channels use equally are always equally busy."""
     users: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for channel, ways in pod_ways.items():
         for way, share in ways:

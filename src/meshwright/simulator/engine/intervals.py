@@ -1,4 +1,4 @@
-"""RecordIntervals: when each record of one rank was, from what the engine execution."""
+"""RecordIntervals: start and end of each record of one rank, from an execution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 
 @dataclass(frozen=True)
 class RecordIntervals:
-    """When the records of one rank were; nan where they were not, or were nothing that takes time [records]."""
+    """Start and end of each record of one rank; nan for records that never ran or take no time [records]."""
 
     start_s: Floats
     end_s: Floats
@@ -25,7 +25,7 @@ class RecordIntervals:
 
 
 class Slowed(NamedTuple):
-    """For how long the default stream was late after a record, since it had computed next to communication."""
+    """A delay of the default stream after a record, from concurrent communication."""
 
     record: int
     start_s: float
@@ -34,7 +34,7 @@ class Slowed(NamedTuple):
 
 
 def intervals_of(trace: Trace, comm_ops: CommOps, execution: Execution, host: Host) -> RecordIntervals:
-    """Return when each record of one rank was."""
+    """Return the intervals of one rank's records."""
     start_s, end_s = np.full((2, len(trace.records)), np.nan)
     stream = trace.records.stream.copy()
     for one in host.streams:
@@ -51,7 +51,7 @@ def intervals_of(trace: Trace, comm_ops: CommOps, execution: Execution, host: Ho
 
 
 def _set_stream(one: Stream, trace: Trace, start_s: Floats, end_s: Floats, stream: Ints) -> None:
-    """Fill in what one stream execution."""
+    """Fill in the records of one stream."""
     num_started = len(one.started_at)
     rows = one.records[:num_started]
     at_s, enqueued_s = np.array(one.started_at), np.array(one.enqueued_at[:num_started])
@@ -60,7 +60,7 @@ def _set_stream(one: Stream, trace: Trace, start_s: Floats, end_s: Floats, strea
     late_s[list(one.late_s)] = list(one.late_s.values())
     free_s = np.concatenate([[0.0], (after_s + late_s)[:-1]])[:num_started]
     is_op = trace.records.kind[rows] == RecordKind.OP
-    # A wait begins when the stream comes to it.
+    # A wait starts when the stream reaches it.
     start_s[rows] = np.where(is_op, at_s, np.maximum(free_s, enqueued_s))
     end_s[rows] = np.where(is_op, after_s, at_s)
     stream[rows] = one.number

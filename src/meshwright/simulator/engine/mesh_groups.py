@@ -1,9 +1,9 @@
-"""Sibling groups: the groups of one mesh axis, of which a trace names only that of its own rank.
+"""Groups of one mesh axis, of which a trace names only that of its own rank.
 
-    members of a group stand `stride` apart, and `stride` groups lie next to each other, so that they tile the ranks
-    a group that is no such part of a mesh: shifted copies of it whose ranks are of the same classes, if none overlap
+    mesh axis      members of a group are `stride` apart, and `stride` groups interleave, so that they tile the ranks
+    other groups   shifted copies whose ranks are of the same classes, if none overlap
 
-Source: torch's DeviceMesh numbers ranks row by row.
+Source: torch's DeviceMesh numbers ranks in row-major order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.spec.trace.traces import Traces
 
 
 def sibling_groups(group: tuple[int, ...], traces: Traces) -> Ints:
-    """Return the groups of the same axis and of the same classes, each member in the same place [groups, members]."""
+    """Return the groups of the same axis and the same classes, members in the same order [groups, members]."""
     ranks = np.array(group)
     rows = _of_mesh(ranks, traces.world_size)
     rows = _shifted(ranks, traces.world_size) if rows is None else rows
@@ -24,13 +24,13 @@ def sibling_groups(group: tuple[int, ...], traces: Traces) -> Ints:
 
 
 def groups_of_axis(group: tuple[int, ...], traces: Traces) -> Ints:
-    """Return the groups of the group's mesh axis, whatever the classes of their ranks [groups, members]."""
+    """Return the groups of the group's mesh axis, of any classes [groups, members]."""
     rows = _of_mesh(np.array(group), traces.world_size)
     return sibling_groups(group, traces) if rows is None else rows
 
 
 def mesh_groups(group: tuple[int, ...], world_size: int) -> Ints:
-    """Return the groups of the group's mesh axis; the group alone if it is no part of a mesh [groups, members]."""
+    """Return the groups of the group's mesh axis; the group alone if it is not part of a mesh [groups, members]."""
     rows = _of_mesh(np.array(group), world_size)
     return np.array([group]) if rows is None else rows
 

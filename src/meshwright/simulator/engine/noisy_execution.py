@@ -1,13 +1,13 @@
-"""noisy_execution(): a simulated step once more, with a clock for every rank instead of one for each class of ranks.
+"""noisy_execution(): a simulated step again, with a clock for every rank instead of one for each class of ranks.
 
-Ranks of a class run the same program, so each of its records is one operation on a vector of times, an element a rank:
-an operation adds its seconds times each rank's own factor (noise.py), a wait takes the later of two vectors, and a
-collective starts in each group when the last of the group's own ranks arrives. So a rank waits for the slowest of those
-that it communicates with and for no others, among 16,384 ranks as among 8. Nothing is traced or matched again.
+Ranks of a class run the same program, so each record is one operation on a vector of times, one element a rank: an
+operation adds its seconds times each rank's noise factor (conditions.py), a wait takes the maximum of two vectors, and
+a collective starts in each group when the last of the group's own ranks arrives. A rank therefore waits only for the
+stragglers of its own groups, among 16,384 ranks as among 8. Nothing is traced or matched again.
 
-The order in which records can run does not depend on how long they take, since no stream chooses what to wait for.
-What a transfer takes with the links that it shares, and what computing and communicating at once cost, are those of the
-step in which all ranks of a class keep the same time. Ignored: how noise changes which transfers share links.
+The order of records does not depend on their durations, since no stream chooses what to wait for. Times of transfers
+that share links, and the slowdown of concurrent computation, are those of the execution without noise. Ignored: how
+noise changes which transfers share links.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from meshwright.spec.trace.traces import Traces
 
 
 def noisy_execution(traces: Traces, comm_ops: CommOps, execution: Execution, conditions: Conditions) -> Execution:
-    """Return the step as the first rank of each class sees it, and when the last of all ranks is done.
+    """Return the execution of the first rank of each class, and the end of the last of all ranks.
 
-    `execution` is the same step with one clock for each class.
+    `execution` is the same step without noise.
     """
     state = _State(traces, comm_ops, execution, conditions)
     hosts = [_Host(host, traces, comm_ops, conditions) for host in execution.hosts]
@@ -45,7 +45,7 @@ def noisy_execution(traces: Traces, comm_ops: CommOps, execution: Execution, con
 
 
 class _State:
-    """Arrivals at collectives and messages, and their ends; each a vector over the instances of its channel."""
+    """Arrivals at communication ops, and their ends; each a vector over the instances of the channel."""
 
     def __init__(self, traces: Traces, comm_ops: CommOps, execution: Execution, conditions: Conditions) -> None:
         self.instances = [instances_of(channel, traces) for channel in comm_ops.channels]
@@ -60,13 +60,13 @@ class _State:
         self._ended_s: dict[int, Floats] = {}
         self.num_comm_ops, nothing = len(comm_ops), np.full(len(comm_ops), -1.0)
         self.seen = {host.rank: (nothing.copy(), nothing.copy()) for host in execution.hosts}
-        """By first rank of a class when each of its collectives and messages begins and ends; -1 of others."""
+        """By first rank of a class when each of its communication ops starts and ends; -1 of others."""
         self.completed_s: dict[int, Floats] = {}
         self.waiting: dict[int, list[_Stream | _Host]] = defaultdict(list)
         self.runnable: list[_Stream | _Host] = []
 
     def arrive(self, number: int, side: int, now_s: Floats) -> None:
-        """Let the ranks of one side arrive; those instances start whose ranks are all there."""
+        """Record the arrival of one side's ranks, and start the ops whose ranks have all arrived."""
         instances = self.instances[self._channel[number]]
         latest_s = instances.sides[side].latest(now_s, len(instances))
         if number in self._arrived_s:
@@ -86,7 +86,7 @@ class _State:
         self.runnable.extend(self.waiting.pop(event, ()))
 
     def ended_s(self, number: int, side: int) -> Floats | None:
-        """Return when a collective or message ends for each rank of a side; None before it does."""
+        """Return when a communication op ends for each rank of a side; None if it has not ended."""
         ended_s = self._ended_s.get(number)
         return None if ended_s is None else ended_s[self.instances[self._channel[number]].sides[side].instance]
 
@@ -104,7 +104,7 @@ class _State:
 
 
 def _took_s(axis: str, nominal_s: Floats, instances: Instances, conditions: Conditions) -> Floats:
-    """Return what each of a channel's collectives or messages takes [number, instances]."""
+    """Return the duration of each op of a channel with noise [ops, instances]."""
     drawn = (group_noise(conditions, axis, ranks, len(nominal_s)) for ranks in instances.ranks.tolist())
     if conditions.jitter == 0:
         return np.broadcast_to(nominal_s[:, None], (len(nominal_s), len(instances)))
@@ -119,16 +119,16 @@ class _Stream:
         self.now_s = np.zeros(len(host.ranks))
         self._place = 0
         self._enqueued: list[tuple[int, Floats]] = []
-        """Up to which place records were handed over, and for how long the hosts had stopped before."""
+        """Positions up to which records were enqueued, and for how long the hosts had stopped before."""
         self.first: list[tuple[float, float, float]] = []
-        """Of the first rank: when each record was handed over, when it began, and what it took."""
+        """Of the first rank: when each record was enqueued, when it started, and its duration."""
 
     def enqueue(self, until: int, stopped_s: Floats) -> None:
-        """Take all records before `until`, a position in the trace, from hosts that had stopped for so long."""
+        """Enqueue all records before `until`, a position in the trace, by hosts that have stopped for `stopped_s`."""
         self._enqueued.append((int(np.searchsorted(self.stream.records, until)), stopped_s))
 
     def run(self, state: _State) -> None:
-        """Run on until a event is missing or the host has handed over no more."""
+        """Run until an event is not complete or no enqueued record is left."""
         while self._enqueued:
             until, stopped_s = self._enqueued[0]
             while self._place < until:
@@ -138,7 +138,7 @@ class _Stream:
             self._enqueued.pop(0)
 
     def _step(self, place: int, stopped_s: Floats, state: _State) -> bool:
-        """Run one record; return False where it waits for a event."""
+        """Run one record; return False if it waits for an event that is not complete."""
         stream, now_s = self.stream, self.now_s
         enqueued_s = stream.issued_s[place] + stopped_s
         now_s = np.maximum(now_s, enqueued_s)
@@ -174,12 +174,12 @@ class _Host:
             _Stream(one, self, RankNoise(conditions, rank_factor, self.ranks, one.number)) for one in host.streams
         ]
         self.side_of = _sides(traces.traces[host.rank], comm_ops)
-        """By record of a collective, a message or a wait for one the side of its channel that the rank is on."""
+        """By record of a communication op, or of a wait for one, the rank's side of its channel."""
         self._stopped_s = np.zeros(len(self.ranks))
         self._stops: list[tuple[float, float]] = []
 
     def ready_s(self, record: int, event: int, state: _State) -> Floats | float | None:
-        """Return when the event that a record waits for is there for each rank; None before."""
+        """Return when the event that a record waits for completes on each rank; None if it has not."""
         if event in state.completed_s:
             return state.completed_s[event]
         if event < state.num_comm_ops:
@@ -187,7 +187,7 @@ class _Host:
         return 0.0 if event == state.num_comm_ops else None
 
     def run(self, state: _State) -> None:
-        """Continue after a host sync whose event is complete."""
+        """Continue after each host sync whose event is complete."""
         while not self._is_done:
             record, event = self.host.syncs[len(self._stops)]
             ready_s = self.ready_s(record, event, state)
@@ -201,7 +201,7 @@ class _Host:
             self.enqueue(state)
 
     def enqueue(self, state: _State) -> None:
-        """Hand over all records up to the next sync."""
+        """Enqueue all records up to the next sync."""
         until = self.host.syncs[len(self._stops)][0] + 1
         for stream in self.streams:
             stream.enqueue(until, self._stopped_s)

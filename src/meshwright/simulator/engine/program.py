@@ -143,7 +143,7 @@ def _set_waits(records: Records, event: Ints) -> list[tuple[int, int]]:
 
 
 def waited_records(trace: Trace) -> Ints:
-    """Return for each wait the record of the collective or message that it waits for; -1 for other records [records]."""
+    """Return for each wait the record of the communication op that it waits for; -1 for other records [records]."""
     records = trace.records
     waited = np.full(len(records), NONE, np.int64)
     of_work: dict[int, int] = {}

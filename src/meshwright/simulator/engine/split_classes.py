@@ -1,10 +1,9 @@
-"""split_classes(): ranks that a fault concerns get programs of their own, and so do those whose groups they are in.
+"""split_classes(): a class of its own for each rank with a fault, and new classes for the ranks that it affects.
 
-Two ranks stay in one class while, axis by axis, their groups have members of the same classes, and their messages go to
-and come from the same classes: the slow rank, those in its tp group, those in its fsdp group, and all others then are
-four classes of each pipeline rank. The split is the coarsest that keeps every group's classes; source: colour
-refinement (Weisfeiler and Leman 1968). A new class is represented by its first rank, whose trace is that of its old
-representative with groups and peers with_groups_of.
+Two ranks stay in one class while, axis by axis, their groups have members of the same classes and their messages go to
+and come from the same classes. A slow rank, its tp group, its fsdp group and all others are then four classes of each
+pipeline rank. The partition is the coarsest with this property (color refinement, Weisfeiler and Leman 1968). The first
+rank of a new class represents it: its trace is the old representative's, with its own groups and peers.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.errors import UnsupportedError
+from meshwright.simulator.checks.rank_classes import first_of_label
 from meshwright.simulator.engine.mesh_groups import groups_of_axis
 from meshwright.spec.trace.trace import NONE, Ints, Trace
 from meshwright.spec.trace.traces import Traces
 
 
 def split_classes(traces: Traces, ranks: Iterable[int]) -> Traces:
-    """Return the same step, in which each of `ranks` is the only one of its class.
+    """Return the traces with each of `ranks` alone in its class.
 
     Raises UnsupportedError where a rank's groups cannot be inferred from its representative's.
     """
@@ -43,19 +43,18 @@ def split_classes(traces: Traces, ranks: Iterable[int]) -> Traces:
         for partners in ends:
             other = np.where(partners == NONE, NONE, labels[partners])
             labels = np.unique(np.stack([labels, other]), axis=1, return_inverse=True)[1].ravel()
-    _, first, where = np.unique(labels, return_index=True, return_inverse=True)
-    class_of_rank = first[where.ravel()]
+    class_of_rank = first_of_label(labels)
     found = {
         rank: with_groups_of(traces.of_rank(rank), rank, axes[int(traces.class_of_rank[rank])])
-        for rank in first.tolist()
+        for rank in np.unique(class_of_rank).tolist()
     }
     return replace(traces, traces=found, class_of_rank=class_of_rank)
 
 
 def _partners(trace: Trace, traces: Traces, axes: Sequence[Ints]) -> Iterator[Ints]:
-    """Yield for each peer of a representative that of every rank of its class; -1 for other ranks [world_size].
+    """Yield for each peer of a representative the peers of all ranks of its class; -1 for other ranks [world_size].
 
-    In a group of all ranks, which a pipeline without groups of its own uses, nothing else says who is a rank's peer.
+    In a group of all ranks, as of a pipeline without groups of its own, the peers alone identify a rank's partners.
     """
     source, records = trace.traced.rank, trace.records
     has_peer = (records.peer != NONE) & (records.group != NONE)
@@ -69,7 +68,7 @@ def _partners(trace: Trace, traces: Traces, axes: Sequence[Ints]) -> Iterator[In
 
 
 def _refined(labels: Ints, rows: Ints) -> Ints:
-    """Return labels that also differ where the labels of the members of a rank's group do."""
+    """Return labels refined by the labels of the members of each rank's group."""
     _, of_row = np.unique(labels[rows], axis=0, return_inverse=True)
     of_rank = np.full(len(labels), NONE, np.int64)
     of_rank[rows] = of_row.reshape(-1, 1)
@@ -78,7 +77,7 @@ def _refined(labels: Ints, rows: Ints) -> Ints:
 
 
 def with_groups_of(trace: Trace, rank: int, axes: Sequence[Ints]) -> Trace:
-    """Return a trace as that of another rank: its groups, and its peers in them.
+    """Return a trace as that of another rank of its class, with the other rank's groups and peers.
 
     `axes` holds for each of the trace's groups all groups of the same axis [groups, members].
     """
@@ -93,8 +92,8 @@ def with_groups_of(trace: Trace, rank: int, axes: Sequence[Ints]) -> Trace:
         if not len(at):
             raise UnsupportedError(
                 f"the step of rank {rank} cannot be inferred from that of rank {source}: ranks "
-                f"{', '.join(map(str, group[:5]))} form a group that is no part of a mesh, so which group rank {rank} "
-                f"is in is unknown; choose rank {source}"
+                f"{', '.join(map(str, group[:5]))} form a group that is not part of a mesh, so that the "
+                f"group of rank {rank} is unknown: choose rank {source}"
             )
         own = rows[at[0, 0]]
         groups[number] = tuple(own.tolist())

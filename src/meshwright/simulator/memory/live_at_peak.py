@@ -1,20 +1,14 @@
-"""liveness_of: what is alive at the peak of a traced step, and what making it again or moving it away would buy.
+"""liveness_of(): live storages at the memory peak of a traced step, and the cost of recomputing or offloading them.
 
-    peak        the record before which the live storages are most bytes; the first of equals
-    recompute   seconds and FLOPs of the operations that wrote a storage, and of those that made what they read, back to
-                what is kept for backward anyway, parameters, or what is gathered again; none across a collective or a
-                message, since all its ranks would have to repeat it
-    offload     bytes to the host and back / PCIe
+    peak        the record before which live storages have the most bytes; the first of equals
+    recompute   seconds and FLOPs of the operations that wrote a storage, and of their inputs, back to what is kept for
+                backward anyway, parameters, or parameters to be all-gathered again; infinite across communication,
+                since all ranks would have to repeat it
+    offload     2 x bytes / PCIe bandwidth; not where the host itself computes
 
-Each storage is judged alone: two that are made from each other do not add up. What several steps of a chain read is
-counted for each. Ignored: copies to the host that hide behind computation, and the allocator's rounding.
-
-savings_of: what holding less at a rank's peak would cost, tensors of one line of the program together.
-
-    again      seconds of computing each of them again, each alone (simulator/memory/live_at_peak.py), added up
-    moved      bytes to the host and back / PCIe; none where the host itself computes
-
-Ignored: that making one of them again makes others that it is made from, so that lines do not add up.
+savings_of() adds these up for the tensors of one line of the program. Each storage is evaluated alone: two of which one
+is made from the other do not add up, and shared inputs are counted for each. Ignored: offload copies that overlap
+computation, and the allocator's rounding.
 """
 
 from __future__ import annotations
@@ -24,21 +18,19 @@ from collections import defaultdict
 import numpy as np
 
 from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
-from meshwright.simulator.checks.describe import without_numbers
-from meshwright.simulator.memory.roles import COMMUNICATES, bytes_by_role, roles_of
+from meshwright.simulator.checks.describe import COMMUNICATION, without_numbers
+from meshwright.simulator.memory.roles import bytes_by_role, first_writers, roles_of
 from meshwright.spec.step.liveness import Liveness, LiveStorage, SavedTensors, Saving
 from meshwright.spec.trace.timeline import Floats, TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace
 
 _NUM_LARGEST = 20
 _KEPT = (TensorRole.PARAMETER, TensorRole.GATHERED, TensorRole.ACTIVATION, TensorRole.OTHER)
-"""Roles of what a forward that is done again finds there."""
+"""Roles of the storages that a recomputed forward starts from."""
 
 
 def liveness_of(trace: Trace, signature_s: Floats, host_bytes_per_s: float = PCIE_BYTES_PER_S) -> Liveness:
-    """Return what is alive at the peak of a step; `signature_s` are the seconds of each signature
-    (cost/compute/op_time.py).
-    """
+    """Return the live storages at the peak of a step; `signature_s` has the seconds of each signature."""
     roles = roles_of(trace)
     live = trace.live_bytes()
     peak = min(int(live.argmax()), len(trace.records) - 1)
@@ -47,12 +39,12 @@ def liveness_of(trace: Trace, signature_s: Floats, host_bytes_per_s: float = PCI
     found = _Live(trace, roles)
     by_size = np.flatnonzero(is_live & (storages.num_bytes > 0))
     by_size = by_size[np.argsort(-storages.num_bytes[by_size], kind="stable")]
-    again_s, again_flops = _made_again(trace, roles, signature_s)
+    recompute_s, recompute_flops = _recompute_costs(trace, roles, signature_s)
     savings = [
         Saving(
             tensor=found.storage(int(at)),
-            recompute_flops=int(again_flops[at]) if np.isfinite(again_flops[at]) else None,
-            recompute_s=float(again_s[at]) if np.isfinite(again_s[at]) else None,
+            recompute_flops=int(recompute_flops[at]) if np.isfinite(recompute_flops[at]) else None,
+            recompute_s=float(recompute_s[at]) if np.isfinite(recompute_s[at]) else None,
             offload_s=2 * float(storages.num_bytes[at]) / host_bytes_per_s,
         )
         for at in by_size
@@ -73,15 +65,11 @@ def liveness_of(trace: Trace, signature_s: Floats, host_bytes_per_s: float = PCI
 
 
 class _Live:
-    """Names storages by what wrote to them first."""
+    """Describes storages by their first writers."""
 
     def __init__(self, trace: Trace, roles: Ints) -> None:
         self.trace, self.roles = trace, roles
-        written = trace.uses.writes == 1
-        self._maker = np.full(len(trace.storages), NONE, np.int64)
-        # The last assignment to a position stands, and the first use is to.
-        self._maker[trace.uses.storage[written][::-1]] = trace.uses.record[written][::-1]
-        self._maker[trace.storages.allocated_at == NONE] = NONE
+        self._maker = first_writers(trace)
 
     def storage(self, at: int) -> LiveStorage:
         """Return the storage at a position of Trace.storages."""
@@ -101,12 +89,12 @@ class _Live:
         return "" if signature == NONE else self.trace.signatures[signature].op
 
 
-def _made_again(trace: Trace, roles: Ints, signature_s: Floats) -> tuple[Floats, Floats]:
-    """Return the (seconds, FLOPs) that make each storage again [storages]; infinite across communication."""
+def _recompute_costs(trace: Trace, roles: Ints, signature_s: Floats) -> tuple[Floats, Floats]:
+    """Return the (seconds, FLOPs) that recompute each storage [storages]; infinite across communication."""
     signature = trace.records.signature
     own_s = np.where(signature == NONE, 0.0, np.append(signature_s, 0.0)[signature])
     flops = np.array([*(one.flops for one in trace.signatures), 0], np.float64)[signature]
-    own_s[np.isin(trace.records.kind, COMMUNICATES)] = np.inf
+    own_s[np.isin(trace.records.kind, COMMUNICATION)] = np.inf
     is_kept = np.isin(roles, _KEPT).tolist()
     costs: list[tuple[float, float]] = [(0.0, 0.0)] * len(trace.storages)
     starts = np.searchsorted(trace.uses.record, np.arange(len(trace.records) + 1)).tolist()
@@ -125,14 +113,11 @@ def _made_again(trace: Trace, roles: Ints, signature_s: Floats) -> tuple[Floats,
 
 _NUM_BEST = 8
 _LEAST_SHARE = 0.005
-"""Of the peak: less is not worth a line."""
+"""Share of the peak below which tensors are not listed."""
 
 
 def savings_of(live: Liveness, *, is_host: bool) -> tuple[SavedTensors, ...]:
-    """Return the activations that a rank holds at its peak and that are cheapest to do without, best first.
-
-    `is_host` says that the host itself computes (Device.is_host).
-    """
+    """Return the recompute and offload candidates at a rank's peak, best first; `is_host` is Device.is_host."""
     lines: dict[tuple[str, str, bool], list[Saving]] = defaultdict(list)
     for saving in live.savings:
         where = without_numbers(saving.tensor.scope)

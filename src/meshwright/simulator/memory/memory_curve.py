@@ -1,8 +1,8 @@
-"""memory_of(): a rank's device memory over its step: its storages, replayed through torch's allocator.
+"""memory_of(): a rank's device memory over its step, from a model of torch's caching allocator.
 
-The host allocates and frees in the order of the records; a record's memory counts from when the device comes to it, so
-that the curve lies next to what runs. What was there before the step is allocated first, in its order. Where the host
-itself computes there is no such allocator, and what is asked for is what is taken.
+The host allocates and frees in order of the records; a record's memory counts from the record's start, next to the
+spans of the timeline. Storages from before the step are allocated first, in their order. Where the host itself computes
+there is no caching allocator: allocated and reserved memory are equal.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from meshwright.spec.trace.trace import NONE, Ints, Trace
 
 
 class Totals(NamedTuple):
-    """What a device holds after each allocation and each free, in order; it does not depend on when they are."""
+    """Memory after each allocation and each free, in order, which does not depend on time."""
 
     allocated_bytes: Ints
     reserved_bytes: Ints
 
 
 def totals_of(trace: Trace, device: Device, conditions: Conditions = USUAL) -> Totals:
-    """Return what the device's allocator makes of a rank's storages."""
+    """Return the allocated and reserved memory of a rank's storages."""
     _, storage, sign = _changes(trace)
     if device.is_host:
         held = np.cumsum(trace.storages.num_bytes[storage] * sign)
@@ -37,12 +37,12 @@ def totals_of(trace: Trace, device: Device, conditions: Conditions = USUAL) -> T
 
 
 def memory_of(trace: Trace, start_s: Floats, totals: Totals) -> MemoryCurve:
-    """Return the memory of a rank whose records began at `start_s` (nan where a record takes no time)."""
+    """Return the memory of a rank whose records start at `start_s` (nan where a record takes no time)."""
     at, storage, sign = _changes(trace)
     num_bytes = trace.storages.num_bytes[storage] * sign
     by_role = np.zeros((len(at), len(TensorRole)), np.int64)
     by_role[np.arange(len(at)), roles_of(trace)[storage]] = num_bytes
-    # A moment is the last change of each record: what was freed before it is gone, what it makes is there.
+    # A moment is the last change of each record: after the frees before it and its own allocations.
     is_moment = np.append(at[1:] != at[:-1], True)[: len(at)]
     records = at[is_moment]
     began_s = np.concatenate([[0.0], np.fmax.accumulate(np.nan_to_num(start_s, nan=0.0)), [0.0]])
@@ -59,7 +59,7 @@ def memory_of(trace: Trace, start_s: Floats, totals: Totals) -> MemoryCurve:
 
 def _changes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     """Return the record, the storage, and 1 or -1 of each allocation and free, in order: a record's frees come first,
-    since they happened before it.
+    since they precede it.
     """
     storages = trace.storages
     taken = np.flatnonzero(storages.num_bytes > 0)

@@ -129,12 +129,12 @@ def test_a_dropped_message_is_named() -> None:
     assert (problem.kind, problem.culprit.rank, problem.culprit.op) == ("message", 1, "c10d.send.default")
 
 
-def test_a_fault_that_befalls_nothing_is_refused() -> None:
+def test_a_fault_that_affects_nothing_is_refused() -> None:
     traces = Traces.all_of(_traces())
     for fault, field in (
-        (Fault(kind="crash", rank=9), "set its rank to 2"),
-        (Fault(kind="crash", rank=0, phase="optimizer"), "set its phase to one of forward"),
-        (Fault(kind="drop-message", rank=2), "there are 0 messages sent"),
+        (Fault(kind="crash", rank=9), "use a rank from 0 to 2"),
+        (Fault(kind="crash", rank=0, phase="optimizer"), "use one of forward"),
+        (Fault(kind="drop-message", rank=2), "has 0 messages sent"),
     ):
         with pytest.raises(ConfigError, match=field):
             check(traces, Conditions(faults=(fault,)))
