@@ -1,1 +1,1 @@
-"""The real step under fake tensors and a fake process group -> Trace."""
+"""Trace the real step under fake tensors and a fake process group."""

@@ -1,4 +1,4 @@
-"""trace_job(): what all ranks of a job do in one step, from as few traced ranks and microbatches as tell it."""
+"""trace_job(): the steps of all ranks of a job, extrapolated from as few traced ranks and microbatches as possible."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class TraceOptions:
     """How a job is traced."""
 
     mode: Literal["extrapolated", "whole"] = "extrapolated"
-    """Whether few microbatches are traced and tell the rest, or all of them are."""
+    """Whether a subset of microbatches is traced and the rest extrapolated, or all are traced."""
     classes: Classes = "largest"
     verify: int = 0
-    """Ranks that are traced besides, and must do what the representatives of their classes do."""
+    """Further ranks to trace, whose steps must equal those of the representatives of their classes."""
     routing: str = "balanced"
     use_cache: bool = True
     num_processes: int = 2
@@ -55,10 +55,10 @@ def trace_job(
     device: DeviceType = "simgpu",
     how: TraceOptions = DEFAULT,
 ) -> Traces:
-    """Return the traces of one step of a job on `num_ranks` ranks, or on as many as it names itself.
+    """Return the traces of one step of a job on `num_ranks` ranks, by default on the job's own number.
 
-    Raises ConfigError for a job that names no number of ranks, UnsupportedError with what the program said where a rank
-    cannot be traced, and MeshwrightError where two ranks that should do the same do not.
+    Raises ConfigError for a job without a number of ranks, UnsupportedError with the program's error where a rank
+    cannot be traced, and MeshwrightError where two ranks of one class differ.
     """
     steps = job_steps(job_file, overrides, num_ranks)
     program = Program(WHOLE, steps.layout.num_ranks, device=device, routing=how.routing)
@@ -69,7 +69,7 @@ def trace_job(
 
 
 class _Tracer:
-    """Traces what stands for all ranks of a job."""
+    """Traces the representatives of all ranks of a job."""
 
     def __init__(self, steps: JobSteps, program: Program, how: TraceOptions, cache: TraceCache | None = None) -> None:
         self.steps, self.program, self.how, self.cache = steps, program, how, cache
@@ -90,9 +90,9 @@ class _Tracer:
         return Traces(num_ranks, found, class_of_rank)
 
     def _loaded(self, wanted: list[int], rows: Sequence[int]) -> dict[int, Trace]:
-        """Return the steps of `wanted`, at whose experts `rows` arrive by place along ep.
+        """Return the steps of `wanted`, whose experts receive `rows` by position along ep.
 
-        Of each pipeline rank the first and the last are traced, the others computed from these two.
+        Of each pipeline rank the first and the last are traced, the others interpolated.
         """
         by_stage = [list(ranks) for _, ranks in groupby(wanted, lambda rank: rank // self._size)]
         found = self._traced(rank for ranks in by_stage for rank in (ranks[0], ranks[-1]))
@@ -101,12 +101,12 @@ class _Tracer:
             try:
                 found |= _between(found, ranks, arriving)
             except DifferentPrograms as error:
-                logger.info("ranks with other numbers of tokens are traced one by one: %s", error)
+                logger.info("ranks with different numbers of tokens are traced one by one: %s", error)
                 found |= self._traced(ranks[1:-1])
         return found
 
     def _rows_arriving(self) -> tuple[int, ...] | None:
-        """Return the rows that arrive at each place along ep for each microbatch; None where that is unknown."""
+        """Return the rows that each position along ep receives per microbatch; None if unknown."""
         layout, routing = self.steps.layout, self.how.routing
         architecture = resolve_architecture(self.steps.job.model)
         if layout.ep == 1 or routing == "balanced":
@@ -120,18 +120,18 @@ class _Tracer:
         return rows_arriving(routing, num_tokens * per_token, layout.ep, most)
 
     def verify(self, traces: Traces) -> None:
-        """Raise MeshwrightError unless how.verify other ranks, far apart, do what the traces say."""
+        """Raise MeshwrightError unless how.verify further ranks equal their representatives."""
         for rank in self._others(traces):
             source = int(traces.class_of_rank[rank])
             difference = first_difference(traces.traces[source], self._traced([rank])[rank])
             if difference is not None:
                 raise MeshwrightError(
-                    f"ranks {source} and {rank} should do the same step, but {difference}: "
-                    "the program treats ranks differently; trace them one by one"
+                    f"ranks {source} and {rank} are of one class, but {difference}: the program treats them differently: "
+                    "trace them one by one (--every-rank)"
                 )
 
     def _others(self, traces: Traces) -> list[int]:
-        """Return the ranks to verify: none that was traced, and none with smaller shards than its representative."""
+        """Return the ranks to verify: not traced, and with shards as large as their representative's."""
         labels = {rank: self._labels(trace) for rank, trace in traces.traces.items() if rank % self._size == 0}
         ranks = np.arange(traces.world_size)
         label = np.concatenate([labels[first] for first in sorted(labels)])
@@ -151,12 +151,12 @@ class _Tracer:
             try:
                 return self.steps.extrapolated(wanted, self.program, self.how.num_processes, self.cache)
             except NotExtrapolable as error:
-                logger.info("all microbatches are traced, since some do not tell the others: %s", error)
+                logger.info("all microbatches are traced, since a subset cannot be extrapolated: %s", error)
         return self.steps.whole(wanted, self.program, self.how.num_processes, self.cache)
 
 
 def _between(found: Mapping[int, Trace], ranks: Sequence[int], rows: Sequence[int]) -> dict[int, Trace]:
-    """Return the steps of the ranks between the first, at which most rows arrive, and the last, at which fewest do."""
+    """Return the steps of the ranks between the first and the last, by load."""
     if len(ranks) <= _NUM_ENDS:
         return {}
     heavy = found[ranks[0]]

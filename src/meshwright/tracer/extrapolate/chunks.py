@@ -1,11 +1,11 @@
-"""Chunks: a traced step cut into what each microbatch does and what the step does once.
+"""Chunks: a traced step cut into the actions of each microbatch and the work that the step does once.
 
-    input    what brings one microbatch to the device, before the first action
+    input    host-to-device copy of one microbatch, before the first action
     F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B    one action of the schedule
     wait     the host's wait for one message, after the last action
-    frame    the rest: what the step does whatever the number of microbatches
+    frame    the rest, independent of the number of microbatches
 
-A storage, a work and an event belong to the chunk that made them, and are told apart in it by their order.
+Storages, works and events belong to the chunk that made them, and are identified in it by their order.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from meshwright.spec.trace.trace_order import in_order
 
 INPUT, WAIT, FRAME = "input", "wait", "frame"
 BEFORE = 0
-"""The chunk of what was there before the step; it has no records."""
+"""The chunk of everything from before the step; it has no records."""
 
 
 class NotExtrapolable(Exception):
-    """The step cannot be told from some of its microbatches; says why."""
+    """The step cannot be extrapolated from a subset of its microbatches; the message says why."""
 
 
 class ChunkKey(NamedTuple):
-    """What chunks of different microbatches have in common."""
+    """Identity of a chunk across microbatches."""
 
     kind: str
     stage: int
@@ -49,7 +49,7 @@ class TraceChunk:
 
 @dataclass(frozen=True)
 class Owners:
-    """For each storage, work or event of a trace the chunk that made it, and which it is of those made there."""
+    """For each storage, work or event of a trace the chunk that made it, and its position among those made there."""
 
     chunk: Ints
     ordinal: Ints
@@ -69,12 +69,12 @@ class CutTrace:
     events: Owners
 
     def positions(self) -> dict[tuple[ChunkKey, int | None], int]:
-        """Return where the chunk of each key and microbatch stands."""
+        """Return the position of the chunk of each key and microbatch."""
         return {(chunk.key, chunk.microbatch): index for index, chunk in enumerate(self.chunks)}
 
 
 def cut(trace: Trace, num_microbatches: int) -> CutTrace:
-    """Return the trace, numbered by first appearance, in chunks; raises NotExtrapolable where a microbatch cannot be told."""
+    """Return the trace, numbered by first appearance, in chunks; raises NotExtrapolable if they cannot be separated."""
     trace = in_order(trace)
     stages = sorted({parse_action(text).stage for text in trace.actions})
     chunks = [TraceChunk(ChunkKey("before", 0), None, 0, 0)]
@@ -111,7 +111,7 @@ def _runs(column: Ints) -> list[tuple[int, int]]:
 
 
 def _period(trace: Trace, stop: int, times: int) -> int:
-    """Return how many of the first records each microbatch has: as many as make `times` equal runs of them."""
+    """Return the length of the longest run of records that repeats `times` times at the beginning."""
     rows = np.stack([getattr(trace.records, name)[:stop] for name in ("kind", "stream", "signature", "scope")])
     for length in range(stop // times, 0, -1):
         runs = rows[:, : length * times].reshape(len(rows), times, length)
@@ -121,7 +121,7 @@ def _period(trace: Trace, stop: int, times: int) -> int:
 
 
 def _add_waits(trace: Trace, chunks: list[TraceChunk], start: int, stop: int) -> int:
-    """Add a chunk for each of the step's last waits for messages, and what stands before them; return their end."""
+    """Add a chunk for each of the step's last waits for messages, and one for the records before; return their end."""
     sends = {
         work: chunk
         for chunk in chunks
@@ -135,7 +135,7 @@ def _add_waits(trace: Trace, chunks: list[TraceChunk], start: int, stop: int) ->
     if not len(found):
         return start
     if (np.diff(found) != 1).any():
-        raise NotExtrapolable("messages are not waited for one after another")
+        raise NotExtrapolable("the waits for messages are not consecutive")
     if found[0] > start:
         chunks.append(TraceChunk(ChunkKey(FRAME, -1), None, start, int(found[0])))
     for at in found.tolist():
@@ -145,7 +145,7 @@ def _add_waits(trace: Trace, chunks: list[TraceChunk], start: int, stop: int) ->
 
 
 def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Owners:
-    """Return who made each work or event: where its number appears first, unless something waits for it there."""
+    """Return the owner of each work or event: the chunk of its first record, unless that is a wait."""
     column = getattr(trace.records, name)
     numbers, first = np.unique(column, return_index=True)
     first = first[numbers != NONE]
@@ -154,7 +154,7 @@ def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Owners:
 
 
 def _made(chunk: Ints, num_chunks: int) -> Owners:
-    """Return the ordinals that follow from the chunks of things in the order in which they were made."""
+    """Return the owners, given the chunk of each item in order of creation."""
     count = np.bincount(chunk, minlength=num_chunks)
     order = np.argsort(chunk, kind="stable")
     first = np.cumsum(count) - count

@@ -1,10 +1,9 @@
-"""between(): the step of a rank whose experts get other numbers of tokens, from two traced ranks that differ in nothing
-else.
+"""ExpertLoads: the step of a rank with another number of tokens, interpolated between two traced ranks.
 
-Every size of a step is affine in the rows that arrive for a rank's experts: dims of tensors, FLOPs of grouped matmuls,
-bytes read, written and held, and bytes sent to and received from each rank. Two ranks of the same pipeline rank with
-different loads give both coefficients, and so the sizes of all others. What an all-to-all carries is the larger of what
-a rank sends, which all have alike, and what it receives; that is taken from its tensors.
+All sizes of a step are affine in the rows that a rank's experts receive: dims of tensors, FLOPs of grouped matmuls,
+bytes read, written and live, and bytes exchanged with each rank. Two ranks of one pipeline rank with different loads
+determine both coefficients. The bytes of an all-to-all are the maximum of what a rank sends, equal on all ranks, and
+what it receives, so they are taken from its tensors.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _SAME = ("kind", "stream", "scope", "phase", "action", "group", "work", "event")
 
 
 class DifferentPrograms(Exception):
-    """Two ranks run different operations, so that neither says what a third one does; says where."""
+    """Two ranks run different operations, so that none can be interpolated; the message says where."""
 
 
 class ExpertLoads:
-    """Two traced ranks of one pipeline rank, and the rows that arrive at each."""
+    """Two traced ranks of one pipeline rank, and the rows that each receives."""
 
     def __init__(self, heavy: Trace, light: Trace, num_rows: tuple[int, int]) -> None:
         assert num_rows[0] > num_rows[1]
@@ -38,7 +37,7 @@ class ExpertLoads:
         self._pairs = [pair for pair in self._pairs if pair[0] != NONE]
 
     def between(self, num_rows: int) -> Trace:
-        """Return the heavier rank's trace as it would be if `num_rows` arrived."""
+        """Return the heavier rank's trace for a load of `num_rows`."""
         heavy, light = self._heavy, self._light
         weight = (num_rows - self._num_rows[1]) / (self._num_rows[0] - self._num_rows[1])
         signatures = tuple(_mixed(heavy.signatures[one], light.signatures[two], weight) for one, two in self._pairs)
@@ -99,7 +98,7 @@ def _between(heavy: Ints, light: Ints, weight: float) -> Ints:
 
 
 def _carried(signature: Signature) -> int:
-    """Return the bytes of an all-to-all; -1 of anything else."""
+    """Return the bytes of an all-to-all; -1 for other operators."""
     if not any(name in signature.op for name in _ALL_TO_ALL):
         return NONE
     return max(signature.read_bytes, signature.written_bytes)

@@ -1,14 +1,8 @@
-"""Which of a step's microbatches are enough to tell all of it.
+"""Which microbatches of a step are traced, and which traced chunk each chunk of the whole step repeats.
 
-The first forward on a stage gathers parameters, the first backward makes gradients, the last one reduces them; all
-other microbatches do the same. Two of these are taken besides: what the second has of the first, each has of the one
-before it.
-
-chunks_of_step(): which traced chunk stands for each chunk of the whole step, in its order.
-
-The first and the last microbatches stand for themselves. All others repeat the second of two that were traced between
-them, since what it takes over from the microbatch before it comes from one of its own kind; the first of the others
-repeats the first.
+The first forward of a stage all-gathers parameters, the first backward makes gradients, the last one reduces them; all
+other microbatches are alike ("steady"). The first and last microbatches are traced, and two steady ones. All untraced
+microbatches repeat the second steady one, which follows one of its own kind; only the first of them repeats the first.
 """
 
 from __future__ import annotations
@@ -34,11 +28,11 @@ class Chosen:
     """Of the whole step."""
     microbatches: tuple[int, ...]
     steady: tuple[int, int]
-    """Positions of the two that stand for all that were not chosen."""
+    """Positions of the two that represent all microbatches that were not chosen."""
 
 
 def choose_microbatches(schedule: Schedule) -> Chosen | None:
-    """Return the microbatches to trace, or None if all of them have to be."""
+    """Return the microbatches to trace; None if all have to be traced."""
     count = schedule.num_microbatches
     ends = {order[end].microbatch for order in _orders(schedule) for end in (0, -1)}
     others = [number for number in range(count) if number not in ends]
@@ -62,7 +56,7 @@ _EQUAL = ("kind", "stream", "signature", "scope", "phase", "group", "peer", "num
 
 
 class Instance(NamedTuple):
-    """A chunk of the whole step: which traced one it repeats, for which microbatch, and in which action."""
+    """A chunk of the whole step: the traced chunk that it repeats, its microbatch and its action."""
 
     chunk: int
     microbatch: int | None
@@ -70,7 +64,7 @@ class Instance(NamedTuple):
 
 
 def require_alike(traced: CutTrace, chosen: Chosen) -> None:
-    """Raise NotExtrapolable unless the two microbatches that stand for all others do the same."""
+    """Raise NotExtrapolable unless the two steady microbatches are equal."""
     positions = traced.positions()
     first, second = chosen.steady
     for (key, microbatch), at in positions.items():
@@ -103,16 +97,14 @@ def chunks_of_step(traced: CutTrace, chosen: Chosen, actions: Sequence[Action]) 
         yield from following.get(one.chunk, [])
     for action in actions:
         key = ChunkKey(f"{WAIT} {action.kind}", stages.index(action.stage))
-        # The step waits in the end for the newest messages only.
+        # At its end the step waits for the newest messages only.
         if (key, sources.source(key, action.microbatch)) in positions:
             yield sources.instance(key, action.microbatch, "")
     yield from following.get(len(traced.chunks), [])
 
 
 def _frames(traced: CutTrace) -> dict[int, list[Instance]]:
-    """Return the frames by the chunk that they follow: BEFORE for those before all actions, and those after all waits
-    by the number of chunks.
-    """
+    """Return the frames by the chunk that they follow; those after all waits by the number of chunks."""
     found: dict[int, list[Instance]] = {}
     last = BEFORE
     for index, chunk in enumerate(traced.chunks):
@@ -126,7 +118,7 @@ def _frames(traced: CutTrace) -> dict[int, list[Instance]]:
 
 
 class _Sources:
-    """Which traced chunk stands for a microbatch's."""
+    """The traced chunk that each microbatch's chunk repeats."""
 
     def __init__(self, traced: CutTrace, chosen: Chosen, orders: dict[ChunkKey, list[int]]) -> None:
         self._positions = traced.positions()
@@ -145,7 +137,7 @@ class _Sources:
         return self._numbers.get(microbatch, chosen.steady[0]) in chosen.steady
 
     def source(self, key: ChunkKey, microbatch: int) -> int:
-        """Return the position of the traced microbatch that stands for `microbatch`, which may have no such chunk."""
+        """Return the position of the traced microbatch that represents `microbatch`, which may have no such chunk."""
         if not self._is_other(microbatch, self._chosen):
             return self._numbers[microbatch]
         first, second = self._order_in_trace.get(key, self._chosen.steady)
@@ -154,5 +146,5 @@ class _Sources:
     def instance(self, key: ChunkKey, microbatch: int, action: str) -> Instance:
         source = self.source(key, microbatch)
         if (key, source) not in self._positions:
-            raise NotExtrapolable(f"{action} asks nothing of the device")
+            raise NotExtrapolable(f"{action} has no records")
         return Instance(self._positions[key, source], microbatch, action)

@@ -1,7 +1,4 @@
-"""Which pipeline ranks do the same: those whose stages hold alike blocks, so that one of them is traced for all.
-
-relocated(): the trace of a pipeline rank as another one would have it that does the same on other blocks.
-"""
+"""Pipeline ranks whose stages hold equal blocks: one of them is traced, and its trace relocated to the others."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ Blocks = dict[int, range]
 
 
 def blocks_of_stages(job: Job, layout: Layout) -> Blocks | None:
-    """Return the blocks of each stage of the pipeline; None where nobody but the model itself knows them."""
+    """Return the blocks of each stage of the pipeline; None for a user's model."""
     architecture = resolve_architecture(job.model)
     if architecture is None:
         return None
@@ -36,7 +33,7 @@ def blocks_of_stages(job: Job, layout: Layout) -> Blocks | None:
 
 
 def alike_pipeline_ranks(job: Job, layout: Layout, schedule: Schedule) -> dict[int, list[int]]:
-    """Return by pipeline rank which others do the same and need no trace; it stands in its own list."""
+    """Return by traced pipeline rank those with equal stages, itself included."""
     blocks = blocks_of_stages(job, layout)
     architecture = resolve_architecture(job.model)
     if blocks is None or architecture is None or layout.pp == 1:
@@ -64,7 +61,7 @@ def _kinds(spec: ModelSpec) -> list[int]:
 
 
 def _where(stage: int, rank: int, schedule: Schedule) -> str:
-    """Return where a neighbouring stage is, as far as it changes what a rank does: a stage there is none, none."""
+    """Return whether a neighbouring stage is on this rank, on another, or does not exist."""
     if not 0 <= stage < schedule.num_stages:
         return "nowhere"
     return "here" if schedule.rank_of_stage(stage) == rank else "elsewhere"
@@ -76,7 +73,7 @@ _BLOCK = re.compile(r"\bblocks\.(\d+)")
 def relocated(trace: Trace, rank: int, schedule: Schedule, blocks: Blocks | None) -> Trace:
     """Return `trace`, whose actions are those of `rank` already, with that rank's groups, peers and blocks.
 
-    Both ranks stand at the same place in their pipeline ranks, whose ranks follow one another.
+    Both ranks have the same position in their pipeline ranks, whose ranks are consecutive.
     """
     size = trace.traced.world_size // len(schedule.actions)
     source, target, shift = trace.traced.rank // size, rank // size, rank - trace.traced.rank
@@ -88,7 +85,7 @@ def relocated(trace: Trace, rank: int, schedule: Schedule, blocks: Blocks | None
         if action.kind in COMMUNICATION_KINDS:
             other = schedule.rank_of_stage(action.stage + (1 if action.kind in ("SEND_F", "RECV_B") else -1))
             peer_of_action[position] = other * size + rank % size
-    # The last element is for records of no action, whose position is NONE.
+    # The last element is for records without an action (NONE).
     moved = peer_of_action[trace.records.action]
     peers = np.where((peers != NONE) & (moved != NONE), moved, peers)
     names = {} if blocks is None else _new_blocks(schedule, blocks, source, target)
@@ -96,7 +93,7 @@ def relocated(trace: Trace, rank: int, schedule: Schedule, blocks: Blocks | None
         trace,
         traced=trace.traced.replace(rank=rank),
         scopes=tuple(_BLOCK.sub(lambda found: _renamed(found, names), scope) for scope in trace.scopes),
-        # Groups along the pipeline, or of all ranks, have both ranks.
+        # Groups along the pipeline, or of all ranks, contain both ranks.
         groups=tuple(
             tuple(one + shift for one in ranks) if all(one in own for one in ranks) else ranks for ranks in trace.groups
         ),

@@ -1,16 +1,12 @@
-"""Axes of a program's ranks: what its groups run along, and what its messages do.
+"""Axes of a program's ranks, inferred from its groups and messages, and roles of ranks along them.
 
 group      ranks a constant stride apart: an axis of that stride
 messages   in a group of up to 32 ranks, its axis; in a longer one, such as that of all ranks, the axes of the
-           distances that messages go: of a known axis with that stride, else as many places as follow each other
-           from rank 0 on, and after 32 of them all that the group has
-
-Roles and messages: by_partners() refines roles by those of the ranks at the other end of their messages, and
-unanswered() finds the ranks that, by their roles, leave a message without its other end.
-
-Two ranks that do the same do not wait for the same if one of them sends to a rank that differs. So roles are refined
-until the messages of all ranks of a role go to ranks of equal roles. A rank that was not traced is taken to send as
-many places along its groups as the first one of its role.
+distances between peers: a known axis with that stride, else the length of the chain of messages from
+rank 0 on; beyond 32 ranks, the rest of the group
+roles      two ranks with equal traces block differently if a peer differs, so roles are refined until all ranks of
+a role send to ranks of equal roles; untraced ranks send as far along their groups as the first of their
+role
 """
 
 from __future__ import annotations
@@ -27,9 +23,9 @@ from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 
 LONG = 32
-"""Places of the longest axis that messages are followed along from rank to rank."""
+"""Length up to which a chain of messages is followed from rank to rank."""
 _AT_ONCE = 8
-"""Places of a chain of messages that are asked for at first."""
+"""Ranks of a chain of messages that are traced first."""
 
 
 class Axis(NamedTuple):
@@ -39,12 +35,12 @@ class Axis(NamedTuple):
     size: int
 
     def place(self, ranks: Ints) -> Ints:
-        """Return the place of each rank along the axis."""
+        """Return the position of each rank along the axis."""
         return ranks // self.stride % self.size
 
 
 def axis_of(ranks: tuple[int, ...]) -> Axis | None:
-    """Return the axis that a group runs along; None of one whose ranks are not a constant stride apart."""
+    """Return the axis of a group; None if its ranks are not a constant stride apart."""
     strides = np.unique(np.diff(ranks))
     if len(strides) != 1 or strides[0] <= 0:
         return None
@@ -70,7 +66,7 @@ def axes_of_messages(traces: Mapping[int, Trace]) -> set[Axis]:
             continue
         size = _chain(distance, peers)
         axis = Axis(distance, whole.stride * whole.size // distance if size > LONG else size)
-        # A ring's way back is no axis of its own.
+        # The wrap-around of a ring is no axis of its own.
         if size > 1 and world_size % (axis.stride * axis.size) == 0:
             found.add(axis)
         elif distance == whole.stride:
@@ -79,7 +75,7 @@ def axes_of_messages(traces: Mapping[int, Trace]) -> set[Axis]:
 
 
 def unknown_places(traces: Mapping[int, Trace]) -> set[int]:
-    """Return the ranks that have to be traced before it is known how far messages go along an axis."""
+    """Return the ranks to trace before the length of each chain of messages is known."""
     peers, known = _peers(traces), {axis.stride for axis in axes_of_groups(traces) if axis.size <= LONG}
     world_size = next((trace.traced.world_size for trace in traces.values()), 1)
     wanted = set()
@@ -91,7 +87,7 @@ def unknown_places(traces: Mapping[int, Trace]) -> set[int]:
 
 
 def ways_of_messages(trace: Trace) -> list[tuple[int, int]]:
-    """Return for each message, in order, how many ranks its group has and how many places round it the peer is."""
+    """Return for each message, in order, its group's size and the cyclic distance to the peer."""
     rank, found = trace.traced.rank, []
     for part in calls_of(trace):
         for row in np.flatnonzero(_is_message(part)).tolist():
@@ -101,13 +97,13 @@ def ways_of_messages(trace: Trace) -> list[tuple[int, int]]:
 
 
 def is_ring(traces: Mapping[int, Trace]) -> bool:
-    """Return whether all traced ranks that have messages in groups of more than 32 send and receive the same ways."""
+    """Return whether all traced ranks with messages in groups of more than 32 have the same cyclic distances."""
     ways = {tuple(sorted(way for way in ways_of_messages(trace) if way[0] > LONG)) for trace in traces.values()}
     return len(ways - {()}) == 1
 
 
 def _directions(traces: Mapping[int, Trace]) -> tuple[set[Axis], set[tuple[Axis, int]]]:
-    """Return the axes of the groups in which messages go; of long ones, instead, with the distances that they go."""
+    """Return the axes of short groups with messages, and the (axis, distance) pairs of long ones."""
     found, distances = set(), set()
     for rank, ranks, peers in ((rank, *one) for rank, trace in traces.items() for one in peers_by_group(trace)):
         axis = axis_of(ranks)
@@ -119,7 +115,7 @@ def _directions(traces: Mapping[int, Trace]) -> tuple[set[Axis], set[tuple[Axis,
 
 
 def calls_of(trace: Trace) -> Sequence[Trace]:
-    """Return what a rank does in the traced call, and what it did before, where that was kept."""
+    """Return the trace of the call, and of earlier calls if they were kept."""
     return (trace,) if trace.earlier is None else (trace, trace.earlier)
 
 
@@ -141,17 +137,17 @@ def _is_message(trace: Trace) -> NDArray[np.bool_]:
 
 
 def _ranks_of(trace: Trace, group: int) -> tuple[int, ...]:
-    """Return the ranks of a message's group, which are all where it names none."""
+    """Return the ranks of a message's group; all ranks if it has none."""
     return trace.groups[group] if group != NONE else tuple(range(trace.traced.world_size))
 
 
 def _peers(traces: Mapping[int, Trace]) -> Mapping[int, set[int]]:
-    """Return the ranks at the other end of each traced rank's messages."""
+    """Return the peers of each traced rank."""
     return {rank: {peer for _, peers in peers_by_group(trace) for peer in peers} for rank, trace in traces.items()}
 
 
 def _chain(distance: int, peers: Mapping[int, set[int]]) -> int:
-    """Return how many ranks, `distance` apart from rank 0 on, are known to pass messages from each to the next."""
+    """Return the length of the chain of messages from rank 0 over `distance`, among traced ranks."""
     size = 1
     while size <= LONG and size * distance in peers.get((size - 1) * distance, ()):
         size += 1
@@ -159,7 +155,7 @@ def _chain(distance: int, peers: Mapping[int, set[int]]) -> int:
 
 
 def by_partners(roles: Ints, traces: Mapping[int, Trace]) -> Ints:
-    """Return for each rank the first one of its refined role, from the first one of its role [world_size]."""
+    """Return for each rank the first of its refined role, given the first of its role [world_size]."""
     alike = [
         (np.flatnonzero(roles == first), _role_peers(traces[first]))
         for first in np.unique(roles).tolist()
@@ -177,7 +173,7 @@ def by_partners(roles: Ints, traces: Mapping[int, Trace]) -> Ints:
 
 
 def unanswered(traces: Traces) -> set[int]:
-    """Return the ranks at both ends of each message that is sent and not received as it is sent, or the reverse."""
+    """Return the sender and receiver of each message without a matching receive or send."""
     own = {
         rank
         for channel in match(traces).channels
@@ -188,7 +184,7 @@ def unanswered(traces: Traces) -> set[int]:
 
 
 def _role_peers(trace: Trace) -> list[Ints]:
-    """Return whom each rank would send to or receive from, were it as far away as in `trace`; each [world_size]."""
+    """Return the peers of every rank, at the same distances as in `trace`; each [world_size]."""
     rank, ranks = trace.traced.rank, np.arange(trace.traced.world_size)
     found = []
     for group, peers in peers_by_group(trace):

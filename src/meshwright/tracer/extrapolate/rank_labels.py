@@ -1,19 +1,18 @@
-"""Classes: which ranks do the same, and which of them are traced.
+"""Classes of ranks that do the same, of which one rank each is traced.
 
-The ranks of one pipeline rank run the same program. What can differ among them:
+The ranks of one pipeline rank run the same program. Differences among them:
 
-    shards      FSDP2 cuts dim 0 of each parameter into runs of ceil(rows / shards): the last ones can be smaller or
-                empty. What it cuts, over how many ranks, the first rank's own trace tells. Replicas (HSDP) do not
-                differ, nor do tensor-parallel ranks, whose shares are equal by rule.
+    shards      FSDP2 shards dim 0 of each parameter into runs of ceil(rows / shards): the last ones can be smaller or
+                empty. The parameters and shards follow from the first rank's trace. Replicas (HSDP) do not differ, nor
+                do tensor-parallel ranks, whose shards are equal by rule.
     cp          all-gather and ring give each rank attention of the same size in pieces of other shapes.
-    ep          ranks differ if some of them get more tokens than others; the first one gets the most.
-                Sizes are affine in the rows that arrive (token_load.py), so that the busiest and the last class of a
-                pipeline rank are traced, and the others computed from them.
+    ep          ranks differ if some receive more tokens than others; the first receives the most. Sizes are affine in
+                the received rows (expert_load.py), so the busiest and the last class of a pipeline rank are traced and
+                the others interpolated.
 
-"largest" traces the first rank of each pipeline rank, which has the largest shards, and lets it stand for all: a rank
-with less waits for those with more in the next collective, whose padding makes it equally long, and memory is short
-where most is held. Only ranks that get other numbers of tokens, which are no few rows, have one of their own. "all"
-traces one rank of each class.
+"largest" traces the first rank of each pipeline rank, which has the largest shards, to represent all: ranks with less
+wait in the next collective, which is padded to equal length, and memory peaks where shards are largest. Only
+ranks with different numbers of tokens have a representative of their own. "all" traces one rank of each class.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from meshwright.spec.trace.trace import Ints, Trace
 Classes = Literal["largest", "all"]
 
 CUT = "fsdp.chunk_cat"
-"""What FSDP2 calls to cut whole gradients into shards: the last tensor that it takes is the result, a row a shard."""
+"""The operator by which FSDP2 splits unsharded gradients: its last input is the result, one row a shard."""
 
 
 def class_labels(trace: Trace, layout: Layout, routing: str) -> Ints:
@@ -52,11 +51,11 @@ def class_labels(trace: Trace, layout: Layout, routing: str) -> Ints:
 
 
 def token_labels(layout: Layout, rows: Sequence[int] | None) -> Ints:
-    """Return a number for each rank of a pipeline rank, equal where one stands for the others [ranks / pp].
+    """Return a number for each rank of a pipeline rank, equal where one represents the others [ranks / pp].
 
-    `rows` of tokens arrive at each place along ep, the most at the first; None where that is unknown, and each place
-    then differs. Else places with fewer rows than the last class start a new one at 1, 2, 4, 8 and so on, and at the
-    first without any. A class is represented by its first, the busiest: others of it have less to do and wait for it.
+    `rows` are the tokens that each position along ep receives, most at the first; None if unknown, and each position
+    is then a class. Else positions with fewer rows than the last class start a new one at 1, 2, 4, 8 and so on, and
+    at the first without any. The first of a class, its busiest, represents it: the others wait for it.
     """
     places = _coordinates(layout)["ep"]
     if rows is None:
@@ -70,7 +69,7 @@ def token_labels(layout: Layout, rows: Sequence[int] | None) -> Ints:
 
 
 def _coordinates(layout: Layout) -> dict[str, Ints]:
-    """Return the place of each rank of a pipeline rank along the axes by which ranks can differ."""
+    """Return the position of each rank of a pipeline rank along the axes by which ranks can differ."""
     index = np.arange(layout.num_ranks // layout.pp)
     return {
         "fsdp": index // layout.tp % layout.fsdp,
@@ -81,7 +80,7 @@ def _coordinates(layout: Layout) -> dict[str, Ints]:
 
 
 def _cuts(trace: Trace) -> set[tuple[int, int]]:
-    """Return the rows of every parameter that is cut into shards, and the number of these."""
+    """Return the rows of every sharded parameter, and its number of shards."""
     return {
         (whole.dims[0], signature.inputs[-1].dims[0])
         for signature in trace.signatures

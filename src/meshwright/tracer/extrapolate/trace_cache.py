@@ -1,8 +1,8 @@
-"""TraceCache: what ranks of a job were traced to do, found again on disk by the job and by the code that traced them.
+"""TraceCache: traces of a job's ranks on disk, keyed by the job, the versions and the code that traced them.
 
-Kept is what was traced, a few ranks with a few microbatches, and not what is told from it, which takes less time than
-to read it. A reader sees a rank's whole trace or none: it is written under another name and renamed. The key is
-everything that a step depends on, so that nothing in a folder grows old; what is damaged is traced again.
+It holds what was traced, a few ranks with a few microbatches, not what is extrapolated from it, which is faster than
+reading it. Writes are atomic: a file is written under another name and renamed. The key covers everything that a step
+depends on, so entries never become stale; damaged files are traced again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from meshwright.spec.layout.schedule.schedule_csv import orders_to_csv
 from meshwright.spec.trace.trace import Trace
 
 Part = Literal["whole", "part"]
-"""Whether a rank was traced with all microbatches of its step, or with those that tell the others."""
+"""Whether a rank was traced with all microbatches of its step, or with the subset for extrapolation."""
 
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 class TraceCache:
-    """The folder of one job's traces, there already or not."""
+    """The folder of one job's traces, which may not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class TraceCache:
         return cls(Path(os.path.expanduser(job.data.cache_dir)) / f"traces-{key}")
 
     def load(self, part: Part, ranks: Iterable[int]) -> dict[int, Trace]:
-        """Return the traces of those of `ranks` that are there and undamaged."""
+        """Return the cached, undamaged traces among `ranks`."""
         found = {}
         for rank in ranks:
             file = self._file(part, rank)
@@ -59,11 +59,11 @@ class TraceCache:
             except FileNotFoundError:
                 continue
             except _DAMAGED as error:
-                logger.warning("the trace in %s is damaged (%s) and is made again", file, error)
+                logger.warning("cached trace %s is damaged (%s): tracing again", file, error)
         return found
 
     def save(self, part: Part, traces: Mapping[int, Trace]) -> None:
-        """Write the traces; where that is impossible, say so and go on: they are in memory."""
+        """Write the traces; a failure is logged only, since they are in memory."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.folder, prefix="partial-") as partial:
@@ -72,14 +72,14 @@ class TraceCache:
                     trace.save(file)
                     file.rename(self._file(part, rank))
         except OSError as error:
-            logger.warning("the traces are not kept: %s; data.cache_dir names another folder", error)
+            logger.warning("traces are not cached: %s: set data.cache_dir to a writable folder", error)
 
     def _file(self, part: Part, rank: int) -> Path:
         return self.folder / f"{part}-rank{rank}.npz"
 
 
 def _step_of(job: Job, layout: Layout, schedule: Schedule) -> list[object]:
-    """Return what of a job changes a step."""
+    """Return the parts of a job that change a step."""
     sections = [job.model, job.train, job.optimizer, job.precision, layout]
     return [*(section.to_dict() for section in sections), job.data.mask_documents, orders_to_csv(schedule.actions)]
 
@@ -89,7 +89,7 @@ def _versions() -> list[str]:
 
 
 def _own_code() -> str:
-    """Return a hash of Meshwright's own source: between releases its version does not tell what it does."""
+    """Return a hash of Meshwright's own source, which changes between releases of equal version."""
     digest = hashlib.blake2b(digest_size=16)
     folder = Path(meshwright.__file__).parent
     for file in sorted(folder.rglob("*.py")):
@@ -98,7 +98,7 @@ def _own_code() -> str:
 
 
 def _code_of(source: str) -> str:
-    """Return a hash of the file that a model of the user's own is in; other files that it imports are not seen."""
+    """Return a hash of the file that defines a user's model; files that it imports are not included."""
     found = importlib.util.find_spec(source.partition(":")[0])
     if found is None or found.origin is None:
         return ""

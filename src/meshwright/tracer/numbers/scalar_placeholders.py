@@ -1,12 +1,9 @@
-"""UnknownNumber: an integer that a program read from the device; fake tensors hold none.
+"""Placeholders for scalars that a program reads from the device, since fake tensors have no values.
 
-Programs print such numbers and compute with them: tokens in a batch, correct answers. What depends on the value, a size
-or a comparison, is refused with the line.
-
-GuessedNumber: a fraction that a program read from the device, where fake tensors hold none: it reads as 1.
-
-Programs print such numbers, which asks nothing of them. One that decides what is run decides by a guess, of which the
-program's line is noted.
+UnknownNumber   an integer: it can be printed and used in arithmetic; a size or comparison that depends on it raises
+                an error with the line
+GuessedNumber   a float, assumed to be 1: it can be printed and used in arithmetic; comparisons are reported as
+                guesses, with the line
 """
 
 from __future__ import annotations
@@ -19,13 +16,13 @@ from torch import Tensor
 
 
 class UnknownNumber:
-    """Prints as ?, and stays what it is in arithmetic; a float, or a tensor that is scaled by it, takes it for 1."""
+    """An unknown integer: prints as ?, stays unknown in arithmetic, and counts as 1 in floats and tensors."""
 
     def __init__(self, refuse: Callable[[], NoReturn]) -> None:
         self._refuse = refuse
 
     def _with(self, other: Any) -> Any:
-        # By its number a tensor keeps its shape, and may become fractions.
+        # A tensor keeps its shape, and may become floating-point.
         return other * 1.0 if isinstance(other, Tensor) else self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _with
@@ -56,7 +53,7 @@ class UnknownNumber:
 
 
 class GuessedNumber(float):
-    """A float that stays a guess in arithmetic with numbers, and reports when it is compared."""
+    """A float that stays a guess in arithmetic with numbers, and reports comparisons."""
 
     _on_decision: Callable[[GuessedNumber], None]
 

@@ -50,7 +50,7 @@ class JobSteps:
     def extrapolated(
         self, ranks: Sequence[int], program: Program, num_processes: int, cache: TraceCache | None = None
     ) -> dict[int, Trace]:
-        """Return the steps of `ranks`, told from few microbatches and few pipeline ranks; raises NotExtrapolable if it fails.
+        """Return the steps of `ranks`, extrapolated from a subset of microbatches; raises NotExtrapolable.
 
         The ranks of pipeline ranks that do the same must stand at the same places in them.
         """

@@ -1,11 +1,10 @@
-"""Which kernel F.scaled_dot_product_attention takes on CUDA, and its call on the simulated accelerator.
+"""The kernel that F.scaled_dot_product_attention selects on CUDA, and its call on the simulated accelerator.
 
-torch chooses in C++ that is built with CUDA only (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), by rules that
-are repeated here: the first of flash, cuDNN, memory-efficient and math that can do what is call. They are those of
-compute capability 9.0 with a cuDNN newer than 9.15, of which torch asks cuDNN before flash: where both can, they make
-the same tensors, and the trace has flash. Not followed: older GPUs and libraries, where what is cuDNN's here (a mask
-with grouped heads) is left to matmuls; cuDNN's heads above 128 wide, but for keys of 192 with values of 128; nested
-tensors.
+torch selects in C++ that is built with CUDA only (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp); its rules are
+repeated here: the first of flash, cuDNN, memory-efficient and math attention that supports the arguments, for compute
+capability 9.0. With cuDNN newer than 9.15 torch prefers cuDNN to flash; where both apply the tensors are equal, and the
+trace has flash. Ignored: older GPUs and libraries, where a mask with grouped heads runs as matmuls; cuDNN with head
+dims above 128, except 192 for keys with 128 for values; nested tensors.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from meshwright.tracer.torch_patches.torch_autocast import lowered
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_WIDTHS = 8
-"""Flash attention has kernels for multiples of this; torch fills heads up with zeros."""
+"""Flash attention has kernels for multiples of this head dim; torch pads heads with zeros."""
 _MASK_ROWS = 8
-"""Memory-efficient attention wants the rows of a mask to begin at multiples of this."""
+"""Memory-efficient attention requires mask rows aligned to multiples of this."""
 _WIDEST_FLASH = 256
 _WIDEST_CUDNN, _LATENT_WIDTHS = 128, (192, 128)
 _CUDNN_DROPOUTS = 16.0
-"""cuDNN drops whole sixteenths."""
+"""cuDNN supports dropout in sixteenths."""
 _EFFICIENT_IS_GROUPED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
-"""Whether memory-efficient attention takes fewer heads of keys than of queries."""
+"""Whether memory-efficient attention supports fewer heads of keys than of queries."""
 
 
 _SWITCHES: dict[str, Callable[[], Any]] = {
@@ -42,7 +41,7 @@ _SWITCHES: dict[str, Callable[[], Any]] = {
     "efficient": cuda.mem_efficient_sdp_enabled,
     "math": cuda.math_sdp_enabled,
 }
-"""Those that torch.nn.attention.sdpa_kernel sets."""
+"""Set by torch.nn.attention.sdpa_kernel."""
 
 
 class AttentionCall(NamedTuple):
@@ -67,12 +66,12 @@ class AttentionCall(NamedTuple):
 
     @property
     def is_training(self) -> bool:
-        """Return whether a backward will come."""
+        """Return whether a backward follows."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.heads)
 
 
 def cuda_kernel(call: AttentionCall) -> SDPBackend:
-    """Return the kernel that CUDA would take; RuntimeError, as torch's own, where the allowed ones cannot do it."""
+    """Return the kernel that CUDA would use; raises RuntimeError, as torch does, if none supports the call."""
     is_plain = _is_plain(call, takes_groups=True)
     if _is_allowed("flash") and is_plain and _flash_can(call):
         return SDPBackend.FLASH_ATTENTION
@@ -86,14 +85,14 @@ def cuda_kernel(call: AttentionCall) -> SDPBackend:
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-# A compiler cannot look into switches, and would cut its graph here.
+# Dynamo cannot trace the switches: a graph break would follow.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_allowed(kernel: str) -> bool:
     return bool(_SWITCHES[kernel]())
 
 
 def _is_plain(call: AttentionCall, *, takes_groups: bool) -> bool:
-    """Return whether shapes are what both fused kernels want: B, heads, positions, and each head in one piece."""
+    """Return whether both fused kernels support the shapes: B, heads, positions, contiguous head dim."""
     if any(x.dim() != 4 or x.dtype != call.query.dtype or x.shape[-2] == 0 for x in call.heads):
         return False
     batches, heads = ({x.shape[dim] for x in call.heads} for dim in (0, 1))
@@ -143,7 +142,7 @@ def _cudnn_masks(call: AttentionCall) -> bool:
 
 def _efficient_can(call: AttentionCall) -> bool:
     query, key, value = call.heads
-    # 128 bits, which its kernels load at once.
+    # Its kernels load 128 bits at once.
     multiple = 16 // query.element_size()
     return (
         query.dtype in (*_HALF, torch.float32)
@@ -156,13 +155,13 @@ def _efficient_can(call: AttentionCall) -> bool:
 def as_on_cuda(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return scaled_dot_product_attention with CUDA's kernels on the simulated accelerator.
 
-    `attend` is torch's own, which computes by matmuls on a device that has no kernels.
+    `attend` is torch's own, which uses matmuls on a device without fused kernels.
     """
 
     @functools.wraps(attend)
     def attended(*args: Any, **kwargs: Any) -> Tensor:
         call = AttentionCall(*args, **kwargs)
-        # A trace on the host leaves attention as it is: torch knows no device of that name there.
+        # A trace on the host keeps torch's own attention.
         if call.query.device.type != NAME:
             return attend(*args, **kwargs)
         if torch.is_autocast_enabled(NAME):
@@ -203,7 +202,7 @@ def _efficient(call: AttentionCall) -> Tensor:
 
 
 def _added(call: AttentionCall) -> Tensor | None:
-    """Return what is added to scores: a mask, or zero and minus infinity by what it lets through."""
+    """Return the additive mask: a boolean one as zero and minus infinity."""
     mask = call.attn_mask
     if mask is None or mask.dtype != torch.bool:
         return mask
@@ -212,7 +211,7 @@ def _added(call: AttentionCall) -> Tensor | None:
 
 
 def _added_mask(call: AttentionCall) -> Tensor | None:
-    """Return what is added to the scores of all heads, in rows as memory-efficient attention wants them."""
+    """Return the additive mask of all heads, with rows aligned for memory-efficient attention."""
     mask = _added(call)
     if mask is None:
         return None

@@ -1,6 +1,6 @@
-"""What ranks of a collective have to pass alike, and how many bytes each sends to and receives from each other.
+"""Fields of a collective that all ranks have to pass alike, and the bytes that each rank exchanges with each other.
 
-torch's fake process group checks neither, where a real backend raises an error or waits for ever.
+torch's fake process group checks neither; a real backend raises an error or deadlocks.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor
 
 
 class Exchange(NamedTuple):
-    """Bytes to and from each rank of the group; both empty where every pair exchanges equally many."""
+    """Bytes to and from each rank of the group; both empty if all pairs exchange the same number."""
 
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
 
 
 def agreed_of(given: Mapping[str, Any], reduce_op: str) -> str:
-    """Return how a collective reduces and which rank of its group is its root, in words; "" of neither.
+    """Return a collective's reduction and root as text; "" without either.
 
-    `given` are the operator's arguments by name, `reduce_op` the reduction of one of c10d's, which is no readable one.
+    `given` are the operator's arguments by name, `reduce_op` the reduction of a c10d collective, whose own is opaque.
     """
     parts = []
     if "reduce_op" in given:
@@ -33,9 +33,9 @@ def agreed_of(given: Mapping[str, Any], reduce_op: str) -> str:
 
 
 def exchange_of(name: str, given: Mapping[str, Any], num_ranks: int, place: int) -> Exchange:
-    """Return what the collective `name` exchanges on the rank at `place` of its group.
+    """Return the bytes that group rank `place` exchanges in the collective `name`.
 
-    Raises ValueError for tensors and splits that do not fit each other.
+    Raises ValueError for tensors and splits that do not fit together.
     """
     _require_whole(name, given, num_ranks)
     if "input_split_sizes" in given:
@@ -59,7 +59,7 @@ def exchange_of(name: str, given: Mapping[str, Any], num_ranks: int, place: int)
 
 
 def _by_splits(given: Mapping[str, Any], num_ranks: int) -> Exchange:
-    """Return the exchange of an all-to-all along dim 0; the functional one makes its output itself."""
+    """Return the exchange of an all-to-all along dim 0; the functional one allocates its output."""
     source, output = given["input"], given.get("output")
     sends = _split(source, given["input_split_sizes"], num_ranks, "input")
     if output is not None:
@@ -72,7 +72,7 @@ def _split(tensor: Tensor, splits: Sequence[int], num_ranks: int, what: str) -> 
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % num_ranks:
-            raise ValueError(f"all-to-all: {what} of {rows} rows is no multiple of the group's {num_ranks} ranks")
+            raise ValueError(f"all-to-all: {what} of {rows} rows must be a multiple of the group's {num_ranks} ranks")
         splits = [rows // num_ranks] * num_ranks
     if len(splits) != num_ranks or sum(splits) != rows:
         raise ValueError(
@@ -95,7 +95,7 @@ def _only(root: int, num_bytes: int, num_ranks: int) -> tuple[int, ...]:
 
 
 def _require_whole(name: str, given: Mapping[str, Any], num_ranks: int) -> None:
-    """Raise ValueError unless a gathered tensor has as many elements as all its shards."""
+    """Raise ValueError unless the unsharded tensor has as many elements as all shards."""
     if name == "_allgather_base_":
         whole, shard = given["output_tensor"], given["input_tensor"]
     elif name == "_reduce_scatter_base_":
@@ -105,6 +105,6 @@ def _require_whole(name: str, given: Mapping[str, Any], num_ranks: int) -> None:
     if whole.numel() != num_ranks * shard.numel():
         what = "all-gather" if name.startswith("_all") else "reduce-scatter"
         raise ValueError(
-            f"{what}: a whole tensor of {whole.numel()} elements is not {num_ranks} x {shard.numel()}, "
+            f"{what}: the unsharded tensor has {whole.numel()} elements and must have {num_ranks} x {shard.numel()}, "
             "the group's ranks times the elements of a shard"
         )

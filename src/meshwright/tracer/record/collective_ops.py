@@ -1,4 +1,4 @@
-"""collective_of: which of torch's operators are collectives and messages, and among which ranks."""
+"""collective_of(): whether an operator is a collective or a message, with its group, bytes and root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.tracer.record.collective_bytes import agreed_of, exchange_of
 from meshwright.tracer.torch_distributed.torch_process_group import serves_host
 
 COMMUNICATOR = "(communicator {})"
-"""What is added to the axis of the second and later groups of the same ranks: each has an order of its own."""
+"""Suffix of the axis of the second and later groups of the same ranks: each is ordered on its own."""
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _NO_COLLECTIVES = ("check_for_nan", "wait_tensor", "_wrap_tensor_autograd")
 _MESH_PREFIX, _NAMELESS = "mesh_", "dim_"
@@ -30,7 +30,7 @@ _AXES_OF_OPERATOR = {
     "send": _MESSAGES,
     "recv_": _MESSAGES,
 }
-"""Axes along which the runtime calls an operator; functional collectives run along the others, the rest along none."""
+"""Axes along which the runtime calls an operator; functional collectives use _FUNCTIONAL, other operators none."""
 
 
 @dataclass(frozen=True)
@@ -39,43 +39,42 @@ class CollectiveCall:
 
     kind: RecordKind
     group: tuple[tuple[int, ...], str] | None
-    """Global ranks of its group, in order, and the mesh axis that it is; None where the operator names no group."""
+    """Global ranks of its group, in order, and its mesh axis; None for an operator without a group."""
     communicator: str = ""
-    """What tells the group from earlier ones of the same ranks; "" of the first."""
+    """Distinguishes the group from earlier ones of the same ranks; "" for the first."""
     peer: int = NONE
     """Global rank at the other end of a message."""
     is_functional: bool = False
-    """Whether it is waited for by an operator on its result, and not by a Work object."""
+    """Whether an operator on its result waits for it, not a Work object."""
     num_bytes: int = 0
-    """Of the whole tensor: what all gather, or what each rank brings to be reduced."""
+    """Of the unsharded tensor: the gathered one, or the input of a reduction."""
     agreed: str = ""
     """As in Signature, as are the next two."""
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
     written: tuple[Tensor, ...] = ()
-    """Tensors among its arguments that it writes to: the operators' schemas do not say so."""
+    """Arguments that it writes to, which the operators' schemas do not mark."""
     is_in_place: bool = False
-    """Whether these are also what this rank brings to it."""
+    """Whether these are also its inputs."""
     root: int | None = None
-    """Place in its group of the rank that all others get the result from, or bring theirs to."""
+    """Group rank of the root."""
     is_barrier: bool = False
     serves_host: bool = True
-    """Whether its group has a backend for tensors of the host."""
+    """Whether its group has a backend for CPU tensors."""
 
     @property
     def num_ranks(self) -> int:
-        """Return the size of its group, 1 where the operator names none."""
+        """Return the size of its group; 1 without a group."""
         return 1 if self.group is None else len(self.group[0])
 
 
 def collective_of(
     func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "", *, is_batched: bool = False
 ) -> CollectiveCall | None:
-    """Return what collective the operator is, None of any other; `reduce_op` is that of c10d's reductions.
+    """Return the collective or message of an operator call; None for other operators.
 
-    `is_batched` says of a message that it goes together with others.
-
-    Raises ValueError where its tensors cannot be those of one collective, as a real backend does.
+    `reduce_op` is the reduction of a c10d collective, `is_batched` whether a message is part of a batch. Raises
+    ValueError for tensors that do not fit together, as a real backend does.
     """
     if func.namespace not in _NAMESPACES or func._opname in _NO_COLLECTIVES:
         return None
@@ -124,7 +123,7 @@ def collective_of(
 
 
 def wire_name(func: Any) -> str:
-    """Return an operator's name; a functional one in place, as compilers call it, is the same among ranks as others."""
+    """Return the name by which ranks compare an operator: in-place functional collectives equal the others."""
     name = func._opname.removesuffix("_") if func.namespace == _NAMESPACES[1] else func._opname
     return f"{func.namespace}.{name}.{func._overloadname}"
 
@@ -132,8 +131,8 @@ def wire_name(func: Any) -> str:
 def _require_member(ranks: tuple[int, ...], place: int, func: Any) -> tuple[int, ...]:
     if not 0 <= place < len(ranks):
         raise ValueError(
-            f"{func._opname} names rank {place} of its group, which has ranks 0 to {len(ranks) - 1}: "
-            "use one of them, such as (rank + 1) % world_size"
+            f"{func._opname}: rank {place} of a group of ranks 0 to {len(ranks) - 1}: "
+            "use a rank of the group, such as (rank + 1) % world_size"
         )
     return ranks
 
@@ -143,9 +142,9 @@ def _num_bytes(argument: Any) -> int:
 
 
 def _written(given: Mapping[str, Any], place: int) -> tuple[Tensor, ...]:
-    """Return the tensors that a collective of c10d's writes to: its outputs, or those that it works on in place."""
+    """Return the tensors that a c10d collective writes to: its outputs, or its in-place arguments."""
     outputs = [value for name, value in given.items() if name.startswith("output")]
-    # A broadcast only reads its root's tensor, and a reduction to one root writes only there.
+    # A broadcast only reads on its root, a reduce writes only there.
     is_root = given.get("root_rank", place) == place
     in_place = "root_rank" not in given or is_root == ("reduce_op" in given)
     return tuple(tensors_in([*outputs, *(given.get("tensors", ()) if in_place else ())]))
@@ -167,14 +166,14 @@ def group_of(args: Any) -> ProcessGroup | None:
 
 
 def _axis(group: ProcessGroup, func: Any) -> str:
-    """Return the mesh axis of a group: the name that torch's DeviceMesh wrote on it.
+    """Return the mesh axis of a group, from the description that DeviceMesh gives it.
 
-    For an axis that spans all ranks DeviceMesh takes the group of all ranks. Its axis is then one that the operator
-    runs along and that no group is named after, if the runtime's own meshes are there.
+    For an axis of all ranks DeviceMesh uses the default group. Its axis is then the first one of the operator that no
+    other group has, if the runtime's own meshes exist.
     """
     if group.group_desc.startswith(_MESH_PREFIX):
         name = group.group_desc.removeprefix(_MESH_PREFIX)
-        # FSDP2 splits its mesh itself for reshard_after_forward = n, and gives it no names.
+        # For reshard_after_forward = n FSDP2 splits its mesh into axes without names.
         return _SHARDING[0] if name.startswith(_NAMELESS) and func._opname in _AXES_OF_OPERATOR else name
     named = {one.group_desc.removeprefix(_MESH_PREFIX) for one in dist.distributed_c10d._world.pg_map}
     if not named & {"pp", "dp_replicate"}:
@@ -184,9 +183,9 @@ def _axis(group: ProcessGroup, func: Any) -> str:
 
 
 def _communicator(group: ProcessGroup) -> str:
-    """Return which of a rank's communicators over the same ranks a group is: "" of the first, else its number.
+    """Return the number of a group among those of the same ranks, as text; "" for the first.
 
-    All ranks make them in the same order. Groups of a mesh are counted by their axis: its name tells them from others.
+    All ranks make them in the same order. Groups of a mesh are counted by axis, since its name distinguishes them.
     """
     ranks, axis = dist.distributed_c10d._world.pg_group_ranks, _named_axis(group)
     earlier = itertools.takewhile(lambda one: one is not group, dist.distributed_c10d._world.pg_map)

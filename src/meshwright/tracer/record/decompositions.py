@@ -1,8 +1,8 @@
-"""Functional collectives of torch's that are recorded as others: as what their implementations do on a device.
+"""Operators that are recorded as several: as their implementations on a device.
 
-Grouped matmuls of formats that CUDA has no kernel for: all but bfloat16 (aten/src/ATen/native/GroupedMMUtils.h).
-
-torch's own fake implementation refuses them, where CUDA reads the groups' ends and multiplies one group after another.
+Functional collectives of DTensor, and grouped matmuls of dtypes without a CUDA kernel, all but bfloat16
+(aten/src/ATen/native/GroupedMMUtils.h): torch's fake implementation refuses these, while CUDA reads the group
+offsets and multiplies one group after another.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ops = torch.ops._c10d_functional
 
 
 def _shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any) -> Tensor:
-    """Return this rank's part along `shard_dim` of what ranks hold the parts of along `gather_dim`.
+    """Return the local shard along `shard_dim` of a tensor sharded along `gather_dim`, as DTensor redistributes it.
 
-    DTensor goes from one sharded dimension to another so. The result is waited for at once.
+    The wait follows at once.
     """
     process_group = group_of(group)
     assert process_group is not None
@@ -37,7 +37,7 @@ def _shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any) 
 
 
 def _contiguous(x: Tensor) -> Tensor:
-    """Return `x` in the order of its dimensions, a copy if need be: Tensor.contiguous() is recorded as a view here."""
+    """Return a contiguous `x`, copied if necessary: Tensor.contiguous() would be recorded as a view."""
     return x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
 
 
@@ -55,7 +55,7 @@ def _known() -> dict[OpOverload, Callable[..., Any]]:
 
 
 PARTS: Mapping[OpOverload, Callable[..., Any]] = _known()
-"""By operator what runs its parts."""
+"""By operator the function that runs its parts."""
 
 
 GROUPED_MATMUL = torch.ops.aten._grouped_mm.default
@@ -68,7 +68,7 @@ def is_by_loop(first: Tensor) -> bool:
 
 
 def run_by_loop(first: Tensor, second: Tensor, ends: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    """Return the products of all groups, whose rows are taken to be spread evenly."""
+    """Return the products of all groups, assuming equal numbers of rows."""
     if ends is None:
         return torch.bmm(first, second)
     torch.ops.aten._to_copy.default(ends, device=torch.device("cpu"))

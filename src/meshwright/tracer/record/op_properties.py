@@ -1,11 +1,8 @@
-"""op_place(): whether an operator runs on the device, on the host, or copies between their memories.
+"""Properties of an operator call: FLOPs as torch.utils.flop_counter counts them, and where it runs.
 
-The host's own operators are recorded from 64 KiB on: what is smaller, such as an optimizer's count of steps, takes less
-than its launch.
-
-flops_of: the FLOPs of an operator, as torch.utils.flop_counter counts them.
-
-The same in torch 2.11 to 2.15, but for fused attention on a CPU: 2.15 counts it, those before do not.
+An operator runs on the device, on the host, or copies between their memories. Operators of the host are recorded from
+64 KiB on: smaller ones, such as an optimizer's step count, take less than their launch. FLOPs are equal in torch 2.11
+to 2.15, except for fused attention on a CPU, which only 2.15 counts.
 """
 
 from __future__ import annotations
@@ -24,14 +21,14 @@ _COPIES = ("_to_copy", "copy_", "_foreach_copy_")
 
 
 def op_place(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], device_type: str) -> OpPlace | None:
-    """Return where an operator runs; None of one that neither concerns the device nor takes the host time."""
+    """Return where an operator runs; None for one that takes neither the device nor the host time."""
     on_device = [tensor.device.type == device_type for tensor in (*inputs, *outputs)]
     if not any(on_device):
         num_bytes = sum(tensor.nbytes for tensor in inputs)
         return "host" if device_type != "cpu" and num_bytes >= _LEAST_HOST_BYTES else None
     if all(on_device) or func.overloadpacket.__name__ not in _COPIES:
         return "device"
-    # Operators in place return what they write to.
+    # In-place operators return their output.
     written = outputs[0] if outputs else inputs[0]
     return "to_device" if written.device.type == device_type else "to_host"
 
@@ -43,7 +40,7 @@ def is_blocking(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """Return the FLOPs of one call of an operator; 0 of one that torch has no count for."""
+    """Return the FLOPs of one call of an operator; 0 if torch has no count for it."""
     count = flop_registry.get(func._overloadpacket)
     if count is None:
         return 0
@@ -53,7 +50,7 @@ def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 
 def _with_equal_heads(func: Any, args: tuple[Any, ...]) -> list[Any]:
-    """2.11 counts no attention whose keys have fewer heads than its queries; each of them serves several."""
+    """Expand grouped heads of keys and values, which the counter of torch 2.11 does not support."""
     given = dict(zip(argument_names(func), args, strict=False))
     heads = given["query"].shape[-3]
     given |= {name: (*given[name].shape[:-3], heads, *given[name].shape[-2:]) for name in ("key", "value")}

@@ -22,26 +22,26 @@ _IN_BUILDER = "builder"
 
 
 class Interned(Generic[Key]):
-    """What was seen, each once, by the order of its first appearance."""
+    """Distinct values in order of first appearance."""
 
     def __init__(self) -> None:
         self._positions: dict[Key, int] = {}
 
     def position(self, key: Key) -> int:
-        """Return where `key` stands, adding it if it is new."""
+        """Return the position of `key`, adding it if it is new."""
         return self._positions.setdefault(key, len(self._positions))
 
     def all(self) -> tuple[Key, ...]:
-        """Return everything seen."""
+        """Return all values."""
         return tuple(self._positions)
 
 
-_TOLD_BY_LINE = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE, RecordKind.WAIT)
-"""What ranks have to agree on: where it stands in no module, the line of the program stands for it."""
+_SCOPED_BY_LINE = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE, RecordKind.WAIT)
+"""Kinds of records that ranks have to agree on: outside of modules their scope is the line of the program."""
 
 
 class Mark(NamedTuple):
-    """How much was recorded at some moment."""
+    """Numbers of records, uses, storages and works at some moment."""
 
     records: int
     uses: int
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
 
 
 class TraceRecorder:
-    """Takes records in the order in which the host makes them; deaf while `is_paused`."""
+    """Collects records in the order in which the host makes them; ignores them while `is_paused`."""
 
     def __init__(self) -> None:
         self.signatures: Interned[Signature] = Interned()
@@ -79,8 +79,9 @@ class TraceRecorder:
         return self._records["kind"][-1] if len(self) else NONE
 
     def earlier(self, traced: Traced, num_of_builder: int) -> Trace:
-        """Return what was recorded up to now that ranks have to agree on, without operations and memory; the first
-        `num_of_builder` records are the builder's. To be called before `begin`.
+        """Return the trace up to now without operations and memory: the records that ranks have to agree on.
+
+        The first `num_of_builder` records are the builder's. Call it before `begin`.
         """
         records = {name: np.array(column, np.int64) for name, column in self._records.items()}
         calls = [self.phases.position(f"{phase or 'call'}, first call") for phase in self.phases.all()]
@@ -92,7 +93,7 @@ class TraceRecorder:
         return self._trace_of(traced, {name: column[is_kept] for name, column in records.items()}, storages, uses)
 
     def begin(self) -> None:
-        """Forget what was recorded, but for storages that are still there: they were there before the step."""
+        """Discard all records; live storages remain, as those from before the step."""
         self.scopes.begin()
         for column in (*self._records.values(), *self._uses.values()):
             column.clear()
@@ -105,14 +106,14 @@ class TraceRecorder:
             self.append({"kind": int(kind), **self.place(kind), **values})
 
     def append(self, row: dict[str, int]) -> None:
-        """Add a record with these columns, and none in the others."""
+        """Add a record with these columns, and -1 in the others."""
         for name, column in self._records.items():
             column.append(row.get(name, 0 if name == "num_bytes" else NONE))
 
     def place(self, kind: RecordKind) -> dict[str, int]:
-        """Return the columns that say where a record is: what a record of this kind would have now."""
+        """Return the current stream, scope, phase, action and line of a record of this kind."""
         action, scope, line = self.scopes.action, self.scopes.scope, line_of_program()
-        if not scope and kind in _TOLD_BY_LINE:
+        if not scope and kind in _SCOPED_BY_LINE:
             scope = line or innermost_line()
         return {
             "stream": self.stream,
@@ -123,7 +124,7 @@ class TraceRecorder:
         }
 
     def mark(self) -> Mark:
-        """Return how much is recorded by now."""
+        """Return how much is recorded."""
         return Mark(len(self), len(self._uses["record"]), len(self._storages["num_bytes"]), self.num_works)
 
     def since(self, mark: Mark) -> dict[str, dict[str, list[int]]]:
@@ -137,7 +138,7 @@ class TraceRecorder:
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
-        """Add records on another stream within."""
+        """Add records on another stream within the context."""
         before, self.stream = self.stream, stream
         try:
             yield
@@ -155,7 +156,7 @@ class TraceRecorder:
             self._uses[name].append(value)
 
     def allocate(self, num_bytes: int, *, by_newest: bool) -> int:
-        """Return the number of a storage that is there from the newest record on, which makes it, or from the next."""
+        """Return the number of a new storage, allocated by the newest record, or before the next."""
         at = max(len(self) - 1, 0) if by_newest else len(self)
         row = {"num_bytes": num_bytes, "allocated_at": at, "freed_at": NONE, "stream": self.stream}
         for name, column in self._storages.items():
@@ -165,13 +166,13 @@ class TraceRecorder:
         return len(self._storages["num_bytes"]) - 1
 
     def free(self, storage: int) -> None:
-        """Give a storage back."""
+        """Free a storage."""
         self._storages["freed_at"][storage] = len(self)
         self.live_bytes -= self._storages["num_bytes"][storage]
 
     def trace(self, traced: Traced) -> Trace:
-        """Return what was recorded since `begin`; storages that were gone by then are left out, and those that FSDP
-        shrank to nothing: when it does that differs between the first microbatch and others.
+        """Return the trace since `begin`, without storages freed before it, and without those that FSDP resized to 0:
+        the time of that differs between the first microbatch and others.
         """
         is_kept = np.array(self._storages["num_bytes"]) > 0
         is_kept[self._uses["storage"]] = True
@@ -183,7 +184,7 @@ class TraceRecorder:
         return self._trace_of(traced, records, storages, uses)
 
     def _trace_of(self, traced: Traced, records: _Columns, storages: _Columns, uses: _Columns) -> Trace:
-        """Return a trace of these columns, with the tables that they name."""
+        """Return a trace of these columns, with the tables that they index."""
         groups = _compacted(records, "group", self.groups)
         return Trace(
             traced=traced,
@@ -201,8 +202,8 @@ class TraceRecorder:
 
 
 def _compacted(records: dict[str, NDArray[np.int64]], column: str, interned: Interned[Key]) -> tuple[Key, ...]:
-    """Return what the column names, by first appearance, and number the column again: equal steps then have equal
-    columns, whatever came before them.
+    """Return the values that a column indexes, in order of first appearance, and renumber the column: equal steps then
+    have equal columns, independent of earlier ones.
     """
     records[column], used = by_appearance(records[column])
     seen = interned.all()

@@ -1,11 +1,9 @@
-"""What FSDP2 and messages do without an operator: resized storages, and waits for torch's Work objects.
+"""Work objects and futures of collectives, their reductions, and resized storages: effects that no operator shows.
 
-Which reduction a collective asks for: torch hands it to the operator in an object that Python cannot read.
-
-Futures of collectives: what is to follow one runs when it has arrived, on a stream that torch takes for that.
-
-Those of torch's fake works hold nothing. Real ones run what follows on a stream out of a pool, so that the stream which
-computes does not wait; here that is one stream, on which what follows runs in the order in which it was asked for.
+FSDP2 and messages wait for Work objects, and FSDP frees all-gathered parameters by resizing their storages to 0. torch
+passes the reduction of a collective in an object that Python cannot read from the operator. Futures of fake works are
+empty; real ones run their callbacks on a stream of a pool, so that the compute stream does not wait. Here that is one
+stream, which runs callbacks in the order of their registration.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from meshwright.tracer.torch_patches.torch_names import replace
 
 @contextmanager
 def resizing_watched(mode: RecordingMode) -> Iterator[None]:
-    """FSDP frees what it gathered by giving its storage no bytes, which no operator tells."""
+    """Report resized storages to `mode`."""
     resize = torch.UntypedStorage.resize_
 
     def watched(storage: torch.UntypedStorage, size: int) -> Any:
@@ -44,7 +42,7 @@ def resizing_watched(mode: RecordingMode) -> Iterator[None]:
 
 @contextmanager
 def waiting_watched(mode: RecordingMode) -> Iterator[None]:
-    """FSDP2 and messages wait for torch's Work objects, which no operator tells."""
+    """Report waits for Work objects to `mode`."""
     originals = [(kind, kind.wait) for kind in (FakeWork, Work)]
 
     def watched(wait: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +63,7 @@ def waiting_watched(mode: RecordingMode) -> Iterator[None]:
 
 @contextmanager
 def reductions_watched(mode: RecordingMode) -> Iterator[None]:
-    """Have `mode.reduce_op` name the reduction of each call of a process group's methods that reduce."""
+    """Set `mode.reduce_op` to the reduction of each call of a process group."""
     names = [name for name in dir(ProcessGroup) if "reduce" in name and callable(getattr(ProcessGroup, name))]
     originals = {name: getattr(ProcessGroup, name) for name in names}
     for name, method in originals.items():
@@ -89,7 +87,7 @@ def _watched(method: Callable[..., Any], mode: RecordingMode) -> Callable[..., A
 
 
 def _reduction(arguments: tuple[Any, ...]) -> str:
-    """Return the name of the reduction that is among the arguments, or in their options; "" where there is none."""
+    """Return the name of the reduction among the arguments or their options; "" without any."""
     for one in arguments:
         reduction = getattr(one, "reduceOp", one if isinstance(one, dist.ReduceOp | dist.ReduceOp.RedOpType) else None)
         if reduction is not None:
@@ -99,7 +97,7 @@ def _reduction(arguments: tuple[Any, ...]) -> str:
 
 
 def hold_results(mode: RecordingMode) -> None:
-    """Have the futures of collectives hold the tensors that these wrote to, for good."""
+    """Make futures of collectives hold their outputs, permanently."""
 
     def future(work: Any) -> Arriving:
         return Arriving(mode.results_of(work), work)
@@ -108,10 +106,10 @@ def hold_results(mode: RecordingMode) -> None:
 
 
 class Arriving(torch.futures.Future[Any]):
-    """What a collective, or something that followed one, comes to."""
+    """The result of a collective or of a callback."""
 
     _following: SimulatedStream | None = None
-    """The stream of what follows collectives; None before the first."""
+    """The stream of callbacks; None before the first."""
 
     def __init__(self, value: Any, work: Any = None) -> None:
         super().__init__()
@@ -119,11 +117,11 @@ class Arriving(torch.futures.Future[Any]):
         self._value, self._work = value, work
 
     def value(self) -> Any:
-        """Return what it came to."""
+        """Return the result."""
         return self._value
 
     def wait(self) -> Any:
-        """Have the current stream wait for it, and return what it came to."""
+        """Make the current stream wait for it, and return the result."""
         if self._work is not None:
             self._work.wait()
         elif Arriving._following not in (None, device.current):
@@ -131,7 +129,7 @@ class Arriving(torch.futures.Future[Any]):
         return self._value
 
     def then(self, callback: Callable[..., Any]) -> Any:
-        """Return what `callback` makes of this future."""
+        """Return a future of the result of `callback`."""
         stream = Arriving._following = Arriving._following or SimulatedStream()
         with device.stream(stream):
             self.wait()

@@ -1,14 +1,12 @@
-"""Parameters change their device or dtype in place, as by Module.to() and by FSDP2; checked in torch 2.13.
+"""Parameters under fake tensors: in-place moves between devices, fused optimizers on DTensors; checked in torch 2.13.
 
-On CUDA torch replaces a parameter's data, so that tied modules and optimizers keep the same parameter. The device of a
-fake tensor is fixed: torch swaps the tensor with another one, and refuses to while weak references to it exist. Fake
-mode itself keeps such references, which it does not use again, so the swap is made here without that check.
+On CUDA Module.to() and FSDP2 replace a parameter's data, so that tied modules and optimizers keep the same parameter.
+The device of a fake tensor is fixed: torch swaps the tensor with another one, and refuses while weak references to it
+exist. Fake mode keeps such references without using them again, so the swap is made here without that check.
 
-Fused optimizers on DTensors, without asking for every parameter how the result is sharded.
-
-A fused update reads a parameter's own shard, gradient and moments, and writes them in place. Where those of each
-parameter are placed alike nothing moves between ranks, and torch calls the kernel on the local tensors. It finds that
-out in Python: for the 720 parameters of 80 blocks that took 9 of a trace's 60 CPU-seconds (torch 2.13, 2026-11-23).
+A fused update reads a parameter's local shard, gradient and moments, and writes them in place. With equal placements
+nothing moves between ranks, and torch calls the kernel on local tensors. It checks that in Python: for the 720
+parameters of 80 blocks this took 9 of a trace's 60 CPU-seconds (torch 2.13, 2026-11-23), and is skipped here.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from meshwright.tracer.torch_patches.torch_names import replace
 
 
 def move_states_in_place(device_type: str) -> None:
-    """Have Module.to() and the like move fake parameters, and fully_shard those that are on the host, from now on."""
+    """Make Module.to() move fake parameters, and fully_shard() those on the host, from now on."""
     replace(torch.utils, "swap_tensors", _swapping_fakes)
     replace(_fsdp_init, "_get_managed_states", functools.partial(_moving, device_type))
 
@@ -45,7 +43,7 @@ def _swapping_fakes(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor,
 
 
 def _become(tensor: Tensor, other: Tensor) -> None:
-    """Give a fake tensor another's data; attributes that a program set on it stay."""
+    """Give a fake tensor another's data; it keeps attributes that a program set."""
     torch._C._swap_tensor_impl(tensor, other)
     vars(tensor).update(vars(other))
 
@@ -64,7 +62,7 @@ def _moving(device_type: str, find: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _moved(tensor: Tensor, device_type: str) -> Tensor:
-    """Return the tensor on the device: itself, so that modules that share it still do, unless it is a real one."""
+    """Return the tensor on the device: the same object, so that modules still share it, unless it is a real one."""
     moved = tensor.detach().to(torch.device(device_type))
     if isinstance(tensor, nn.Parameter):
         moved = nn.Parameter(moved, tensor.requires_grad)
@@ -76,11 +74,11 @@ def _moved(tensor: Tensor, device_type: str) -> Tensor:
 
 _FUSED = (torch.ops.aten._fused_adamw_.default, torch.ops.aten._fused_adam_.default)
 _NUM_LISTS = 4
-"""Parameters, gradients and two moments, which come first; then what may be left out, and a step count for each."""
+"""Parameters, gradients and two moments; optional arguments and step counts follow."""
 
 
 def update_shards_in_place() -> None:
-    """Run fused optimizers on local tensors wherever those of a parameter are placed alike, for good."""
+    """Run fused optimizers on local tensors where those of each parameter have equal placements, permanently."""
     replace(DTensor._op_dispatcher, "_custom_op_handlers", lambda handlers: handlers | dict.fromkeys(_FUSED, _update))
 
 
@@ -97,7 +95,7 @@ def _update(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _are_placed_alike(lists: tuple[list[Tensor], ...]) -> bool:
-    """Return whether the tensors at each position of `lists` are placed alike."""
+    """Return whether the tensors at each position of `lists` have equal placements."""
     return all(len({_placement(tensor) for tensor in tensors}) == 1 for tensors in zip(*lists, strict=True))
 
 
