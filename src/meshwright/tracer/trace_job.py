@@ -126,7 +126,7 @@ class _Tracer:
             difference = first_difference(traces.traces[source], self._traced([rank])[rank])
             if difference is not None:
                 raise MeshwrightError(
-                    f"ranks {source} and {rank} are of one class, but {difference}: the program treats them differently: "
+                    f"ranks {source} and {rank} are of one class, but {difference}: the program distinguishes them: "
                     "trace them one by one (--every-rank)"
                 )
 

@@ -4,8 +4,8 @@ Its default reduction reads the result from a future in C++. A communication hoo
 division by the number of ranks, otherwise part of a copy, is then an operation of its own.
 
 Before the second step its reducer rebuilds its buckets in the order in which gradients became ready. Ranks agree on
-this order by a broadcast of numbers, which fake tensors do not have; here each uses its own. Until then all gradients are
-one bucket.
+this order by a broadcast of numbers, which fake tensors do not have; here each uses its own. Until then all gradients
+are one bucket.
 
 Its communication is marked, as torch marks that of FSDP2: its group is often the default group, without a name.
 """
