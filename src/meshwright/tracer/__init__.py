@@ -1,1 +1,1 @@
-"""Trace the real step under fake tensors and a fake process group."""
+"""Traces the real training step under fake tensors and a fake process group."""

@@ -10,7 +10,7 @@ Up to 64 ranks all are traced, since any one can have a mistake. Of more, ranks 
 
 The traces of one role have to be equal, and their messages to go equally far. Where a rank's differs from that of most,
 its place along each axis becomes part of the role, so that ranks which share a group with it have roles of their own,
-as have those that it sends to (program_axes.py). A rank that would leave a traced rank's message without its other end is
+as have those that it sends to (program_axes.py). A rank whose absence leaves a traced message without its other end is
 traced, too: no deadlock is reported of messages that were extrapolated.
 
 What is extrapolated: a rank that was not traced does what the first rank of its role does. A program that asks for one
