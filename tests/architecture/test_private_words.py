@@ -35,7 +35,7 @@ INSTEAD = {
 
 NOT_YET = {
     "app", "calibrator", "checkpoint", "cli", "config", "cost", "data", "evaluation", "fault_tolerance", "hardware",
-    "inference", "models", "pages", "parallelism", "planner", "profiler", "prover", "spec",
+    "inference", "models", "pages", "parallelism", "planner", "profiler", "prover", "simulator", "spec", "tracer",
     "trainer", "(top)", "docs",
 }  # fmt: skip
 """Parts that still have such words."""

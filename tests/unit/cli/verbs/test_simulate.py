@@ -144,7 +144,7 @@ def test_conditions_are_refused_before_tracing(
     parts: tuple[str, ...],
     target: tuple[str, ...],
 ) -> None:
-    for name in ("dry_run.trace_job", "programs.program_ranks.trace_program"):
+    for name in ("trace_job.trace_job", "programs.program_ranks.trace_program"):
         monkeypatch.setattr(f"meshwright.tracer.{name}", lambda *_, **__: pytest.fail("traced"))
     said = refusal(capsys, *target, "--cluster", "h100-ib400:2", option)
     assert all(part in said for part in parts)
