@@ -1,4 +1,4 @@
-"""python -m benchmarks.simulate_speed: how many records a second does the simulator play, on one core?
+"""python -m benchmarks.simulate_speed: how many records a second does the simulator run_programs, on one core?
 
 Writes by hand the traces of 16 pipeline ranks of a job of the size of Llama 3 405B on 16,384 devices (32 microbatches,
 8 blocks a stage, tensor-parallel collectives with their waits, FSDP's gathers on streams of their own) and simulates
@@ -14,9 +14,9 @@ import numpy as np
 
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.engine.collective_times import comm_op_times
+from meshwright.simulator.engine.execute import Costs, execute
 from meshwright.simulator.engine.matching import match
-from meshwright.simulator.engine.play_traces import Costs, play_traces
-from meshwright.simulator.simulate import record_times_of, simulate
+from meshwright.simulator.simulate_step import record_times_of, simulate
 from meshwright.spec.trace.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.trace.traces import Traces
 
@@ -38,7 +38,7 @@ def main() -> None:
     comm_ops = match(traces)
     records = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
     costs = Costs(records, comm_op_times(traces, comm_ops, cluster))
-    engine_s = min(_cpu_s(lambda: play_traces(traces, comm_ops, costs)) for _ in range(tries))
+    engine_s = min(_cpu_s(lambda: execute(traces, comm_ops, costs)) for _ in range(tries))
     whole_s = min(_cpu_s(lambda: simulate(traces, cluster)) for _ in range(tries))
     print(f"{num_records:,} records of {NUM_STAGES} ranks that stand for {WORLD_SIZE:,}")
     print(f"engine     {engine_s:6.2f} s  {num_records / engine_s:>12,.0f} records/s")
@@ -75,7 +75,7 @@ class _Rows:
         self.add(kind, stream, work=self.num_works, **columns)
         return self.num_works
 
-    def hand_over(self, source: int, target: int) -> None:
+    def enqueue(self, source: int, target: int) -> None:
         """Let one stream wait for another."""
         self.num_events += 1
         self.add(RecordKind.RECORD_EVENT, source, event=self.num_events)
@@ -109,12 +109,12 @@ def _stage(stage: int, width: int) -> Trace:
 
 
 def _pass(rows: _Rows, rank: int, stage: int, width: int) -> None:
-    """Add a microbatch's pass through a stage; the way back is played as another way there."""
+    """Add a microbatch's pass through a stage; the way back is execution as another way there."""
     if stage > 0:
         work = rows.meet(RecordKind.RECEIVE, signature=_RECEIVE, group=2, peer=rank - width, num_bytes=1 << 25)
         rows.add(RecordKind.WAIT, work=work)
     for _ in range(_NUM_BLOCKS):
-        rows.hand_over(0, 2)
+        rows.enqueue(0, 2)
         work = rows.meet(RecordKind.COLLECTIVE, 2, signature=_GATHER, group=1, num_bytes=1 << 27)
         rows.add(RecordKind.WAIT, 2, work=work)
         for signature in (_GATHER, _SCATTER, _GATHER, _SCATTER):
@@ -122,7 +122,7 @@ def _pass(rows: _Rows, rank: int, stage: int, width: int) -> None:
                 rows.add(RecordKind.OP, signature=_MATMUL)
             work = rows.meet(RecordKind.COLLECTIVE, signature=signature, group=0, num_bytes=_RESIDUAL_BYTES)
             rows.add(RecordKind.WAIT, work=work)
-        rows.hand_over(2, 0)
+        rows.enqueue(2, 0)
     if stage < NUM_STAGES - 1:
         rows.meet(RecordKind.SEND, signature=_SEND, group=2, peer=rank + width, num_bytes=1 << 25)
 

@@ -25,10 +25,10 @@ from rich.table import Table
 from benchmarks.calibrated_step import JOB, Shape, trained
 from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import recognise_device
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device
-from meshwright.tracer.dry_run import trace_job
+from meshwright.tracer.trace_job import trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 STEP_BAR, PEAK_BAR = 0.05, 0.02

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.config.load import load_job
-from meshwright.tracer.dry_run import How, trace_job
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 _BAR_S = 120.0
@@ -75,7 +75,9 @@ def one(name: str) -> None:
     start = time.perf_counter()
     # Compiled blocks take the compiler's own time.
     overrides = [*case.overrides, "layout.compile=false"]
-    traces = trace_job(TRAINER_STEP, load_job(f"examples/{case.job}.toml", overrides), how=How(use_cache=False))
+    traces = trace_job(
+        TRAINER_STEP, load_job(f"examples/{case.job}.toml", overrides), how=TraceOptions(use_cache=False)
+    )
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(
         json.dumps(

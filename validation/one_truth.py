@@ -17,14 +17,14 @@ import click
 from meshwright.config.load import load_job
 from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
-from meshwright.tracer.dry_run import trace_job
 from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.tracer.trace_job import trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from meshwright.units import GiB
 from validation.questions import Asked, ask, read_questions, simulate_within

@@ -10,10 +10,10 @@ import numpy as np
 
 from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.conditions import USUAL, Conditions
-from meshwright.simulator.engine.engine import Played
+from meshwright.simulator.engine.engine import Execution
+from meshwright.simulator.engine.execute import Costs, execute
+from meshwright.simulator.engine.intervals import RecordIntervals, intervals_of
 from meshwright.simulator.engine.matching import CommOps, match
-from meshwright.simulator.engine.moments import Moments, moments_of
-from meshwright.simulator.engine.play_traces import Costs, play_traces
 from meshwright.simulator.engine.program import RecordTimes
 from meshwright.spec.trace.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.trace.traces import Traces
@@ -150,8 +150,8 @@ def play_scripts(
     conditions: Conditions = USUAL,
     load: float = 1.0,
     slowdown: float = 0.0,
-) -> tuple[CommOps, Played, dict[int, Moments]]:
-    """Return what was played, each comm op on the links inside its domain, which it takes a share `load` of."""
+) -> tuple[CommOps, Execution, dict[int, RecordIntervals]]:
+    """Return what was execution, each comm op on the links inside its domain, which it takes a share `load` of."""
     comm_ops = match(traces)
     wire_s, ones = np.zeros(len(comm_ops)), np.ones(len(comm_ops))
     records = {}
@@ -161,19 +161,19 @@ def play_scripts(
         for row, seconds in script.wire_s.items():
             wire_s[comm_ops.of_record[rank][row]] = seconds
     times = CommOpTimes(0 * ones, wire_s, load * ones, 0 * ones, 0 * ones)
-    played = play_traces(
+    execution = execute(
         traces,
         comm_ops,
         Costs(records, times, is_host=scripts[0].traced.device == "cpu", slowdown=slowdown),
         conditions,
     )
-    hosts = {host.rank: host for host in played.hosts}
+    hosts = {host.rank: host for host in execution.hosts}
     return (
         comm_ops,
-        played,
-        {rank: moments_of(trace, comm_ops, played, hosts[rank]) for rank, trace in traces.traces.items()},
+        execution,
+        {rank: intervals_of(trace, comm_ops, execution, hosts[rank]) for rank, trace in traces.traces.items()},
     )
 
 
-def moments(*scripts: Script) -> dict[int, Moments]:
+def moments(*scripts: Script) -> dict[int, RecordIntervals]:
     return play_scripts(all_of(*scripts), scripts)[2]

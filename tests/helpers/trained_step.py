@@ -7,8 +7,8 @@ from pathlib import Path
 
 from meshwright.config.load import load_job
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.dry_run import DEFAULT, How, trace_job
 from meshwright.tracer.programs.trace import DeviceType
+from meshwright.tracer.trace_job import DEFAULT, TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 BUILD = TRAINER_STEP.whole
@@ -21,7 +21,7 @@ def arguments_of(job_file: str | Path, *overrides: str) -> tuple[str, str]:
 
 
 def trace_file(
-    job_file: str, overrides: Sequence[str] = (), *, device: DeviceType = "simgpu", how: How = DEFAULT
+    job_file: str, overrides: Sequence[str] = (), *, device: DeviceType = "simgpu", how: TraceOptions = DEFAULT
 ) -> Traces:
     """Return the traces of all ranks of a job file."""
     return trace_job(TRAINER_STEP, load_job(job_file, overrides), device=device, how=how)

@@ -15,7 +15,7 @@ from meshwright.app.simulated.dry_run import dry_run
 from meshwright.app.simulated.simulate_conditions import conditions_of
 from meshwright.app.simulated.simulate_target import trace_of_job, trace_of_program
 from meshwright.config.load import ResolvedJob
-from meshwright.simulator.engine.apart import apart
+from meshwright.simulator.engine.split_classes import split_classes
 from meshwright.spec.trace.traces import Traces
 
 
@@ -64,6 +64,6 @@ def simulated(
     subject, traces = (trace_of_program if given["build"] else trace_of_job)(words, given, conditions)
     traced(traces, time.monotonic() - start_s)
     with elapsed("checking and simulating"), kept_garbage():
-        traces = apart(traces, [fault.rank for fault in conditions.faults])
+        traces = split_classes(traces, [fault.rank for fault in conditions.faults])
         run, timeline = dry_run(subject, traces, conditions)
     return Simulation(run, None if timeline is None else viewed(TimelineResult, timeline), traces)

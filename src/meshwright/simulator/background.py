@@ -1,7 +1,7 @@
-"""in_background(): a function of many large things, computed by other processes while this one does something else.
+"""in_background(): a function of several large items, computed by forked processes while this one continues.
 
-The processes are forks, so that what they read is not copied to them; only results are. Where there is little to do, or
-no fork, the results are computed here when they are asked for.
+Forks share the items without copying; only results are sent. With little work, or without fork, the results are
+computed in this process when they are requested.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 LEAST_SIZE = 1_000_000
-"""Records below which starting processes takes longer than they save."""
+"""Records below which starting processes costs more time than it saves."""
 
 _task: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
-"""Of a process that this module forked."""
+"""The task of a process that this module forked."""
 
 
 @contextmanager
 def in_background(
-    function: Callable[[Thing], Result], things: Sequence[Thing], size: int
+    function: Callable[[Item], Result], items: Sequence[Item], size: int
 ) -> Iterator[Callable[[], list[Result]]]:
-    """Yield a function that waits for and returns function(thing) of each of `things`, `size` records in all."""
-    num_processes = min(os.cpu_count() or 1, len(things))
+    """Yield a function that waits for and returns function(item) of each of `items`, `size` records in all."""
+    num_processes = min(os.cpu_count() or 1, len(items))
     if size < LEAST_SIZE or num_processes < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        yield lambda: [function(thing) for thing in things]
+        yield lambda: [function(item) for item in items]
         return
     with _blocking_sigterm():
-        pool = multiprocessing.get_context("fork").Pool(num_processes, _take, (function, things))
+        pool = multiprocessing.get_context("fork").Pool(num_processes, _take, (function, items))
     with pool:
-        found = pool.map_async(_of_position, range(len(things)), chunksize=1)
+        found = pool.map_async(_of_position, range(len(items)), chunksize=1)
         yield found.get
 
 
 @contextmanager
 def _blocking_sigterm() -> Iterator[None]:
-    """What is forked meanwhile keeps a SIGTERM for later, until it has set its own handler."""
+    """Block SIGTERM in processes forked meanwhile, until they have set their own handler."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -49,15 +49,15 @@ def _blocking_sigterm() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _take(function: Callable[[Any], Any], things: Sequence[Any]) -> None:
+def _take(function: Callable[[Any], Any], items: Sequence[Any]) -> None:
     global _task
-    # A pool ends its processes with SIGTERM, at any time, which a handler that they inherit would swallow.
+    # A pool terminates its processes with SIGTERM, which an inherited handler would ignore.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    _task = function, things
+    _task = function, items
 
 
 def _of_position(position: int) -> Any:
     assert _task is not None
-    function, things = _task
-    return function(things[position])
+    function, items = _task
+    return function(items[position])

@@ -9,11 +9,11 @@ import pytest
 from meshwright.config.load import load_job
 from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.step.step_decomposition import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import decompose
-from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 MOST_OFF = 0.10
@@ -75,7 +75,7 @@ def _compare(folder: Path, text: str) -> None:
     resolved = load_job(file, overrides)
     question = question_of(resolved, Options("h100-ib400:8"))
     expected = judge(layout_of(resolved.job, 8), question).estimate.step.summed()
-    timeline = simulate(trace_job(TRAINER_STEP, resolved, 8, how=How(use_cache=False)), question.cluster)
+    timeline = simulate(trace_job(TRAINER_STEP, resolved, 8, how=TraceOptions(use_cache=False)), question.cluster)
     found = decompose(timeline)
     off = {name: (getattr(expected, name) - getattr(found, name)) / timeline.step_s for name in COMPONENTS}
     assert {name: share for name, share in off.items() if abs(share) > CASES[text].get(name, MOST_OFF)} == {}

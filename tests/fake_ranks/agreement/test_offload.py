@@ -10,15 +10,15 @@ import pytest
 from meshwright.config.load import load_job
 from meshwright.planner.answer import judge
 from meshwright.planner.ask import Options, question_of
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.step_decomposition import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.trace import RecordKind, Trace
-from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.job_steps import layout_of
 from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from trained_step import BUILD, arguments_of
 
@@ -89,7 +89,7 @@ def _both(folder: Path, overrides: str) -> tuple[Estimate, Timeline]:
     resolved = load_job(file, given)
     question = question_of(resolved, Options("rtx-4090-node:1"))
     estimate = judge(layout_of(resolved.job, 1), question).estimate
-    return estimate, simulate(trace_job(TRAINER_STEP, resolved, 1, how=How(use_cache=False)), question.cluster)
+    return estimate, simulate(trace_job(TRAINER_STEP, resolved, 1, how=TraceOptions(use_cache=False)), question.cluster)
 
 
 def _require_equal_steps(estimate: Estimate, timeline: Timeline) -> None:

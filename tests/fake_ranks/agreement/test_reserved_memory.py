@@ -13,14 +13,14 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank
 from meshwright.cost.stacks import load_stack
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 MOST_OFF = 0.08
@@ -113,7 +113,7 @@ def _asked(folder: Path, layout: str) -> _Asked:
     assert architecture is not None
     setting = Setting(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
     resolved = layout_of(job, 8)
-    traces = trace_job(TRAINER_STEP, loaded, 8, how=How(use_cache=False))
+    traces = trace_job(TRAINER_STEP, loaded, 8, how=TraceOptions(use_cache=False))
     return _Asked(resolved, cluster, Cases.of_one(setting, layout_table([resolved])), traces)
 
 

@@ -9,8 +9,8 @@ import pytest
 from meshwright.config.load import load_job
 from meshwright.planner.ask import Options, question_of
 from meshwright.planner.explain.verdict import verdict
-from meshwright.simulator.simulate import simulate
-from meshwright.tracer.dry_run import How, trace_job
+from meshwright.simulator.simulate_step import simulate
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from repository import ROOT
 
@@ -34,7 +34,7 @@ def test_an_example_fits_and_does_what_was_planned(name: str) -> None:
     assert planned.problem() is None
 
     timeline = simulate(
-        trace_job(TRAINER_STEP, resolved, cluster.num_devices, how=How(use_cache=False)), question.cluster
+        trace_job(TRAINER_STEP, resolved, cluster.num_devices, how=TraceOptions(use_cache=False)), question.cluster
     )
     reserved = max(float(curve.reserved_bytes.max()) for curve in timeline.memory)
     assert reserved <= planned.usable_bytes

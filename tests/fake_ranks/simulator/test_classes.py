@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.config.load import load_job
-from meshwright.simulator.checks.check import check
+from meshwright.simulator.checks.check_traces import check
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.trace.trace import Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.trace.trace_order import fingerprint, first_difference, in_order
-from meshwright.tracer.dry_run import How
-from meshwright.tracer.extrapolate.classes import class_labels, token_labels
+from meshwright.tracer.extrapolate.rank_labels import class_labels, token_labels
 from meshwright.tracer.programs.job_steps import job_steps
 from meshwright.tracer.programs.trace import Program
+from meshwright.tracer.trace_job import TraceOptions
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from repository import ROOT
 from trained_step import BUILD, trace_file
@@ -84,7 +84,7 @@ LOADED = ["train.global_batch_size=16", "train.seq_len=64", "layout.dp_shard=8",
 
 @pytest.mark.long
 def test_a_step_with_another_load_is_the_one_that_is_traced_with_it() -> None:
-    how = How(use_cache=False, routing="zipf:1.2")
+    how = TraceOptions(use_cache=False, routing="zipf:1.2")
     traces = trace_file(MIXTURE, LOADED, how=how)
     assert sorted(traces.traces) == [0, 1, 2, 4]
     steps = job_steps(TRAINER_STEP, load_job(MIXTURE, LOADED), None)
@@ -101,7 +101,7 @@ def test_a_step_with_another_load_is_the_one_that_is_traced_with_it() -> None:
 def test_ranks_of_every_load_receive_what_the_others_send() -> None:
     layout = ["model.options={num_layers=1}", "layout.dp_shard=16", "layout.ep=4"]
     overrides = [*layout, "train.global_batch_size=32", "train.seq_len=64"]
-    traces = trace_file(MIXTURE, overrides, how=How(use_cache=False, routing="zipf:1.2"))
+    traces = trace_file(MIXTURE, overrides, how=TraceOptions(use_cache=False, routing="zipf:1.2"))
     # Rank 1 is computed from ranks 0 and 2.
     assert sorted(traces.traces) == [0, 1, 2]
     assert check(traces) == ()
@@ -114,7 +114,7 @@ def sum_flops(trace: Trace) -> int:
 
 @pytest.mark.long
 def test_a_loaded_rank_and_one_without_tokens_are_traced() -> None:
-    traces = trace_file(MIXTURE, LOADED, how=How(use_cache=False, routing="worst"))
+    traces = trace_file(MIXTURE, LOADED, how=TraceOptions(use_cache=False, routing="worst"))
     # One expert on each of eight ranks, two for each token.
     assert traces.class_of_rank.tolist() == [0, 0, 2, 2, 2, 2, 2, 2]
     first, none = (int(traces.of_rank(rank).live_bytes().max()) for rank in (0, 7))
@@ -123,12 +123,12 @@ def test_a_loaded_rank_and_one_without_tokens_are_traced() -> None:
 
 @pytest.mark.long
 def test_one_rank_of_each_class_is_traced_and_stands_for_the_others() -> None:
-    how = How(use_cache=False, classes="all", verify=3)
+    how = TraceOptions(use_cache=False, classes="all", verify=3)
     overrides = ["layout.dp_shard=64", "train.global_batch_size=128", "layout.microbatch_size=1"]
     traces = trace_file(JOB, overrides, how=how)
     # 128 and 512 rows are cut evenly. Of 288 rows of embedding and head 57 shards have five, the next three.
     assert sorted(traces.traces) == [0, 57, 58]
     live = [int(traces.of_rank(rank).live_bytes()[0]) for rank in (56, 57, 63)]
     assert live[0] > live[1] > live[2]
-    largest = trace_file(JOB, overrides, how=How(use_cache=False))
+    largest = trace_file(JOB, overrides, how=TraceOptions(use_cache=False))
     assert sorted(largest.traces) == [0]

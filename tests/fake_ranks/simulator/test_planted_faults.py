@@ -53,22 +53,22 @@ QUICK = ("builder_skipped", "crossed_groups", "members_only_group", "never_waite
 
 def cases(programs: dict[str, tuple[str, str]]) -> list[object]:
     marks = {name: () if name in QUICK else (pytest.mark.long,) for name in programs}
-    return [pytest.param(name, *told, marks=marks[name], id=name) for name, told in programs.items()]
+    return [pytest.param(name, *message, marks=marks[name], id=name) for name, message in programs.items()]
 
 
-@pytest.mark.parametrize(("program", "told", "code"), cases(FOUND))
-def test_a_mistake_names_the_ranks_and_the_line(program: str, told: str, code: str) -> None:
+@pytest.mark.parametrize(("program", "message", "code"), cases(FOUND))
+def test_a_mistake_names_the_ranks_and_the_line(program: str, message: str, code: str) -> None:
     found = simulated(program)
     assert found.returncode == 2
-    assert told in " ".join(found.stdout.split())
+    assert message in " ".join(found.stdout.split())
     assert line_of(code) in found.stdout
 
 
-@pytest.mark.parametrize(("program", "told", "code"), cases(WARNED))
-def test_what_is_used_in_no_defined_order_is_a_warning(program: str, told: str, code: str) -> None:
+@pytest.mark.parametrize(("program", "message", "code"), cases(WARNED))
+def test_what_is_used_in_no_defined_order_is_a_warning(program: str, message: str, code: str) -> None:
     found = simulated(program)
     assert found.returncode == 0
-    assert told in " ".join(found.stdout.split())
+    assert message in " ".join(found.stdout.split())
     assert line_of(code) in found.stdout
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.checks.check import check
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.checks.check_traces import check
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.trace.problem import Problem
 from meshwright.spec.trace.trace import RecordKind, Records, Trace
 from meshwright.spec.trace.trace_order import fingerprint

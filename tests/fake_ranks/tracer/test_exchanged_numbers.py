@@ -46,7 +46,7 @@ def exchanged(device, rank, world_size):
         rows = arriving.tolist()
         dist.all_to_all_single(torch.empty(sum(rows), 4, device=device), x, rows, sends)
     return step
-def told(device, rank, world_size):
+def extrapolated(device, rank, world_size):
     x = torch.randn(5 + rank, 4, device=device)
     def step():
         if rank < world_size - 1:

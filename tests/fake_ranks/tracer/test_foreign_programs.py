@@ -200,8 +200,8 @@ def test_buckets_are_those_of_a_real_reducer_after_its_first_step(folder: Path, 
         ("flat", "FSDP1, whose flat parameters cannot be traced: use torch.distributed.fsdp.fully_shard"),
         ("decided_by_a_number", "foreign_programs.py:"),
         ("guessing_wrong", "too far from the mean; before, foreign_programs.py:"),
-        ("saved", "leave saving out of the traced program"),
-        ("lazy", "give the sizes, such as nn.Linear(in_features, out_features)"),
+        ("saved", "do not save in the traced program"),
+        ("lazy", "use a module with sizes, such as nn.Linear(in_features, out_features)"),
     ],
 )
 def test_what_is_refused_says_so_in_one_message(folder: Path, program: str, said: str) -> None:

@@ -15,10 +15,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.spec.trace.trace import Trace
 from meshwright.spec.trace.trace_order import fingerprint, first_difference
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.dry_run import How
-from meshwright.tracer.extrapolate.cache import TraceCache
+from meshwright.tracer.extrapolate.trace_cache import TraceCache
 from meshwright.tracer.programs.job_steps import job_steps
 from meshwright.tracer.programs.trace import Program
+from meshwright.tracer.trace_job import TraceOptions
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from repository import ROOT
 from trained_step import BUILD, trace_file
@@ -63,7 +63,7 @@ REDUCED_AFTER_SPLIT = (
     *("layout.dp_shard=2", "layout.pp=2"),
     *("layout.schedule=ZBVZeroBubble", "layout.gradient_sync=microbatch"),
 )
-UNCACHED = How(use_cache=False)
+UNCACHED = TraceOptions(use_cache=False)
 
 
 def assert_same(told: Trace, whole: Trace) -> None:
@@ -116,7 +116,7 @@ def test_a_pipeline_rank_in_the_middle_is_told_by_another() -> None:
     assert steps.chosen.microbatches == (0, 1, 2, 7)
     program = Program(BUILD, steps.layout.num_ranks)
     # Ranks 4 and 5 are of the third pipeline rank; 2, of the second, is traced.
-    assert_same(steps.told([4], program, 1)[4], steps.whole([4], program, 1)[4])
+    assert_same(steps.extrapolated([4], program, 1)[4], steps.whole([4], program, 1)[4])
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def traced_into(folder: Path, *overrides: str, verify: int = 0) -> Traces:
         f"data.cache_dir={folder}",
         *overrides,
     ]
-    return trace_file(JOB, arguments, how=How(verify=verify))
+    return trace_file(JOB, arguments, how=TraceOptions(verify=verify))
 
 
 def test_a_job_that_was_traced_is_not_traced_again(kept: tuple[Path, Traces]) -> None:

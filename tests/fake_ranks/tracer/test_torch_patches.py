@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.errors import UnsupportedError
 from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.record.op_properties import flops_of
 from meshwright.tracer.record.simulated_device import SimulatedStream
 from meshwright.tracer.torch_patches import torch_autocast
-from meshwright.tracer.torch_patches.torch_flops import flops_of
 from meshwright.tracer.torch_patches.torch_names import replace
 from meshwright.tracer.torch_patches.torch_patches import LazyChunks
 

@@ -17,8 +17,8 @@ from meshwright.parallelism.expert import token_exchange
 from meshwright.spec.trace.trace import RecordKind, Storages, Trace
 from meshwright.tracer.programs.rank_process import record_step
 from meshwright.tracer.programs.trace import trace
-from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from repository import ROOT
 from run_ranks import run_ranks
 from trained_step import BUILD, arguments_of
@@ -77,7 +77,7 @@ def real_trace(build: str, arguments: list[str]) -> tuple[Trace, list[list[int]]
         return counts[-1]
 
     token_exchange.host_values = noticed
-    return record_step(PatientMode(Recorder(), "cpu"), build, arguments), counts
+    return record_step(PatientMode(TraceRecorder(), "cpu"), build, arguments), counts
 
 
 def names(trace: Trace) -> Iterator[Any]:

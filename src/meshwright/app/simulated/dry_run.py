@@ -12,19 +12,16 @@ from meshwright.errors import ConfigError
 from meshwright.planner.answer import judge
 from meshwright.planner.explain.memory_fixes import memory_fixes
 from meshwright.planner.question import Question
-from meshwright.simulator.analysis.advice import suggestions
 from meshwright.simulator.analysis.exposure import collective_uses, exposed_places
-from meshwright.simulator.analysis.outcome import compute_seconds, rank_memory, rank_times
-from meshwright.simulator.analysis.overlap import overlap_of
+from meshwright.simulator.analysis.overlap_gains import overlap_of, suggestions
+from meshwright.simulator.analysis.step_tables import compute_seconds, rank_memory, rank_times
 from meshwright.simulator.analysis.stragglers import stragglers_of
-from meshwright.simulator.checks.check import check, mismatches, with_earlier
-from meshwright.simulator.checks.hazards import hazards_in_background
-from meshwright.simulator.checks.message_order import message_hazards
-from meshwright.simulator.checks.rank_classes import grouped
+from meshwright.simulator.checks.check_traces import check, mismatches, with_earlier
+from meshwright.simulator.checks.hazards import hazards_in_background, message_hazards
+from meshwright.simulator.checks.rank_classes import group_equivalent
 from meshwright.simulator.engine.conditions import Conditions
-from meshwright.simulator.memory.liveness import liveness_of
-from meshwright.simulator.memory.savings import savings_of
-from meshwright.simulator.simulate import NeverEnds, fixed_host_s, simulate
+from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
+from meshwright.simulator.simulate_step import Deadlock, fixed_host_s, simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
@@ -52,13 +49,13 @@ class Subject:
 def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[DryRun, Timeline | None]:
     """Return what the traces come to on the subject's cluster, and the played step; None where it would not end.
 
-    Where `conditions` has a fault of a rank, `traces` gives that rank a class of its own (simulator/engine/apart.py).
+    Where `conditions` has a fault of a rank, `traces` makes that rank a class of its own (engine/split_classes.py).
     """
     problems = mismatches(traces, conditions)
-    classes = traces if problems or conditions.faults else grouped(traces)
+    classes = traces if problems or conditions.faults else group_equivalent(traces)
     try:
         timeline = None if problems else simulate(classes, subject.cluster, subject.name, conditions)
-    except NeverEnds:
+    except Deadlock:
         # Of all ranks, so that the ones to blame are named.
         timeline, problems = None, check(traces, conditions)
     problems = with_earlier(traces, problems)

@@ -11,16 +11,16 @@ from socket import socket
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
-from meshwright.simulator.checks.check import mismatches
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.checks.check_traces import mismatches
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.simulated_step import SimulatedStep
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.dry_run import How, trace_job
 from meshwright.tracer.programs.fork_server import server_socket, share
 from meshwright.tracer.programs.trace import device_type_of
+from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 
@@ -76,7 +76,9 @@ def _traces(steps: Steps, layout: Layout, num_processes: int) -> Traces:
     """Return the traces of the job under `layout`."""
     job = steps.resolved.job.replace(layout=LayoutRequest(**layout.model_dump()))
     resolved, device = replace(steps.resolved, job=job), device_type_of(steps.cluster.device)
-    return trace_job(TRAINER_STEP, resolved, layout.num_ranks, device=device, how=How(num_processes=num_processes))
+    return trace_job(
+        TRAINER_STEP, resolved, layout.num_ranks, device=device, how=TraceOptions(num_processes=num_processes)
+    )
 
 
 def _reserved(timeline: Timeline, traces: Traces, layout: Layout) -> tuple[int, ...]:

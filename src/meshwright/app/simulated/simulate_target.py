@@ -23,9 +23,9 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     from meshwright.app.simulated.dry_run import Subject
     from meshwright.config.load import load_job
     from meshwright.planner.ask import Options, layout_on
-    from meshwright.tracer.dry_run import How, trace_job
     from meshwright.tracer.programs.job_steps import layout_of
     from meshwright.tracer.programs.trace import device_type_of
+    from meshwright.tracer.trace_job import TraceOptions, trace_job
     from meshwright.trainer.step.step_builder import TRAINER_STEP
 
     files, overrides = _split(words)
@@ -44,7 +44,7 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
         resolved,
         cluster.num_devices,
         device=device_type_of(cluster.device),
-        how=How(routing=given["routing"], use_cache=not given["no_cache"]),
+        how=TraceOptions(routing=given["routing"], use_cache=not given["no_cache"]),
     )
     return subject, traces
 

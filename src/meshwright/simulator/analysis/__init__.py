@@ -1,1 +1,1 @@
-"""What a simulated step comes to: exposed communication, overlap, stragglers, advice."""
+"""Tables of a simulated step: exposed communication, overlap, stragglers, memory."""

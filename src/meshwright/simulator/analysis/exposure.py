@@ -1,4 +1,4 @@
-"""Exposure: which communication a played step hides behind computation, and which it does not.
+"""Exposed communication of a simulated step.
 
     hidden = the part of a span during which its own rank computes, on any stream; exposed = the rest
 
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from meshwright.simulator.checks.starred import starred
+from meshwright.simulator.checks.describe import without_numbers
 from meshwright.spec.step.dry_run import CollectiveUse, ExposedAt
 from meshwright.spec.trace.timeline import Floats, Ints, SpanKind, Spans, Timeline
 from meshwright.spec.trace.trace import RecordKind
@@ -21,12 +21,12 @@ _MESSAGE_RANKS = 2
 
 
 def collective_uses(timeline: Timeline, traces: Traces) -> tuple[CollectiveUse, ...]:
-    """Return what each kind of communication costs the ranks that take part in it, most exposed first."""
+    """Return the cost of each kind of communication per participating rank, most exposed first."""
     spans, hidden_s = _communication(timeline)
     size = _group_sizes(spans, traces)
     example, kind = _kinds(spans.axis, spans.name, size)
     weight = _weights(timeline, spans)
-    # Every rank counts once for each kind that it takes part in.
+    # Every rank counts once for each of its kinds.
     first, _ = _kinds(kind, spans.rank)
     num_ranks = np.bincount(kind[first], weight[first])
     total_s = spans.end_s - spans.start_s
@@ -51,9 +51,9 @@ def collective_uses(timeline: Timeline, traces: Traces) -> tuple[CollectiveUse, 
 
 
 def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
-    """Return where communication is exposed, most first: blocks that do the same are one place."""
+    """Return where communication is exposed, most first; equal blocks are one place."""
     spans, hidden_s = _communication(timeline)
-    names = [starred(scope) for scope in (*timeline.scopes, "")]
+    names = [without_numbers(scope) for scope in (*timeline.scopes, "")]
     scope = np.unique(names, return_inverse=True)[1].ravel()[spans.scope]
     example, kind = _kinds(spans.axis, spans.name, spans.phase, scope)
     share = _weights(timeline, spans) / sum(timeline.multiplicity)
@@ -66,9 +66,9 @@ def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
         place = (timeline.scopes if is_one else names)[spans.scope[row]] if spans.scope[row] >= 0 else ""
         places.append(
             ExposedAt(
-                axis=_text(timeline.axes, spans.axis[row]),
+                axis=text_at(timeline.axes, spans.axis[row]),
                 op=timeline.names[spans.name[row]],
-                phase=_text(timeline.phases, spans.phase[row]),
+                phase=text_at(timeline.phases, spans.phase[row]),
                 scope=place,
                 count=count,
                 exposed_s=max(exposed_s, 0.0),
@@ -80,7 +80,7 @@ def exposed_places(timeline: Timeline) -> tuple[ExposedAt, ...]:
 
 def _kinds(*columns: Ints) -> tuple[Ints, Ints]:
     """Return the first row of each distinct combination of values, in the values' order, and the kind of each row."""
-    # One number a row: sorting these is much quicker than sorting rows.
+    # One number a row: much faster to sort than rows.
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values, place = np.unique(column, return_inverse=True)
@@ -90,9 +90,9 @@ def _kinds(*columns: Ints) -> tuple[Ints, Ints]:
 
 
 def _communication(timeline: Timeline) -> tuple[Spans, Floats]:
-    """Return the spans that communicate, and for how long the rank of each computes while it lasts."""
+    """Return the communication spans, and the seconds of each during which its rank computes."""
     if timeline not in _found:
-        # Both tables of one timeline ask for it.
+        # Both tables of one timeline need it.
         _found[timeline] = _hidden(timeline)
     return _found[timeline]
 
@@ -105,15 +105,15 @@ def _hidden(timeline: Timeline) -> tuple[Spans, Floats]:
     spans, hidden_s = timeline.spans.take(rows), np.zeros(len(rows))
     for rank in timeline.ranks:
         own = timeline.of_rank(rank)
-        edges_s, busy_s = _busy(own.take(own.kind == SpanKind.COMPUTE))
+        edges_s, busy_s = busy_seconds(own.take(own.kind == SpanKind.COMPUTE))
         of_rank = spans.rank == rank
         start_s, end_s = (np.interp(at_s[of_rank], edges_s, busy_s) for at_s in (spans.start_s, spans.end_s))
         hidden_s[of_rank] = end_s - start_s
     return spans, hidden_s
 
 
-def _busy(computed: Spans) -> tuple[Floats, Floats]:
-    """Return moments, and for how long until each of them something had been computed, seconds."""
+def busy_seconds(computed: Spans) -> tuple[Floats, Floats]:
+    """Return times, and the seconds up to each during which at least one span ran."""
     if not len(computed):
         return np.zeros(1), np.zeros(1)
     edges_s = np.unique(np.concatenate([computed.start_s, computed.end_s]))
@@ -123,7 +123,7 @@ def _busy(computed: Spans) -> tuple[Floats, Floats]:
 
 
 def _weights(timeline: Timeline, spans: Spans) -> Floats:
-    """Return how many ranks each span's rank stands for [spans]."""
+    """Return how many ranks each span's rank represents [spans]."""
     return np.array(timeline.multiplicity, float)[np.searchsorted(timeline.ranks, spans.rank)]
 
 
@@ -133,10 +133,11 @@ def _group_sizes(spans: Spans, traces: Traces) -> Ints:
     for rank in np.unique(spans.rank).tolist():
         trace, rows = traces.of_rank(rank), np.flatnonzero(spans.rank == rank)
         records = spans.record[rows]
-        of_group = np.array([*(len(group) for group in trace.groups), 1])[trace.records.group[records]]
-        sizes[rows] = np.where(trace.records.kind[records] == RecordKind.COLLECTIVE, of_group, _MESSAGE_RANKS)
+        group_noise = np.array([*(len(group) for group in trace.groups), 1])[trace.records.group[records]]
+        sizes[rows] = np.where(trace.records.kind[records] == RecordKind.COLLECTIVE, group_noise, _MESSAGE_RANKS)
     return sizes
 
 
-def _text(texts: tuple[str, ...], position: int) -> str:
+def text_at(texts: tuple[str, ...], position: int) -> str:
+    """Return a string of a table; "" for -1."""
     return texts[position] if position >= 0 else ""

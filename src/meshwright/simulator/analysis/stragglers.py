@@ -1,7 +1,7 @@
-"""stragglers_of(): who is slower than in the usual step, who waits longer for others, and where.
+"""stragglers_of(): which ranks are slower than in the nominal step, which wait longer for others, and where.
 
-A collective or message begins when the last of its ranks arrives, and takes as long then as in the usual step. So what
-a rank waits longer for it on its default stream is what it waits for others.
+A communication op starts when the last of its ranks arrives, and then takes as long as in the nominal step: the
+additional wait of a rank's default stream is time that it waits for other ranks.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.simulator.checks.waited import waited_records
+from meshwright.simulator.engine.program import waited_records
 from meshwright.spec.step.dry_run import Stragglers, Straggling
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.trace import NONE, Trace
 from meshwright.spec.trace.traces import Traces
 
 _Waits = dict[tuple[str, str], tuple[float, int]]
-"""By axis and operation: seconds of waiting, and how often."""
+"""By axis and operation: seconds and number of waits."""
 
 
 def stragglers_of(timeline: Timeline, usual: Timeline, traces: Traces) -> Stragglers:
-    """Return what `timeline` adds to the `usual` step of the same traces."""
+    """Return what `timeline` adds to the nominal (`usual`) step of the same traces."""
     counts = zip(timeline.ranks, timeline.multiplicity, strict=True)
     return Stragglers(
         usual_step_s=usual.step_s,

@@ -1,1 +1,1 @@
-"""Whether a step can end and means what it says: deadlocks, mismatches, races."""
+"""Deadlocks, mismatched communication and races in a traced step."""

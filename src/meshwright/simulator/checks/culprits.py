@@ -1,8 +1,8 @@
-"""blamed(): which rank is to blame for each disagreement, by what most ranks do.
+"""blamed(): the culprit of each disagreement, by majority.
 
-In this order, until one rank remains: what most ranks of the group ask for; which of these the ranks of groups that are
-alike (the same axis, ranks at the same distances) ask for at the same place; a rank that is to blame
-elsewhere. Without any of these either side may be wrong, and the one that runs fewest operations there is named first.
+Criteria in order, until one rank remains: the majority of the group; the majority of equivalent groups (the same axis
+and distances between ranks) at the same position; a rank that is the culprit elsewhere. If none decides it is a tie,
+and the member with the fewest operations there is named first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from meshwright.simulator.checks.disagreements import Asked, Disagreement
+from meshwright.simulator.checks.disagreements import CallSignatures, Disagreement
 from meshwright.simulator.engine.matching import Channel
 from meshwright.spec.trace.traces import Traces
 
@@ -19,13 +19,13 @@ _Votes = Counter[Hashable]
 
 
 class Blame(NamedTuple):
-    """A disagreement and the member of its channel that is to blame."""
+    """A disagreement and its culprit."""
 
     disagreement: Disagreement
     culprit: int
     """Position among the channel's members."""
     is_tie: bool
-    """Whether nothing says that it is not the others that are wrong."""
+    """Whether the others may be wrong instead."""
 
     @property
     def rank(self) -> int:
@@ -34,9 +34,9 @@ class Blame(NamedTuple):
 
 
 def blamed(
-    traces: Traces, found: Sequence[Disagreement], channels: Sequence[Channel], asked: Sequence[Asked]
+    traces: Traces, found: Sequence[Disagreement], channels: Sequence[Channel], asked: Sequence[CallSignatures]
 ) -> list[Blame]:
-    """Return who is to blame for each disagreement, the surest first, by the culprit's records."""
+    """Return the culprit of each disagreement, the most certain first, in order of their records."""
     culprits: dict[int, int] = {}
     for position, one in enumerate(found):
         alike = [theirs for channel, theirs in zip(channels, asked, strict=True) if _is_alike(channel, one.channel)]
@@ -53,8 +53,8 @@ def blamed(
     return [blame._replace(is_tie=blame.is_tie and not elsewhere[blame.rank]) for blame in blames]
 
 
-def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[Asked]) -> int | None:
-    """Return the first member that asks for other things than most ranks of the group, or of groups that are alike."""
+def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[CallSignatures]) -> int | None:
+    """Return the first member that differs from the majority of its group, or of equivalent groups; None in a tie."""
     classes = traces.class_of_rank[list(one.channel.ranks)]
     votes: _Votes = Counter()
     for rank, what in zip(one.channel.members, one.at, strict=True):
@@ -64,8 +64,8 @@ def _group_culprit(traces: Traces, one: Disagreement, alike: Sequence[Asked]) ->
     return None if usual is None else _other_than(usual, one.at)
 
 
-def _message_culprit(one: Disagreement, alike: Sequence[Asked]) -> int | None:
-    """Return the end of a message that sends or receives more, fewer or other messages than those that are alike."""
+def _message_culprit(one: Disagreement, alike: Sequence[CallSignatures]) -> int | None:
+    """Return the end of a message that sends or receives more, fewer or other messages than equivalent ranks."""
     counts = tuple(len(rows) for rows in one.channel.rows)
     if counts[0] != counts[1]:
         usual = _most(Counter(len(theirs[0]) for theirs in alike if len(theirs[0]) == len(theirs[1])))
@@ -78,8 +78,8 @@ def _other_than(usual: tuple[Hashable], at: Sequence[Hashable]) -> int | None:
     return next((position for position, what in enumerate(at) if what != usual[0]), None)
 
 
-def _votes_at(number: int, alike: Sequence[Asked]) -> _Votes:
-    """Return what members of channels that are alike, and that agree, ask for at one place."""
+def _votes_at(number: int, alike: Sequence[CallSignatures]) -> _Votes:
+    """Return the calls at one position of equivalent channels whose members agree."""
     votes: _Votes = Counter()
     for theirs in alike:
         at = [member[number] if number < len(member) else None for member in theirs]
@@ -89,10 +89,10 @@ def _votes_at(number: int, alike: Sequence[Asked]) -> _Votes:
 
 
 def _is_alike(one: Channel, other: Channel) -> bool:
-    """Return whether two channels are of the same axis, and of ranks at the same distances from each other."""
+    """Return whether two channels are equivalent: of the same axis, with the same distances between ranks."""
     if one is other or (one.is_message, one.axis) != (other.is_message, other.axis):
         return False
-    # Without names of axes, the groups of rows and of columns differ in nothing else.
+    # Without names of axes, groups along different axes differ in nothing else.
     return _distances(one) == _distances(other)
 
 
@@ -101,7 +101,7 @@ def _distances(channel: Channel) -> list[int]:
 
 
 def _most(votes: Counter[Any]) -> tuple[Hashable] | None:
-    """Return what has more votes than any other thing, in a tuple, since nothing may be it; None of a tie."""
+    """Return the call with the most votes as a 1-tuple, since it may be None; None in a tie."""
     most = votes.most_common(2)
     if not most or (len(most) == 2 and most[0][1] == most[1][1]):
         return None
@@ -109,8 +109,8 @@ def _most(votes: Counter[Any]) -> tuple[Hashable] | None:
 
 
 def _fallback(one: Disagreement, elsewhere: Mapping[int, int]) -> int:
-    """Return the member that is to blame elsewhere, else the one that asks for least there."""
-    # 0 is that of a member of an exchange that is no suspect.
+    """Return the member that is the culprit elsewhere, else the one with the fewest calls."""
+    # 0 marks a member of an exchange that is no suspect.
     positions = [position for position, what in enumerate(one.at) if what != 0]
     members, rows = one.channel.members, one.channel.rows
     return max(positions, key=lambda at: (elsewhere.get(members[at], 0), one.at[at] is None, -len(rows[at]), -at))

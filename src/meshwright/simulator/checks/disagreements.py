@@ -1,9 +1,9 @@
-"""first_disagreement(): where the ranks of a group, or of a message, first ask for different things.
+"""first_disagreement(): the first operation of a group, or of a pair of ranks, that its members call differently.
 
-collective    its name, bytes, dtype, reduction and root
-exchange      (all-to-all, and gathers or scatters of lists) its name, dtype and root; of each pair of ranks what the
-one sends has to be what the other receives
-message       bytes, dtype, and in a pipeline the stage and microbatch that it belongs to
+collective    compared by name, bytes, dtype, reduction and root
+exchange      (all-to-all, gathers and scatters of lists) by name, dtype and root; for each pair of ranks the bytes
+              that one sends have to equal those that the other receives
+message       by bytes, dtype, and in a pipeline the stage and microbatch
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from meshwright.spec.trace.traces import Traces
 _EXCHANGES = ("alltoall_", "alltoall_base_", "all_to_all_single", "allgather_", "gather_", "scatter_")
 """Collectives whose ranks may pass tensors of different sizes."""
 _FIELDS = ("tensors of the same size", "the same dtype", "the same reduction and root")
-"""What a collective asks for after its name."""
-Asked = list[list[Hashable]]
-"""What each member asks for, in order [members][operations]."""
+"""Fields of a collective's call after its name."""
+CallSignatures = list[list[Hashable]]
+"""The calls of each member, in order [members][operations]."""
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An operation of a channel in which its members ask for different things."""
+    """An operation of a channel that its members call differently."""
 
     channel: Channel
     number: int
     at: tuple[Hashable, ...]
-    """What each member asks for; None where it asks for nothing more."""
+    """Each member's call; None where it has no more."""
     rule: str = ""
-    """What all ranks have to do, where that is more than to run the same operations in the same order."""
+    """The rule that is broken, where it is more than the same operations in the same order."""
 
 
-def asked_of(traces: Traces, channel: Channel) -> Asked:
-    """Return what each member of a channel asks for in each operation: what all have to agree on."""
+def call_signatures(traces: Traces, channel: Channel) -> CallSignatures:
+    """Return for each member of a channel the fields of its calls that all members have to agree on."""
     sides = zip(channel.members, channel.rows, strict=True)
-    return [_asked(traces.traces[rank], rows, is_message=channel.is_message) for rank, rows in sides]
+    return [_signatures_of(traces.traces[rank], rows, is_message=channel.is_message) for rank, rows in sides]
 
 
-def first_disagreement(traces: Traces, channel: Channel, asked: Asked) -> Disagreement | None:
-    """Return the first operation on which members do not agree, None where there is none."""
+def first_disagreement(traces: Traces, channel: Channel, asked: CallSignatures) -> Disagreement | None:
+    """Return the first operation on which members disagree; None if they agree."""
     has_exchange = not channel.is_message and any(_is_exchange(one) for one in set(asked[0]))
     if not has_exchange and all(one == asked[0] for one in asked):
         return None
@@ -64,13 +64,13 @@ def first_disagreement(traces: Traces, channel: Channel, asked: Asked) -> Disagr
 
 
 def _splits(traces: Traces, channel: Channel, number: int) -> Hashable:
-    """Return what an exchange's bytes between its ranks follow from."""
+    """Return a key that determines the bytes between the ranks of an exchange."""
     pairs = zip(channel.members, channel.rows, strict=True)
     records = [(traces.traces[rank].records, rows[number]) for rank, rows in pairs]
     return tuple((int(one.signature[row]), int(one.num_bytes[row])) for one, row in records)
 
 
-def _asked(trace: Trace, rows: Ints, *, is_message: bool) -> list[Hashable]:
+def _signatures_of(trace: Trace, rows: Ints, *, is_message: bool) -> list[Hashable]:
     records = trace.records
     actions = records.action[rows] if is_message else np.full(len(rows), NONE)
     columns = (records.signature[rows], records.num_bytes[rows], actions)
@@ -78,12 +78,12 @@ def _asked(trace: Trace, rows: Ints, *, is_message: bool) -> list[Hashable]:
     asked: list[Hashable] = []
     for row in zip(*(column.tolist() for column in columns), strict=True):
         if row not in known:
-            known[row] = _asked_by(trace, *row, is_message=is_message)
+            known[row] = _signature_of(trace, *row, is_message=is_message)
         asked.append(known[row])
     return asked
 
 
-def _asked_by(trace: Trace, signature: int, num_bytes: int, action: int, *, is_message: bool) -> Hashable:
+def _signature_of(trace: Trace, signature: int, num_bytes: int, action: int, *, is_message: bool) -> Hashable:
     shapes = trace.signatures[signature]
     dtype = next((shape.dtype for shape in (*shapes.inputs, *shapes.outputs)), "")
     if is_message:
@@ -92,7 +92,7 @@ def _asked_by(trace: Trace, signature: int, num_bytes: int, action: int, *, is_m
 
 
 def _broken(at: Sequence[Hashable]) -> str:
-    """Return what ranks have to do that run the same collective and pass different arguments; "" of any others."""
+    """Return the rule for ranks that run the same collective with different arguments; "" otherwise."""
     asked = [one for one in at if isinstance(one, tuple)]
     if len(asked) < len(at) or len({one[0] for one in asked}) > 1:
         return ""
@@ -109,7 +109,7 @@ def _is_exchange(asked: Hashable) -> bool:
 
 
 def _carried(action: str) -> Hashable:
-    """Return which stage's output or gradient of which microbatch a pipeline's message carries."""
+    """Return the stage and microbatch whose output or gradient a pipeline's message carries."""
     found: tuple[Action, ...] = parse_cell(action)
     if len(found) != 1 or not found[0].kind.startswith(("SEND", "RECV")):
         return None
@@ -119,9 +119,9 @@ def _carried(action: str) -> Hashable:
 
 
 def _unequal_pair(traces: Traces, channel: Channel, number: int) -> Disagreement | None:
-    """Return the disagreement of an exchange in which a rank does not send what another expects of it.
+    """Return the disagreement of an exchange in which a rank does not send the bytes that another expects.
 
-    Only pairs are compared whose ranks were both traced: a representative's splits are those of its own place.
+    Only pairs of traced ranks are compared: a representative's splits are those of its own position.
     """
     exchanged = {
         rank: _exchange(traces.traces[rank], int(rows[number]))
@@ -139,7 +139,7 @@ def _unequal_pair(traces: Traces, channel: Channel, number: int) -> Disagreement
     sent, expected = exchanged[sender][0][receiver], exchanged[receiver][1][sender]
     pair = f"rank {sender} sends {sent:,} bytes to rank {receiver}, which expects {expected:,} from it"
     at = _deviations(channel.members, unequal, exchanged)
-    return Disagreement(channel, number, at, f"send what the others expect ({pair})")
+    return Disagreement(channel, number, at, f"send the bytes that the others expect ({pair})")
 
 
 _Exchanged = Mapping[int, int]
@@ -157,9 +157,9 @@ def _exchange(trace: Trace, record: int) -> tuple[_Exchanged, _Exchanged]:
 def _deviations(
     members: Sequence[int], unequal: Sequence[tuple[int, int]], exchanged: Mapping[int, tuple[_Exchanged, _Exchanged]]
 ) -> tuple[Hashable, ...]:
-    """Return for each member what tells it from the others: how many unequal pairs it is in, 0 where it is no suspect.
+    """Return for each member the number of unequal pairs it is in; 0 if it is no suspect.
 
-    Suspects are those in most of these pairs, and of them those that send or receive other sizes than most members do.
+    Suspects are in the most of these pairs; of them, those that send or receive other sizes than most members.
     """
     counts = [sum(rank in pair for pair in unequal) for rank in members]
     most = [count if count == max(counts) else 0 for count in counts]

@@ -1,11 +1,11 @@
-"""races(): tensors of one rank's step that two streams, or a stream and a collective, use in no defined order.
+"""races_of(): tensors of one rank's step that two streams, or a stream and a collective, use in no defined order.
 
-Each stream runs its records in order, and so does each group's communication. What orders two of them is an event that
-one records and another waits for, a wait for a collective, or the host that waits for either: a vector clock holds, for
-each stream and group, the last record of every other one that is known to have finished (as FastTrack by Flanagan and
-Freund, 2009, does for threads). Two uses of one storage that are not ordered, one of which writes, are a race; so is
-memory that its own stream can hand out again while another stream still uses it. Not reported: two collectives on one
-tensor, and what only the next step uses.
+Each stream runs its records in order, and so does each group's communication. Two of them are ordered by an event that
+one records and the other waits for, by a wait for a collective, or by the host that waits for either. A vector clock
+holds for each stream and group the last record of every other one that is known to have finished (as FastTrack by
+Flanagan and Freund, 2009, does for threads). A race is two unordered uses of one storage, one of which writes, or
+memory that its own stream can reuse while another stream still uses it. Ignored: two collectives on one tensor, and
+uses in the next step.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.simulator.checks.places import COMMUNICATION
+from meshwright.simulator.checks.describe import COMMUNICATION
 from meshwright.spec.trace.problem import RaceKind
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 
 _Clock = list[int]
 _RECORD_STREAM = "aten.record_stream"
-"""The operator by which a program makes the allocator wait for another stream."""
+"""The operator that makes the allocator wait for another stream."""
 _NEVER = -1
 
 
@@ -34,9 +34,9 @@ class Race:
 
     kind: RaceKind
     first: int
-    """The collective that is not waited for, or the earlier of the two uses."""
+    """The collective without a wait, or the earlier of the two uses."""
     second: int
-    """The use that is not ordered after it; -1 of a collective whose tensors are used no more in the step."""
+    """The use that is not ordered after it; -1 for a collective whose tensors are not used again in the step."""
 
 
 def races_of(trace: Trace) -> tuple[Race, ...]:
@@ -45,7 +45,7 @@ def races_of(trace: Trace) -> tuple[Race, ...]:
 
 
 class _Finished(NamedTuple):
-    """What has finished when `thread` reaches record `row`, itself included."""
+    """The records that have finished when `thread` reaches record `row`, itself included."""
 
     thread: int
     row: int
@@ -60,7 +60,7 @@ class _Detector:
         self._thread, self._count = _threads(trace, self._is_communication)
         self._stream_of_record = np.searchsorted(self._streams, records.stream)
         self._clocks = [[_NEVER] * self._count for _ in range(self._count)]
-        """Those of streams hold what the host has waited for, too."""
+        """Those of streams include the records for which the host has waited."""
         self._events: dict[int, _Finished] = {}
         self._works: dict[int, _Finished] = {}
         self._is_waited: set[int] = set()
@@ -96,7 +96,7 @@ class _Detector:
         return np.where(np.isin(streams, self._streams), np.searchsorted(self._streams, streams), _NEVER)
 
     def _shared(self) -> NDArray[np.bool_]:
-        """Return which storages more than one thread uses, or another than the stream that they were made on."""
+        """Return which storages are used by several threads, or by another than the stream that allocated them."""
         uses, storages = self._trace.uses, self._trace.storages
         owner = np.where(storages.allocated_at == NONE, _NEVER, self._stream_of_storage)
         first = np.full(len(storages), _NEVER, np.int64)
@@ -106,14 +106,14 @@ class _Detector:
         return np.asarray(found, np.bool_)
 
     def _frees(self) -> dict[int, list[int]]:
-        """Return by record the storages whose memory it may get: the first allocation on their stream since the free.
+        """Return by record the storages whose memory it may reuse: the first allocation on their stream since the free.
 
-        Not those whose other streams the program has named by record_stream.
+        Storages with a record_stream() are excluded.
         """
         storages, records = self._trace.storages, self._trace.records
-        is_told = np.array([*(one.op.startswith(_RECORD_STREAM) for one in self._trace.signatures), False])
+        is_recorded = np.array([*(one.op.startswith(_RECORD_STREAM) for one in self._trace.signatures), False])
         is_freed = self._is_shared & (storages.freed_at != NONE)
-        is_freed[self._trace.uses.storage[is_told[records.signature[self._trace.uses.record]]]] = False
+        is_freed[self._trace.uses.storage[is_recorded[records.signature[self._trace.uses.record]]]] = False
         found: dict[int, list[int]] = defaultdict(list)
         for stream in np.unique(storages.stream).tolist():
             is_here = storages.stream == stream
@@ -127,7 +127,7 @@ class _Detector:
         return found
 
     def _synchronize(self, row: int) -> None:
-        """Follow what one record orders."""
+        """Update the clocks for one record that synchronizes."""
         records, stream = self._trace.records, int(self._stream_of_record[row])
         kind, event, work = int(records.kind[row]), int(records.event[row]), int(records.work[row])
         if kind == RecordKind.RECORD_EVENT:
@@ -155,8 +155,8 @@ class _Detector:
         return _Finished(stream, row, clock)
 
     def _order(self, thread: int, finished: _Finished | None) -> None:
-        """Let what `thread` does next follow what has finished; None for what is not of this step."""
-        # Who knows a record of a thread knows all that was known there.
+        """Order the next record of `thread` after finished ones; None for those of an earlier step."""
+        # A clock that includes a record also includes its clock.
         if finished is not None and self._clocks[thread][finished.thread] < finished.row:
             self._clocks[thread] = [
                 one if one > other else other for one, other in zip(self._clocks[thread], finished.clock, strict=True)
@@ -174,7 +174,7 @@ class _Detector:
         used[thread] = (max(use, row), row if writes else write)
 
     def _free(self, storage: int, row: int) -> None:
-        """Notice that other streams use memory which its own stream may hand out again at a record."""
+        """Check other streams' uses of memory that its own stream may reuse at a record."""
         stream = int(self._stream_of_storage[storage])
         for other, (last_use, _) in self._accesses.pop(storage, {}).items():
             if stream == _NEVER or other == stream or self._is_communication[last_use]:
@@ -183,20 +183,20 @@ class _Detector:
                 self._found.setdefault(last_use, Race("freed across streams", last_use, row))
 
     def _kind(self, first: int, second: int) -> RaceKind:
-        """Return what is missing between two uses."""
+        """Return the kind of race between two uses."""
         if not self._is_communication[first]:
             return "across streams"
         records = self._trace.records
         waits = np.flatnonzero((records.kind == RecordKind.WAIT) & (records.work == records.work[first]))
         if not len(waits):
             return "never waited for"
-        # Another stream than that of the second use has waited.
+        # If there is an earlier wait, it was on another stream.
         return "across streams" if waits[0] < second else "used before its wait"
 
     def _never_used(self) -> Iterator[Race]:
-        """Yield communication that nothing waits for and whose tensors are not used again in the step.
+        """Yield communication without a wait whose tensors are not used again in the step.
 
-        A program that waits for works of the step before leaves those of this one to the next.
+        A program that waits for works of the previous step leaves those of this step to the next.
         """
         if self._waits_for_earlier:
             return
@@ -207,9 +207,9 @@ class _Detector:
 
 
 def _threads(trace: Trace, is_communication: NDArray[np.bool_]) -> tuple[Ints, int]:
-    """Return for each record which of the things that run in order of their own it is part of, and how many there are.
+    """Return the in-order queue ("thread") of each record, and how many there are.
 
-    The streams come first; then the communication of each group, and for messages of each of its ranks.
+    The streams come first, then the communication of each group, and of messages that with each peer.
     """
     records = trace.records
     streams, thread = np.unique(records.stream, return_inverse=True)

@@ -1,9 +1,9 @@
-"""grouped(): ranks of a fully traced program that do the same, in classes, so that each class is simulated once.
+"""group_equivalent(): ranks of a fully traced program in classes that do the same, so that each is simulated once.
 
-Two ranks are in one class if their traces are equal up to the numbers of ranks, if each group of the one has ranks of
-the same classes at the same distances as that of the other, and if their messages go to and come from ranks of the same
-classes at the same distance: the coarsest such partition is found by refinement, from equal traces on, until no class
-splits any further (color refinement). What a representative waits for is then what every rank of its class waits for.
+Two ranks are in one class if their traces are equal up to rank numbers, and if their groups, and the peers of their
+messages, have ranks of the same classes at the same distances. The coarsest such partition is found by color
+refinement: start from equal traces and split until no class splits further. A representative then waits for the same as
+every rank of its class.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from meshwright.spec.trace.trace_order import fingerprint
 from meshwright.spec.trace.traces import Traces
 
 
-def grouped(traces: Traces) -> Traces:
-    """Return the traces of the first rank of each class; those given are of every rank, or come back as they are."""
+def group_equivalent(traces: Traces) -> Traces:
+    """Return the traces of the first rank of each class; traces that are not of every rank are returned unchanged."""
     if len(traces.traces) < traces.world_size:
         return traces
     labels = _numbered([fingerprint(traces.traces[rank]) for rank in range(traces.world_size)])
     peers = [_peers(traces.traces[rank]) for rank in range(traces.world_size)]
     while True:
-        of_label = _first_of_label(labels)
+        of_label = first_of_label(labels)
         refined = _numbered([_role(traces.traces[rank], of_label, peers[rank]) for rank in range(traces.world_size)])
         if refined.max() == labels.max():
             break
         labels = refined
-    class_of_rank = _first_of_label(labels)
+    class_of_rank = first_of_label(labels)
     return Traces(
         traces.world_size, {rank: traces.traces[rank] for rank in np.unique(class_of_rank).tolist()}, class_of_rank
     )
 
 
 def _role(trace: Trace, class_of_rank: Ints, peers: list[tuple[int, int]]) -> Hashable:
-    """Return a rank's class, and the classes of the ranks in its groups and at the other end of its messages."""
+    """Return the classes of a rank, of the ranks of its groups and of its peers."""
     groups = tuple(group_key(trace, group, class_of_rank) for group in range(len(trace.groups)))
     rank, count = trace.traced.rank, trace.traced.world_size
     messages = tuple((kind, int(class_of_rank[peer]), (peer - rank) % count) for kind, peer in peers)
@@ -57,7 +57,7 @@ def _numbered(keys: list[Hashable]) -> Ints:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def _first_of_label(labels: Ints) -> Ints:
+def first_of_label(labels: Ints) -> Ints:
     """Return for each rank the first one with its label."""
     _, first, where = np.unique(labels, return_index=True, return_inverse=True)
     return np.asarray(first[where.ravel()], np.int64)

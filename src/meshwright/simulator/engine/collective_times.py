@@ -1,14 +1,13 @@
-"""How long collectives and messages take, and how much of the links: by the cost library's formulas, for exact ranks.
+"""Duration and link load of communication ops, by the formulas of the cost library for the exact ranks.
 
     seconds = latency + bytes / rate            alone on its links
-    load    = rate / what the link carries      of the link inside the domain and of the network, each at most 1
+    load    = rate / capacity                   of the link inside the domain and of the network, each at most 1
 
-so that the link that sets the pace is used in full, and the other one to the extent that it has to keep up. Where every
-pair of a domain's devices has a link of its own, a rank has a link to each of its peers. Between pods of an
-oversubscribed network, the two directions of each pod are links as well, which all of its devices share; of P2P the
-borders between the positions of its own two ranks count (hops.py). Sources and what is ignored:
-cost/communication/collective.py,
-all_to_all.py, point_to_point.py. A broadcast or scatter takes as long as an all-gather.
+The bottleneck link is fully used, the other one in proportion. Where every pair of a domain's devices has a direct
+link, a rank has one link to each peer. Between pods of an oversubscribed network, each pod has two links to the spine,
+in and out, which all its devices share; of P2P only the pod borders between its own two ranks count. A broadcast or
+scatter costs as much as an all-gather. Sources and what is ignored: cost/communication/collective.py, all_to_all.py,
+point_to_point.py.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from meshwright.cost.rates import architecture_of
 from meshwright.cost.stack_factors import StackFactors, Stacks, is_omni_path
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import UnsupportedError
-from meshwright.simulator.engine.hops import PodWays, hops_of, pod_ways_of, spine_of_hops
+from meshwright.simulator.engine.channel_instances import PodWays, hops_of, pod_ways_of, spine_of_hops
 from meshwright.simulator.engine.matching import Channel, CommOps
-from meshwright.simulator.engine.peers import Peers, peers_of
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.trace.trace import Ints, Trace
 from meshwright.spec.trace.traces import Traces
@@ -60,32 +58,32 @@ _KIND_OF_NAME = {
     "reduce": "all-reduce",
     "barrier": "all-reduce",
 }
-"""By what the operator's name, without underscores, has in it; the first that fits."""
+"""Kind by substring of the operator's name without underscores; the first match counts."""
 
 
 @dataclass(frozen=True)
 class CommOpTimes:
-    """One element a communication op."""
+    """Durations and loads; one element a communication op."""
 
     latency_s: Floats
     """Before the first byte arrives."""
     wire_s: Floats
-    """That its bytes take, alone on their links."""
+    """Transfer time of its bytes, alone on their links."""
     inside: Floats
-    """Share of each member's link inside the domain that it then takes."""
+    """Load of each member's link inside the domain meanwhile."""
     network: Floats
-    """Share of each member's network card."""
+    """Load of each member's network card."""
     spine: Floats
-    """Share of the busiest way out of or into a pod."""
+    """Load of the busiest link between a pod and the spine."""
     pod_ways: Mapping[int, PodWays] = field(default_factory=dict)
-    """By channel; a channel that stays inside of pods has none."""
+    """By channel; a channel inside pods has none."""
     peers: Mapping[int, Peers] = field(default_factory=dict)
-    """By channel, where every pair of devices has a link of its own; else all of a rank's peers share one."""
+    """By channel, where every pair of devices has a direct link; else a rank's peers share one."""
 
 
 def comm_op_times(traces: Traces, comm_ops: CommOps, cluster: Cluster) -> CommOpTimes:
-    """Return what each comm op takes on `cluster`; raises UnsupportedError for an operator that nobody knows, or
-    where ranks meet over a link without a rate.
+    """Return the times of all comm ops on `cluster`; raises UnsupportedError for an unknown operator, or for ranks that
+    communicate over a link without a rate.
     """
     fabric = reached_fabric(cluster)
     columns = np.zeros((5, len(comm_ops)))
@@ -103,12 +101,12 @@ def comm_op_times(traces: Traces, comm_ops: CommOps, cluster: Cluster) -> CommOp
 
 
 def reached_fabric(cluster: Cluster) -> Fabric:
-    """Return the cluster's links as our own stack reaches them: the planner's, by the same constants."""
+    """Return the cluster's links at the rates that our stack achieves: the planner's constants."""
     return our_stack_on(cluster).slowed(fabric_of(cluster, FabricConstants()), fitted_constants())
 
 
 def our_stack_on(cluster: Cluster) -> Stacks:
-    """Return what our own stack is on the cluster's devices."""
+    """Return the factors of our own stack on the cluster's devices."""
     stack, device = load_stack(OURS), cluster.device
     return Stacks(
         StackFactors(np.array(stack.compute), np.array(stack.communication), np.array(stack.overhead)),
@@ -119,7 +117,7 @@ def our_stack_on(cluster: Cluster) -> Stacks:
 
 
 def group_at(ranks: tuple[int, ...], fabric: Fabric) -> Group:
-    """Return where exactly these ranks lie, one device a rank in their order."""
+    """Return the position of these ranks in the cluster, one device a rank in their order."""
     places = np.sort(np.array(ranks))
     num_domains = len(np.unique(places // int(fabric.domain_size)))
     stride = (places[-1] - places[0]) / max(len(places) - 1, 1)
@@ -127,17 +125,19 @@ def group_at(ranks: tuple[int, ...], fabric: Fabric) -> Group:
 
 
 def kind_of(op: str) -> str:
-    """Return what kind of collective an operator is; raises UnsupportedError for one that nobody knows."""
+    """Return what kind of collective an operator is; raises UnsupportedError for an unknown one."""
     name = op.split("::")[-1].split(".")[1].replace("_", "") if "." in op else op.replace("_", "")
     for part, kind in _KIND_OF_NAME.items():
         if part in name:
             return kind
     known = ", ".join(_KIND_OF_NAME)
-    raise UnsupportedError(f"collective {op} has no formula: those with {known} in their names have; use one of them")
+    raise UnsupportedError(
+        f"collective {op}: no cost formula; known are those with {known} in their names: use one of them"
+    )
 
 
 def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
-    """Return the columns of CommOpTimes [5, comm_ops] of a channel of messages, and its ways between pods."""
+    """Return the columns of CommOpTimes [5, comm_ops] of a channel of messages, and its links between pods."""
     num_bytes, hops = _num_bytes(channel, traces), hops_of(channel, traces)
     domains = hops // int(fabric.domain_size)
     crosses = bool((domains[:, 0] != domains[:, 1]).any())
@@ -150,7 +150,7 @@ def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Fl
 
 
 def _collective_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
-    """Return the same of a channel of collectives."""
+    """Return the same for a channel of collectives."""
     num_bytes, kinds = _num_bytes(channel, traces), _kinds(channel, traces)
     group = group_at(channel.ranks, fabric)
     require_links(group, fabric)
@@ -163,7 +163,7 @@ def _collective_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple
 
 
 def _num_bytes(channel: Channel, traces: Traces) -> Floats:
-    """Return the bytes of each of a channel's comm ops: of an uneven all-to-all those of the rank that has most."""
+    """Return the bytes of each of a channel's comm ops; of an uneven all-to-all the maximum over ranks."""
     num_bytes = np.zeros(channel.num_comm_ops)
     for rank, rows in zip(channel.members, channel.rows, strict=True):
         own = traces.traces[rank].records.num_bytes[rows]
@@ -183,7 +183,7 @@ def _longest(channel: Channel, traces: Traces) -> tuple[Ints, Trace]:
 
 
 def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
-    """Return latency, seconds on the wire, and shares of the links inside, between domains and pods [5, comm_ops]."""
+    """Return latency, transfer time, and loads inside domains, between domains and between pods [5, comm_ops]."""
     formula = _FORMULAS[kind]
     whole_s = np.broadcast_to(formula(num_bytes, group, fabric), num_bytes.shape)
     latency_s = np.minimum(formula(np.zeros_like(num_bytes), group, fabric), whole_s)
@@ -191,7 +191,7 @@ def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Float
 
 
 def _loads(kind: str, group: Group, fabric: Fabric) -> tuple[float, float, float]:
-    """Return which share each member takes of its link inside the domain, its network card and its pod's way out."""
+    """Return the load of each member's link inside the domain, of its network card and of its pod's link."""
     if kind == "all-to-all":
         shares, crossing = spread_shares(group, fabric), spread_crossing(group, fabric)
     else:
@@ -201,6 +201,26 @@ def _loads(kind: str, group: Group, fabric: Fabric) -> tuple[float, float, float
 
 
 def _network_shares(share: float, crossing: float, fabric: Fabric) -> tuple[float, float]:
-    """Return the shares of a rank's network card and of its pod's way out, given that of the slower of the two."""
+    """Return the loads of a rank's network card and of its pod's link, given that of the slower of the two."""
     on_spine = float(fabric.oversubscription) * crossing
     return share / max(1.0, on_spine), share * min(1.0, on_spine)
+
+
+Peers = tuple[tuple[int, ...], ...]
+"""For each member of a channel its peers in the same domain."""
+
+
+def peers_of(channel: Channel, traces: Traces, domain_size: int) -> Peers:
+    """Return for each member the other ranks of its own group inside its domain, not those of sibling groups."""
+    found = []
+    for member, rows in zip(channel.members, channel.rows, strict=True):
+        trace = traces.traces[member]
+        if not len(rows):
+            others: tuple[int, ...] = ()
+        elif channel.is_message:
+            others = (int(trace.records.peer[rows[0]]),)
+        else:
+            others = trace.groups[trace.records.group[rows[0]]]
+        inside = member // domain_size
+        found.append(tuple(other for other in others if other != member and other // domain_size == inside))
+    return tuple(found)

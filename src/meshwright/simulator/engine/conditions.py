@@ -1,14 +1,18 @@
-"""Conditions: what makes one step differ from the next: jitter, ranks that are slow, faults.
+"""Conditions: what distinguishes one step from the next: jitter, slow ranks, faults.
 
-    seconds of an operation = its cost x the fault's factor x noise of its rank (noise.py)
+    seconds of an operation = its cost x the fault's factor x noise
+    noise = exp(jitter x z - jitter^2 / 2) x rank factor,  rank factor = exp(spread x |z|)
 
-A fault concerns all ranks that a representative stands for, until apart() gives its rank a program of its own. Ignored:
-that slow moments of one rank come together.
+with z from a standard normal distribution, so that jitter leaves the mean unchanged. Every rank and stream, and every
+group and direction of messages, draws from a generator of its own, seeded by its identity: what a rank draws depends
+neither on which ranks were traced nor on their classes. A fault affects all ranks of a class, until split_classes()
+separates its rank. Ignored: correlation between slow moments of one rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,19 +22,20 @@ from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import RecordTimes
 from meshwright.spec.trace.fault import Fault
+from meshwright.spec.trace.timeline import Floats
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a step departs from the usual one; the same seed gives the same step."""
+    """Deviations of a step from the nominal one; the same seed gives the same step."""
 
     seed: int = 0
     jitter: float = 0.0
     """Standard deviation of the logarithm of each operation's, collective's and message's time."""
     rank_spread: float = 0.0
-    """That of the ranks' slowness."""
+    """Spread of the rank factors, in the same unit."""
     faults: tuple[Fault, ...] = ()
     has_expandable_segments: bool = True
     """Whether the allocator's segments grow (PYTORCH_ALLOC_CONF), as the trainer sets it."""
@@ -47,13 +52,13 @@ class Conditions:
 
 
 USUAL = Conditions()
-"""Every cost as the cost library has it."""
+"""Nominal costs."""
 
 
 def records_under(
     conditions: Conditions, traces: Traces, record_times: Mapping[int, RecordTimes]
 ) -> dict[int, RecordTimes]:
-    """Return what each representative's records take with the faults of `conditions`."""
+    """Return the durations of each representative's records with the faults of `conditions`."""
     changed = {}
     for rank, times in record_times.items():
         device_s = times.device_s.copy()
@@ -64,12 +69,12 @@ def records_under(
 
 
 def comm_ops_under(conditions: Conditions, traces: Traces, comm_ops: CommOps, times: CommOpTimes) -> CommOpTimes:
-    """Return what each communication op takes with the faults of `conditions`."""
+    """Return the durations of communication ops with the faults of `conditions`."""
     slower = np.ones(len(comm_ops))
     for rank, trace in traces.traces.items():
         for fault in _of(conditions, traces, rank, "slow-link"):
-            met = comm_ops.of_record[rank][_in_phase(fault, trace)]
-            slower[np.unique(met[met != NONE])] *= fault.argument
+            slowed = comm_ops.of_record[rank][_in_phase(fault, trace)]
+            slower[np.unique(slowed[slowed != NONE])] *= fault.argument
     return replace(times, latency_s=times.latency_s * slower, wire_s=times.wire_s * slower)
 
 
@@ -95,25 +100,25 @@ def dropped_by(conditions: Conditions, traces: Traces, rank: int) -> Ints:
 
 
 def _of(conditions: Conditions, traces: Traces, rank: int, kind: str) -> list[Fault]:
-    """Return the faults of a kind that befall a representative's class."""
+    """Return the faults of a kind in a representative's class."""
     found = [fault for fault in conditions.faults if fault.kind == kind]
     for fault in found:
         if fault.rank >= traces.world_size:
             raise ConfigError(
-                f"a fault {kind} befalls rank {fault.rank} of {traces.world_size}: "
-                f"set its rank to {traces.world_size - 1} or less"
+                f"fault {kind}: rank = {fault.rank}: must be less than the world size, {traces.world_size}: "
+                f"use a rank from 0 to {traces.world_size - 1}"
             )
     return [fault for fault in found if int(traces.class_of_rank[fault.rank]) == rank]
 
 
 def _in_phase(fault: Fault, trace: Trace) -> Ints:
-    """Return the records that a fault concerns; raises ConfigError for a phase that the step has not."""
+    """Return the records that a fault affects; raises ConfigError for a phase that the step does not have."""
     if fault.phase is None:
         return np.arange(len(trace.records))
     if fault.phase not in trace.phases:
         raise ConfigError(
-            f"a fault {fault.kind} befalls phase {fault.phase!r}, which the step of rank {fault.rank} has not: "
-            f"set its phase to one of {', '.join(trace.phases)}"
+            f"fault {fault.kind}: phase = {fault.phase!r}: the step of rank {fault.rank} has no such phase: "
+            f"use one of {', '.join(trace.phases)}"
         )
     return np.flatnonzero(trace.records.phase == trace.phases.index(fault.phase))
 
@@ -122,7 +127,49 @@ def _nth(fault: Fault, rows: Ints, what: str) -> int:
     number = int(fault.argument)
     if number >= len(rows):
         raise ConfigError(
-            f"a fault {fault.kind} of rank {fault.rank} has argument {number}, but there are {len(rows)} {what}: "
-            f"set it to less than {len(rows)}"
+            f"fault {fault.kind}: argument = {number}: rank {fault.rank} has {len(rows)} {what} there: "
+            f"use a number less than {len(rows)}"
         )
     return int(rows[number])
+
+
+_CHUNK = 256
+"""Draws of each rank at a time: few enough to hold for 1,024 ranks."""
+
+
+class RankNoise:
+    """Noise factors of one stream's operations on some ranks, drawn in order."""
+
+    def __init__(self, conditions: Conditions, rank_factor: Floats, ranks: Ints, stream: int) -> None:
+        self._jitter, self._rank_factor = conditions.jitter, rank_factor
+        self._generators = [np.random.default_rng((conditions.seed, rank, stream)) for rank in ranks.tolist()]
+        self._drawn = np.zeros((0, len(ranks)))
+        self._next = 0
+
+    def next(self) -> Floats:
+        """Return the factors of the next operation [ranks]."""
+        if self._jitter == 0:
+            return self._rank_factor
+        if self._next == len(self._drawn):
+            drawn = np.stack([one.standard_normal(_CHUNK) for one in self._generators], axis=1)
+            self._drawn, self._next = _factors(drawn, self._jitter) * self._rank_factor, 0
+        self._next += 1
+        return np.asarray(self._drawn[self._next - 1])
+
+
+def rank_factors(conditions: Conditions, ranks: Sequence[int]) -> Floats:
+    """Return the factor by which each rank is slower in the whole step [ranks]."""
+    if conditions.rank_spread == 0:
+        return np.ones(len(ranks))
+    drawn = [np.random.default_rng((conditions.seed, rank)).standard_normal() for rank in ranks]
+    return np.exp(conditions.rank_spread * np.abs(drawn))
+
+
+def group_noise(conditions: Conditions, axis: str, ranks: Sequence[int], count: int) -> Floats:
+    """Return noise factors of a group's collectives, or of messages between two ranks, in order [count]."""
+    key = (conditions.seed, zlib.crc32(axis.encode()), len(ranks), ranks[0], ranks[-1])
+    return _factors(np.random.default_rng(key).standard_normal(count), conditions.jitter)
+
+
+def _factors(drawn: Floats, jitter: float) -> Floats:
+    return np.asarray(np.exp(jitter * drawn - jitter**2 / 2))

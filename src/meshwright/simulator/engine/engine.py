@@ -1,16 +1,14 @@
-"""The engine: plays the programs of all ranks at once, and says when each record was.
+"""The discrete-event engine: executes the programs of all ranks and reports when each record started.
 
-    host      hands records to streams in order, as fast as it can; stops where it waits for the device
-    stream    plays its records in order: each begins when the one before has ended and the host has handed it over
-    comm op   a collective or a message: begins when all who take part have come and the channel's last one has ended;
-              the streams that came go on; who waits for it goes on when it ends
+    host      enqueues records on streams in program order, without pause; stops where it waits for the device
+    stream    starts each record when the previous one has ended and the host has enqueued it
+    comm op   (a collective or a message) starts when all its ranks have arrived and the previous op of its channel has
+              finished; the streams that launched it continue at once, and waits for it end when it finishes
 
-A stream needs no clock that others share: it plays on until it waits for a signal that is not there, and goes on, later
-in our time and not in its own, when the signal comes. Only comm ops are played in order of time, since those that are
-under way at once share links (cost/communication/links.py). That order is right because nothing new can begin before
-the next one
-ends: by then all streams have played as far as they could. Nothing is drawn, so that the same programs always end the
-same.
+A stream runs ahead on its own clock until it waits for an event that is not complete, and resumes when the event
+completes. Only communication ops are processed in order of time, since concurrent ones share links
+(cost/communication/links.py). That order is correct: no new op can start before the next one finishes, because all
+streams are blocked or done by then. Nothing is random, so the same programs always give the same result.
 """
 
 from __future__ import annotations
@@ -21,89 +19,89 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshwright.cost.communication.links import Links
-from meshwright.simulator.engine.program import Instruction, Program
-from meshwright.simulator.engine.slowdown import Busy
+from meshwright.simulator.engine.overlap_slowdown import Busy
+from meshwright.simulator.engine.program import Instruction, RankProgram
 from meshwright.spec.trace.timeline import Floats
 
-RUN, WAIT, MARK = int(Instruction.RUN), int(Instruction.WAIT), int(Instruction.MARK)
+RUN, WAIT, RECORD = int(Instruction.RUN), int(Instruction.WAIT), int(Instruction.RECORD)
 PENDING = -1.0
-"""The time of a signal that is not there yet."""
+"""The time of an event that is not complete."""
 
 
-def play(programs: Sequence[Program], table: Table) -> Played:
-    """Return when everything was that could be."""
+def run_programs(programs: Sequence[RankProgram], state: EngineState) -> Execution:
+    """Execute the programs until none can continue, and return when each record started."""
     hosts = tuple(Host(program) for program in programs)
     for host in hosts:
-        host.hand_over(table)
-        table.runnable.append(host)
+        host.enqueue(state)
+        state.runnable.append(host)
     while True:
-        while table.runnable:
-            table.runnable.pop().run(table)
-        ended = table.links.next_end()
-        if ended is None:
+        while state.runnable:
+            state.runnable.pop().run(state)
+        finished = state.links.next_end()
+        if finished is None:
             break
-        comm_op, at_s = ended
-        table.end(comm_op, at_s + _late_s(comm_op, at_s, table, hosts))
-    num_comm_ops = len(table.missing)
-    return Played(hosts, np.array(table.began_at), np.array(table.signal_at[:num_comm_ops]))
+        comm_op, at_s = finished
+        state.finish(comm_op, at_s + _late_s(comm_op, at_s, state, hosts))
+    num_comm_ops = len(state.missing)
+    return Execution(hosts, np.array(state.began_at), np.array(state.completed_at[:num_comm_ops]))
 
 
-def _late_s(comm_op: int, at_s: float, table: Table, hosts: Sequence[Host]) -> float:
-    """Return by how much a comm op is late since its ranks computed next to it; their computing is then late, too."""
-    began_s, late_s = table.began_at[comm_op], 0.0
-    for member in table.members[comm_op]:
+def _late_s(comm_op: int, at_s: float, state: EngineState, hosts: Sequence[Host]) -> float:
+    """Return the delay of a comm op whose ranks computed at the same time, and delay their computation."""
+    began_s, late_s = state.began_at[comm_op], 0.0
+    for member in state.members[comm_op]:
         default = hosts[member].streams[0]
         if default.now_s > began_s:
-            late_s = max(late_s, default.slow_down(comm_op, began_s, at_s, table.slowdown))
+            late_s = max(late_s, default.slow_down(comm_op, began_s, at_s, state.slowdown))
     return late_s
 
 
 @dataclass
-class Table:
-    """Where ranks meet: signals that came, communication ops that fill, and who can go on."""
+class EngineState:
+    """Events, pending communication ops, and the streams and hosts that can continue."""
 
     links: Links
-    signal_at: list[float]
-    """When each signal came. The first are the ends of communication ops."""
+    completed_at: list[float]
+    """When each event completed. The first are the ends of communication ops."""
     missing: list[int]
-    """How many have yet to come to each communication op."""
+    """Ranks that have yet to arrive at each communication op."""
     is_last: list[bool]
-    """Whether a communication op is its channel's last; else the next one has the next number."""
+    """Whether a communication op is the last of its channel; else the next one has the next number."""
     is_first: list[bool]
     members: list[tuple[int, ...]]
-    """Programs that take part in each communication op."""
+    """Positions of the programs that take part in each communication op."""
     slowdown: float
-    """Of computing and communicating at once, as slowdown.py has it."""
-    came_at: list[float]
-    """When the last of those who are there came."""
+    """Of concurrent computation and communication (overlap_slowdown.py)."""
+    arrived_at: list[float]
+    """When the last rank so far arrived."""
     began_at: list[float]
     waiting: dict[int, list[Stream | Host]] = field(default_factory=dict)
     runnable: list[Stream | Host] = field(default_factory=list)
 
-    def give(self, signal: int, at_s: float) -> None:
-        """Let a signal come, and go on who waited for it."""
-        self.signal_at[signal] = at_s
-        if signal in self.waiting:
-            self.runnable.extend(self.waiting.pop(signal))
+    def complete(self, event: int, at_s: float) -> None:
+        """Complete an event and wake its waiters."""
+        self.completed_at[event] = at_s
+        if event in self.waiting:
+            self.runnable.extend(self.waiting.pop(event))
 
-    def come(self, comm_op: int, at_s: float) -> None:
-        """Let one more come to a communication op, which begins if nobody is missing."""
+    def arrive(self, comm_op: int, at_s: float) -> None:
+        """Count one more rank at a communication op, and start the op if it is ready."""
         self.missing[comm_op] -= 1
-        if at_s > self.came_at[comm_op]:
-            self.came_at[comm_op] = at_s
-        if self.missing[comm_op] == 0 and (self.is_first[comm_op] or self.signal_at[comm_op - 1] >= 0.0):
+        if at_s > self.arrived_at[comm_op]:
+            self.arrived_at[comm_op] = at_s
+        if self.missing[comm_op] == 0 and (self.is_first[comm_op] or self.completed_at[comm_op - 1] >= 0.0):
             self._begin(comm_op)
 
-    def end(self, comm_op: int, at_s: float) -> None:
-        """Let a communication op end, and the next of its channel begin if all are there."""
-        self.give(comm_op, at_s)
+    def finish(self, comm_op: int, at_s: float) -> None:
+        """Finish a communication op, and start the next of its channel if all its ranks have arrived."""
+        self.complete(comm_op, at_s)
         if not self.is_last[comm_op] and self.missing[comm_op + 1] == 0:
             self._begin(comm_op + 1)
 
     def _begin(self, comm_op: int) -> None:
-        at_s = self.came_at[comm_op]
+        at_s = self.arrived_at[comm_op]
         if not self.is_first[comm_op]:
-            at_s = max(at_s, self.signal_at[comm_op - 1])
+            at_s = max(at_s, self.completed_at[comm_op - 1])
         self.began_at[comm_op] = at_s
         self.links.start(comm_op, at_s)
 
@@ -111,63 +109,63 @@ class Table:
 class Stream:
     """One stream of one rank."""
 
-    def __init__(self, program: Program, number: int) -> None:
+    def __init__(self, program: RankProgram, number: int) -> None:
         self.number, self.records = number, np.flatnonzero(program.stream == number)
         self.issued_s = np.cumsum(program.times.host_s)[self.records]
-        """When the host hands over each record, had it never stopped."""
+        """When the host enqueues each record if it never stops."""
         self.instructions = program.instruction[self.records].tolist()
-        self.signals = program.signal[self.records].tolist()
+        self.events = program.event[self.records].tolist()
         self.seconds = program.times.device_s[self.records].tolist()
-        self.handed_at: list[float] = []
-        """When the host handed over each record so far."""
-        self.played_at: list[float] = []
-        """When each record so far began, or went on after its wait."""
+        self.enqueued_at: list[float] = []
+        """When the host enqueued each record so far."""
+        self.started_at: list[float] = []
+        """When each record so far started; for a wait, when it ended."""
         self.now_s = 0.0
-        """The end of what was played."""
-        self.busy = Busy(self.seconds, self.played_at)
+        """The end of the last record so far."""
+        self.busy = Busy(self.seconds, self.started_at)
         self.late_s: dict[int, float] = {}
-        """By how much what ran next to communication ended later, by the place of the last record then played."""
+        """Delays from concurrent communication, by the position of the record after which they count."""
         self.slowed_by: dict[int, int] = {}
-        """The last communication op that made it so."""
+        """The last communication op that caused each delay."""
 
-    def hand_over(self, until: int, stopped_s: float) -> None:
-        """Take all records before `until`, a position in the trace, from a host that had stopped for so long."""
-        first = len(self.handed_at)
-        self.handed_at.extend((self.issued_s[first : np.searchsorted(self.records, until)] + stopped_s).tolist())
+    def enqueue(self, until: int, stopped_s: float) -> None:
+        """Enqueue all records before `until`, a position in the trace, after `stopped_s` of stops."""
+        first = len(self.enqueued_at)
+        self.enqueued_at.extend((self.issued_s[first : np.searchsorted(self.records, until)] + stopped_s).tolist())
 
-    def run(self, table: Table) -> None:
-        """Play on until a signal is missing or the host has handed over no more."""
-        instructions, signals, seconds, signal_at = self.instructions, self.signals, self.seconds, table.signal_at
-        handed_at, played_at, now_s = self.handed_at, self.played_at, self.now_s
-        for place in range(len(played_at), len(handed_at)):
-            at_s = handed_at[place]
+    def run(self, state: EngineState) -> None:
+        """Run until an event is not complete or no enqueued record is left."""
+        instructions, events, seconds, completed_at = self.instructions, self.events, self.seconds, state.completed_at
+        enqueued_at, started_at, now_s = self.enqueued_at, self.started_at, self.now_s
+        for place in range(len(started_at), len(enqueued_at)):
+            at_s = enqueued_at[place]
             if at_s > now_s:
                 now_s = at_s
             instruction = instructions[place]
             if instruction == RUN:
-                played_at.append(now_s)
+                started_at.append(now_s)
                 now_s += seconds[place]
                 continue
-            signal = signals[place]
+            event = events[place]
             if instruction == WAIT:
-                at_s = signal_at[signal]
+                at_s = completed_at[event]
                 if at_s == PENDING:
-                    table.waiting.setdefault(signal, []).append(self)
+                    state.waiting.setdefault(event, []).append(self)
                     break
                 if at_s > now_s:
                     now_s = at_s
-            elif instruction == MARK:
-                table.give(signal, now_s)
+            elif instruction == RECORD:
+                state.complete(event, now_s)
             else:
-                table.come(signal, now_s)
-            played_at.append(now_s)
+                state.arrive(event, now_s)
+            started_at.append(now_s)
             now_s += seconds[place]
         self.now_s = now_s
 
     def slow_down(self, comm_op: int, start_s: float, end_s: float, slowdown: float) -> float:
-        """Return by how much what it plays next is late, since a communication op ran between these times."""
+        """Delay the next record, since a communication op ran between these times; return the delay."""
         late_s = slowdown * self.busy.between(start_s, end_s)
-        last = len(self.played_at) - 1
+        last = len(self.started_at) - 1
         self.late_s[last] = self.late_s.get(last, 0.0) + late_s
         self.slowed_by[last] = comm_op
         self.now_s += late_s
@@ -175,52 +173,52 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """Return whether all records were played."""
-        return len(self.played_at) == len(self.records)
+        """Return whether all records have started."""
+        return len(self.started_at) == len(self.records)
 
 
 class Host:
     """One rank's host."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: RankProgram) -> None:
         self.rank, self.host_s = program.rank, program.times.host_s
         self.streams = [Stream(program, number) for number in np.unique(program.stream).tolist()]
         self.issued_s = np.cumsum(self.host_s)
-        """When it has handed over each record, had it never stopped."""
-        self.instruction, self.num_handed = program.instruction, program.num_handed
+        """When it has enqueued each record if it never stops."""
+        self.instruction, self.num_enqueued = program.instruction, program.num_enqueued
         self.syncs = [*program.syncs, (len(program.stream) - 1, -1)]
         self.stops: list[tuple[float, float]] = []
-        """From when to when it waited for the device at each sync so far."""
+        """Start and end of its wait for the device at each sync so far."""
         self.stopped_s = 0.0
         self._next = 0
 
-    def run(self, table: Table) -> None:
-        """Go on after a sync, if its signal is there."""
+    def run(self, state: EngineState) -> None:
+        """Continue after each sync whose event is complete."""
         while not self.is_done:
-            record, signal = self.syncs[self._next]
-            if record >= self.num_handed:
+            record, event = self.syncs[self._next]
+            if record >= self.num_enqueued:
                 return
-            ready_s = table.signal_at[signal]
+            ready_s = state.completed_at[event]
             if ready_s == PENDING:
-                table.waiting.setdefault(signal, []).append(self)
+                state.waiting.setdefault(event, []).append(self)
                 return
             here_s = float(self.issued_s[record]) + self.stopped_s
             there_s = max(here_s, ready_s)
             self.stops.append((here_s, there_s))
             self.stopped_s += there_s - here_s
             self._next += 1
-            self.hand_over(table)
+            self.enqueue(state)
 
-    def hand_over(self, table: Table) -> None:
-        """Hand over all records up to the next sync."""
-        until = min(self.syncs[self._next][0] + 1, self.num_handed)
+    def enqueue(self, state: EngineState) -> None:
+        """Enqueue all records up to the next sync."""
+        until = min(self.syncs[self._next][0] + 1, self.num_enqueued)
         for stream in self.streams:
-            stream.hand_over(until, self.stopped_s)
-        table.runnable.extend(self.streams)
+            stream.enqueue(until, self.stopped_s)
+        state.runnable.extend(self.streams)
 
     def has_passed(self, record: int) -> bool:
-        """Return whether the record's stream has played it."""
-        return any(record in one.records[: len(one.played_at)] for one in self.streams)
+        """Return whether a record has started on its stream."""
+        return any(record in one.records[: len(one.started_at)] for one in self.streams)
 
     @property
     def is_done(self) -> bool:
@@ -229,24 +227,24 @@ class Host:
 
     @property
     def end_s(self) -> float:
-        """Return when it handed over its last record."""
+        """Return when it enqueued its last record."""
         return (float(self.issued_s[-1]) if len(self.issued_s) else 0.0) + self.stopped_s
 
 
 @dataclass(frozen=True)
-class Played:
-    """What came of it."""
+class Execution:
+    """Times of all records and communication ops; incomplete in a deadlock."""
 
     hosts: tuple[Host, ...]
     """With their streams, in the order of the programs."""
     began_at: Floats
-    """When each communication op began; -1 of one that never did [comm_ops]."""
+    """When each communication op started; -1 if it never did [comm_ops]."""
     ended_at: Floats
     """[comm_ops]"""
     seen: Mapping[int, tuple[Floats, Floats]] = field(default_factory=dict)
-    """The same two for a rank whose own times differ from those of other ranks that meet there."""
+    """By rank the same two, where its own times differ from those of its class."""
     last_s: float = 0.0
-    """When the last of all ranks was done, if later than those of `hosts`."""
+    """When the last of all ranks was done, where `hosts` are the first of their classes."""
 
     @property
     def end_s(self) -> float:
@@ -255,10 +253,10 @@ class Played:
         return max(self.last_s, *ends_s)
 
     def times_of(self, rank: int) -> tuple[Floats, Floats]:
-        """Return when each communication op began and ended, as a rank that takes part sees it [comm_ops]."""
+        """Return when each communication op of a rank started and ended [comm_ops]."""
         return self.seen.get(rank, (self.began_at, self.ended_at))
 
     @property
     def is_done(self) -> bool:
-        """Return whether every record was played; else somebody waits for ever."""
+        """Return whether every record has started; else the step deadlocks."""
         return all(host.is_done and all(stream.is_done for stream in host.streams) for host in self.hosts)

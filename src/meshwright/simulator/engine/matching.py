@@ -1,9 +1,9 @@
-"""Which records of different ranks are one comm op: a collective that they take part in, or a message between two.
+"""match(): which records of different ranks are one communication op: a collective, or a message between two ranks.
 
 Collectives of a group are matched by their order in it, messages by their order from one rank to another. Where one
-rank's trace stands for many, its partners are not there; their representatives are. Groups that are alike (the same
-axis, classes of ranks and distances between them) then are one group, in which each class is met once: 16 pipeline
-ranks that stand for 16,384 meet each other as if they were all there were.
+rank's trace represents many, its partners were not traced, but their representatives were. Groups with the same axis,
+classes of ranks and distances between them are then one group, which has each class once: 16 pipeline ranks that
+represent 16,384 communicate as if there were no others.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from meshwright.spec.trace.traces import Traces
 
 @dataclass(frozen=True)
 class Channel:
-    """What happens in an order that all who take part agree on."""
+    """A sequence of communication ops: those of a group, or messages from one rank to another."""
 
     axis: str
     is_message: bool
     ranks: tuple[int, ...]
-    """Of its group as the first representative sees it; sender and receiver of messages."""
+    """The group of the first representative; of messages sender and receiver."""
     group: tuple[int, ...]
     """The whole group, of messages too; empty where the operator names none."""
     members: tuple[int, ...]
-    """Representatives that have to be there: of a message the sender's and the receiver's."""
+    """Representatives that take part; of a message the sender's and the receiver's."""
     first: int
     """Its first communication op; the others have the numbers that follow."""
     num_comm_ops: int
@@ -42,7 +42,7 @@ class CommOps:
 
     channels: tuple[Channel, ...]
     of_record: dict[int, Ints]
-    """For each representative's records the communication op that it is part in; -1 of none [records]."""
+    """For each representative the communication op of each record; -1 for none [records]."""
     channel: Ints
     """[comm_ops]"""
 
@@ -66,7 +66,7 @@ class _Found:
 
 
 def match(traces: Traces) -> CommOps:
-    """Return which records meet; whether all that should be there are is for check() to say."""
+    """Return the communication ops of a step; check() reports those that lack a rank."""
     found: dict[Hashable, _Found] = {}
     for rank, trace in sorted(traces.traces.items()):
         for key, one in (*_collectives(rank, trace, traces), *_messages(rank, trace, traces)):
@@ -111,7 +111,7 @@ def _collectives(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hash
         rows = np.flatnonzero(is_collective & (trace.records.group == group))
         sides = {(rank, int(RecordKind.COLLECTIVE)): rows}
         if group == NONE:
-            # An operator that names no group concerns nobody else.
+            # An operator without a group involves no other rank.
             yield (rank, NONE), _Found("", False, (rank,), (), (rank,), sides)
             continue
         ranks = trace.groups[group]
@@ -140,7 +140,7 @@ def _messages(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashabl
 
 
 def group_key(trace: Trace, group: int, class_of_rank: Ints) -> Hashable:
-    """Return what groups that are alike have in common; of a job whose every rank was traced no two are."""
+    """Return the key that equivalent groups share; if every rank was traced, no two groups do."""
     ranks = np.array(trace.groups[group])
     classes = class_of_rank[ranks]
     return trace.group_names[group], classes.tobytes(), (ranks - ranks[0]).tobytes()

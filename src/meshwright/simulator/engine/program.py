@@ -1,8 +1,12 @@
-"""Program: what one rank plays, as its trace says, made ready for the engine: streams, and the host that feeds them.
+"""RankProgram: the trace of one rank as four instructions on streams, which the engine executes.
 
-Four instructions are left of all kinds of records: RUN for some seconds, WAIT for a signal, MARK one, MEET the others.
-A signal is a moment that something waits for: the end of a comm op, an event, a place that the host waits for. Where
-the host itself computes (Device.is_host) there is one stream, which the host's own seconds are part of.
+    RUN      an operation, for some seconds
+    WAIT     until an event is complete
+    RECORD   completes an event, once the stream reaches it
+    LAUNCH   hands a communication op to the communication library; the stream continues at once
+
+An event is the end of a communication op, a CUDA event, or a stream position for which the host waits. Where the host
+itself computes (Device.is_host) there is one stream, to which the host's own seconds belong.
 """
 
 from __future__ import annotations
@@ -20,24 +24,24 @@ class Instruction(IntEnum):
     """What a stream does with a record."""
 
     RUN = 0
-    """Takes its seconds; 0 of what the device does not notice."""
+    """Takes its seconds; 0 of records that take the device no time."""
     WAIT = 1
-    """Goes on once its signal is there."""
-    MARK = 2
-    """Gives its signal."""
-    MEET = 3
-    """Hands its communication op to the communication library, and goes on."""
+    """Continues once its event is complete."""
+    RECORD = 2
+    """Completes its event."""
+    LAUNCH = 3
+    """Hands its communication op to the communication library, and continues."""
 
 
 _INSTRUCTION_OF = {
     RecordKind.OP: Instruction.RUN,
-    RecordKind.COLLECTIVE: Instruction.MEET,
-    RecordKind.SEND: Instruction.MEET,
-    RecordKind.RECEIVE: Instruction.MEET,
+    RecordKind.COLLECTIVE: Instruction.LAUNCH,
+    RecordKind.SEND: Instruction.LAUNCH,
+    RecordKind.RECEIVE: Instruction.LAUNCH,
     RecordKind.WAIT: Instruction.WAIT,
-    RecordKind.RECORD_EVENT: Instruction.MARK,
+    RecordKind.RECORD_EVENT: Instruction.RECORD,
     RecordKind.WAIT_EVENT: Instruction.WAIT,
-    RecordKind.HOST_SYNC: Instruction.MARK,
+    RecordKind.HOST_SYNC: Instruction.RECORD,
 }
 
 # An enumeration's members are slow to look up.
@@ -48,39 +52,39 @@ _WAIT, _RECORD_EVENT, _WAIT_EVENT, _HOST_SYNC = (
 
 @dataclass(frozen=True)
 class RecordTimes:
-    """What the records of one rank take; one element a record."""
+    """Durations of one rank's records; one element a record."""
 
     device_s: Floats
-    """That an operation takes on its stream; 0 of other records."""
+    """Of an operation on its stream; 0 of other records."""
     host_s: Floats
-    """That the host takes before the record is handed to its stream."""
+    """Of the host's work before it enqueues the record."""
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """One rank's step; one element a record unless said otherwise."""
 
     rank: int
     stream: Ints
     instruction: Ints
-    signal: Ints
-    """Of waits and marks; the communication op's number of a MEET, whose end is the signal of the same number."""
+    event: Ints
+    """Of WAIT and RECORD; of LAUNCH the communication op's number, which is also the number of its end's event."""
     times: RecordTimes
     syncs: tuple[tuple[int, int], ...]
-    """Records after which the host stops, and the signals that it then waits for."""
-    num_handed: int
-    """Records that the host hands over before it is gone: all, unless a fault stops it."""
+    """Records after which the host stops, and the events for which it then waits."""
+    num_enqueued: int
+    """Records that the host enqueues: all, unless a fault stops it."""
 
-    def failing(self, stops_at: int | None, dropped: Ints) -> Program:
-        """Return what is left of it where the host stops before a record, and some messages are never sent."""
+    def failing(self, stops_at: int | None, dropped: Ints) -> RankProgram:
+        """Return the program of a host that stops before record `stops_at` and never sends the messages `dropped`."""
         instruction = self.instruction.copy()
         instruction[dropped] = Instruction.RUN
-        num_handed = self.num_handed if stops_at is None else stops_at
-        return replace(self, instruction=instruction, num_handed=num_handed)
+        num_enqueued = self.num_enqueued if stops_at is None else stops_at
+        return replace(self, instruction=instruction, num_enqueued=num_enqueued)
 
 
-class Signals:
-    """Gives out numbers of signals: those of communication ops, then one that was always there, then any."""
+class EventIds:
+    """Numbers of events: the ends of communication ops, then one that is always complete, then new ones."""
 
     def __init__(self, num_comm_ops: int) -> None:
         self.always = num_comm_ops
@@ -92,47 +96,72 @@ class Signals:
         return np.arange(self.count - number, self.count)
 
 
-def program_of(trace: Trace, comm_op: Ints, times: RecordTimes, signals: Signals, *, is_host: bool) -> Program:
-    """Return what the trace's rank plays, given the communication op that each record is part in, and times."""
+def program_of(trace: Trace, comm_op: Ints, times: RecordTimes, ids: EventIds, *, is_host: bool) -> RankProgram:
+    """Return the program of a trace, given the communication op of each record (-1 for none) and their durations."""
     records = trace.records
     table = np.array([_INSTRUCTION_OF[kind] for kind in RecordKind])
     instruction = table[records.kind]
-    signal = np.full(len(records), signals.always, np.int64)
-    meets = instruction == Instruction.MEET
-    signal[meets] = comm_op[meets]
-    marks = instruction == Instruction.MARK
-    signal[marks] = signals.take(int(marks.sum()))
-    syncs = _set_waits(records, signal)
-    return Program(
+    event = np.full(len(records), ids.always, np.int64)
+    launches = instruction == Instruction.LAUNCH
+    event[launches] = comm_op[launches]
+    is_recorded = instruction == Instruction.RECORD
+    event[is_recorded] = ids.take(int(is_recorded.sum()))
+    syncs = _set_waits(records, event)
+    return RankProgram(
         rank=trace.traced.rank,
         stream=np.zeros_like(records.stream) if is_host else records.stream,
         instruction=instruction,
-        signal=signal,
+        event=event,
         times=RecordTimes(times.device_s + times.host_s, np.zeros(len(records))) if is_host else times,
         syncs=() if is_host else tuple(syncs),
-        num_handed=len(records),
+        num_enqueued=len(records),
     )
 
 
-def _set_waits(records: Records, signal: Ints) -> list[tuple[int, int]]:
-    """Give waits the signals that they are for; what was asked for before the step was always there.
+def _set_waits(records: Records, event: Ints) -> list[tuple[int, int]]:
+    """Set the event of each wait; works and CUDA events from before the step are complete.
 
-    Returns where the host stops, and for what: its stream's own place, or an event that it names.
+    Returns the records after which the host stops, each with its event: the position of its stream, or a CUDA event.
     """
     of_work: dict[int, int] = {}
-    of_event: dict[int, int] = {}
+    of_cuda_event: dict[int, int] = {}
     syncs = []
     rows = np.flatnonzero(records.kind != RecordKind.OP)
-    columns = (rows, records.kind[rows], records.work[rows], records.event[rows], signal[rows])
-    for row, kind, work, event, own in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (rows, records.kind[rows], records.work[rows], records.event[rows], event[rows])
+    for row, kind, work, cuda_event, own in zip(*(column.tolist() for column in columns), strict=True):
         if kind == _RECORD_EVENT:
-            of_event[event] = own
+            of_cuda_event[cuda_event] = own
         elif kind == _WAIT_EVENT:
-            signal[row] = of_event.get(event, own)
+            event[row] = of_cuda_event.get(cuda_event, own)
         elif kind == _WAIT:
-            signal[row] = of_work.get(work, own)
+            event[row] = of_work.get(work, own)
         elif kind != _HOST_SYNC:
             of_work[work] = own
-        elif event == NONE or event in of_event:
-            syncs.append((row, of_event.get(event, own)))
+        elif cuda_event == NONE or cuda_event in of_cuda_event:
+            syncs.append((row, of_cuda_event.get(cuda_event, own)))
     return syncs
+
+
+def waited_records(trace: Trace) -> Ints:
+    """Return for each wait the record of the communication op that it waits for; -1 for other records [records]."""
+    records = trace.records
+    waited = np.full(len(records), NONE, np.int64)
+    of_work: dict[int, int] = {}
+    of_event: dict[int, int] = {}
+    last_of_stream: dict[int, int] = {}
+    is_quiet = (records.kind == RecordKind.OP) & (records.stream == 0)
+    rows, kinds = np.flatnonzero(~is_quiet), list(RecordKind)
+    columns = (rows, records.kind[rows], records.stream[rows], records.work[rows], records.event[rows])
+    for row, number, stream, work, event in zip(*(column.tolist() for column in columns), strict=True):
+        kind = kinds[number]
+        if kind is RecordKind.WAIT:
+            last_of_stream[stream] = waited[row] = of_work.get(work, NONE)
+        elif kind is RecordKind.WAIT_EVENT:
+            waited[row] = of_event.get(event, NONE)
+        elif kind is RecordKind.RECORD_EVENT:
+            of_event[event] = last_of_stream.get(stream, NONE)
+        elif kind is RecordKind.OP:
+            last_of_stream[stream] = NONE
+        elif kind is not RecordKind.HOST_SYNC:
+            of_work[work] = row
+    return waited

@@ -1,4 +1,4 @@
-"""Allocator: what torch's caching allocator makes of allocations and frees: bytes handed out, and bytes held.
+"""Allocator: a model of torch's caching allocator: allocated and reserved bytes.
 
     rounding    to 512 bytes
     pools       of each stream two: blocks of up to 1 MiB, and larger ones
@@ -7,17 +7,17 @@
 
 Fixed segments, torch's default:
 
-    segments    what is asked of the device: 2 MiB for up to 1 MiB, 20 MiB for less than 10 MiB, else to 2 MiB
-    splitting   what is left over becomes a block: of at least 512 bytes in the small pool, of over 1 MiB in the large
-    giving back where a new segment would not fit: every segment without a live block
+    segments    cudaMalloc of 2 MiB for up to 1 MiB, 20 MiB for less than 10 MiB, else rounded up to 2 MiB
+    splitting   a rest becomes a block: from 512 bytes in the small pool, of over 1 MiB in the large pool
+    release     if a new segment would not fit: every segment without a live block
 
-Expandable segments, what the trainer sets (spec/machine/allocator_settings.py):
+Expandable segments, as the trainer sets them (spec/machine/allocator_settings.py):
 
-    segments    one of each pool, of more addresses than the device has memory, mapped in pages of 2 or 20 MiB
-    choice      the free block at the end of what is mapped is taken last, since it can still grow
-    splitting   what is left over becomes a block from 512 bytes on
-    growing     into the first unmapped addresses that are wide enough, with the free block before them
-    giving back where new pages do not fit: every page without a live byte
+    segments    one per pool, with more addresses than the device has memory, mapped in pages of 2 or 20 MiB
+    choice      the free block at the end of the mapped pages comes last, since it can still grow
+    splitting   a rest of at least 512 bytes becomes a block
+    growth      into the first unmapped addresses that are wide enough, with the free block before them
+    release     if new pages would not fit: every page without a live byte
 
 Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13, and its documentation of PYTORCH_ALLOC_CONF, other settings
 at their defaults. Ignored: blocks that another stream still uses (record_stream, which neither FSDP2 nor our pipeline
@@ -51,16 +51,16 @@ class _Block:
     after: _Block | None = None
     is_free: bool = True
     is_mapped: bool = True
-    """Whether memory is behind its addresses; only those of expandable segments may lack it."""
+    """Whether its addresses have memory; only in expandable segments they may not."""
 
 
 class Allocator:
-    """A device's memory as torch hands it out."""
+    """A device's memory as torch's caching allocator manages it."""
 
     def __init__(self, capacity_bytes: int | None = None, *, is_expandable: bool = False) -> None:
-        """Take what the device has; None never gives back."""
+        """Take the device's capacity; with None, cached memory is never released."""
         self.allocated_bytes = 0
-        """In blocks that are handed out, rounded up."""
+        """In live blocks, rounded up."""
         self.reserved_bytes = 0
         """In segments, or in mapped pages."""
         self._capacity_bytes, self._is_expandable = capacity_bytes, is_expandable
@@ -74,7 +74,7 @@ class Allocator:
 
     @property
     def live(self) -> dict[int, int]:
-        """Return start and size of every block that is handed out."""
+        """Return start and size of every live block."""
         return {start: block.size for start, block in self._live.items()}
 
     def allocate(self, num_bytes: int, stream: int = 0) -> int:
@@ -89,14 +89,14 @@ class Allocator:
         return block.start
 
     def free(self, start: int) -> None:
-        """Take back the block that starts there."""
+        """Free the block that starts at `start`."""
         block = self._live.pop(start)
         self.allocated_bytes -= block.size
         block.is_free = True
         self._remember(block)
 
-    def give_back(self) -> None:
-        """Return to the device whatever nothing is in, as torch.cuda.empty_cache() does."""
+    def release_cached(self) -> None:
+        """Return unused memory to the device, as torch.cuda.empty_cache() does."""
         for block in [*self._free_blocks.values()]:
             if self._is_expandable:
                 self._unmap(block)
@@ -105,7 +105,7 @@ class Allocator:
                 self.reserved_bytes -= block.size
 
     def _take(self, pool: Pool, size: int) -> _Block | None:
-        """Return the best free block, which is free no more; None if none fits."""
+        """Remove and return the best free block; None if none fits."""
         free = self._free.get(pool, [])
         at = bisect_left(free, (size, -1))
         if at == len(free):
@@ -130,7 +130,7 @@ class Allocator:
         """Return a free block of the pool's expandable segment, made large enough."""
         needed = self._pages(pool, size - self._free_before(self._place(pool, size)))
         if self._capacity_bytes is not None and self.reserved_bytes + needed > self._capacity_bytes:
-            self.give_back()
+            self.release_cached()
         block = self._place(pool, size)
         while not block.is_mapped or block.size < size:
             unmapped = block if not block.is_mapped else block.after
@@ -169,7 +169,7 @@ class Allocator:
         return -(-size // page) * page
 
     def _map(self, block: _Block, size: int) -> _Block:
-        """Put memory behind the first `size` bytes of an unmapped block, and return the free block that they are in."""
+        """Map the first `size` bytes of an unmapped block, and return the free block that has them."""
         size = min(self._pages(block.pool, size), block.size)
         unmapped = self._unmapped[block.pool]
         del unmapped[block.start]
@@ -181,7 +181,7 @@ class Allocator:
         return self._remember(block)
 
     def _unmap(self, block: _Block) -> None:
-        """Take the memory from behind the whole pages in a free block."""
+        """Unmap the whole pages in a free block."""
         page = _SMALL_SEGMENT if block.pool[1] else _LARGE_SEGMENT
         first, stop = -(-block.start // page) * page, (block.start + block.size) // page * page
         if first >= stop:
@@ -203,17 +203,17 @@ class Allocator:
 
     def _make_room(self, more: int) -> None:
         if self._capacity_bytes is not None and self.reserved_bytes + more > self._capacity_bytes:
-            self.give_back()
+            self.release_cached()
 
     def _split(self, block: _Block, size: int) -> None:
-        """Leave the block `size` bytes and make the rest another, if it is worth it."""
+        """Shrink the block to `size` bytes; the rest becomes a free block if it is large enough."""
         rest = block.size - size
         if rest < _ROUNDING if block.pool[1] or self._is_expandable else rest <= _SMALL:
             return
         self._list(self._cut(block, size))
 
     def _cut(self, block: _Block, size: int) -> _Block:
-        """Leave the block `size` bytes, and return a new one of the rest."""
+        """Shrink the block to `size` bytes, and return a new one of the rest."""
         other = _Block(block.start + size, block.size - size, block.pool, block, block.after, is_mapped=block.is_mapped)
         if block.after is not None:
             block.after.before = other
@@ -221,7 +221,7 @@ class Allocator:
         return other
 
     def _merged(self, block: _Block) -> _Block:
-        """Return a block joined with neighbours that are as it is: free, and mapped or not."""
+        """Return a free block merged with its free neighbours, mapped or unmapped like itself."""
         low, high = block.before, block.after
         if high is not None and high.is_free and high.is_mapped == block.is_mapped:
             self._join(block, high)
@@ -237,7 +237,7 @@ class Allocator:
             high.after.before = low
 
     def _remember(self, block: _Block) -> _Block:
-        """List a block as free, joined with its free neighbours, and return it."""
+        """List a block as free, merged with its free neighbours, and return it."""
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.is_free and neighbour.is_mapped:
                 self._forget(neighbour)
@@ -256,7 +256,7 @@ class Allocator:
 
 
 def _segment_bytes(size: int) -> int:
-    """Return what is asked of the device for a block of `size`."""
+    """Return the size of the segment that is allocated for a block of `size`."""
     if size <= _SMALL:
         return _SMALL_SEGMENT
     if size < _OWN_SEGMENT:

@@ -1,12 +1,12 @@
-"""choose_checkpoints: what each block saves for backward, so that every rank fits with the least recomputation.
+"""choose_checkpoints(): activation checkpointing of each block, so that every rank fits with the least recomputation.
 
-    levels     0: all of a rank's blocks save everything; then one block more, from the first, goes to the next policy
-    policies   none, selective, full; selective is left out where a byte costs it more than full
-    choice     the lowest level whose step fits, found between one that does not and one that does
+    levels     0: all of a rank's blocks save everything; each further level moves one more block to the next policy
+    policies   none, selective, full; selective is skipped where it costs more per byte than full
+    choice     the lowest level whose step fits, found by bisection
 
-Each pipeline rank chooses for itself: the first hold the most microbatches, and what others save changes none of their
-bytes. What a level takes is measured, a traced step each time, so that no formula stands between choice and step.
-Ignored: that blocks of one rank may differ, and that a peak may grow with the level.
+Each pipeline rank chooses independently: the first hold the most microbatches, and the choice of one does not change
+the memory of others. The peak of a level is measured on a traced step, without a formula. Ignored: differences between
+blocks of one rank, and peaks that grow with the level.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.units import format_bytes
 
 Checkpoints = tuple[ActivationCheckpoint, ...]
-"""What each block of the model saves."""
+"""The policy of each block of the model."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a pipeline rank's step takes."""
+    """Memory and recomputation of a pipeline rank's step."""
 
     peak_bytes: int
     recomputed: float
@@ -33,13 +33,13 @@ class Need:
 
 
 Measure = Callable[[Checkpoints], Sequence[Need]]
-"""From what blocks save to what the step of each pipeline rank takes."""
+"""From the policy of each block to the need of each pipeline rank."""
 
 
 def choose_checkpoints(blocks_of_rank: Sequence[Sequence[int]], budget_bytes: int, measure: Measure) -> Checkpoints:
-    """Return what each block saves; `blocks_of_rank` are the numbers of the blocks of each pipeline rank.
+    """Return the policy of each block; `blocks_of_rank` are the block numbers of each pipeline rank.
 
-    Raises InfeasibleLayout where a rank does not fit even if all its blocks keep their inputs only.
+    Raises InfeasibleLayout where a rank does not fit even with full recomputation.
     """
     num_blocks = sum(len(blocks) for blocks in blocks_of_rank)
     none = measure(_alike("none", num_blocks))
@@ -56,7 +56,7 @@ def choose_checkpoints(blocks_of_rank: Sequence[Sequence[int]], budget_bytes: in
 
 
 class _Rank:
-    """A pipeline rank that looks for its level."""
+    """The search of a pipeline rank for its level."""
 
     def __init__(self, blocks: Sequence[int], budget_bytes: int, none: Need, selective: Need, full: Need) -> None:
         self.blocks, self._budget = blocks, budget_bytes
@@ -65,7 +65,7 @@ class _Rank:
         self._path: Checkpoints = ("none", "selective", "full") if pays else ("none", "full")
         needs = [none, selective, full] if pays else [none, full]
         fits = next(level for level, need in enumerate(needs) if need.peak_bytes <= budget_bytes)
-        # Of levels at whose ends all blocks do the same the peaks are known.
+        # Peaks are known for the levels at which all blocks have the same policy.
         self._fits, self._fits_bytes = fits * len(blocks), needs[fits].peak_bytes
         self._fails, self._fails_bytes = (fits - 1) * len(blocks), needs[max(fits - 1, 0)].peak_bytes
 
@@ -84,7 +84,7 @@ class _Rank:
         return min(max(guess, self._fails + 1), self._fits - 1)
 
     def learn(self, peak_bytes: int) -> None:
-        """Take note of what the level that was to be tried takes."""
+        """Record the peak of the level that was tried."""
         if self.is_settled:
             return
         if peak_bytes <= self._budget:
@@ -93,7 +93,7 @@ class _Rank:
             self._fails, self._fails_bytes = self.level, peak_bytes
 
     def saves(self) -> dict[int, ActivationCheckpoint]:
-        """Return what each block saves at the level."""
+        """Return the policy of each block at the level."""
         step, further = divmod(self.level, max(len(self.blocks), 1))
         return {block: self._path[step + (at < further)] for at, block in enumerate(self.blocks)}
 

@@ -1,18 +1,18 @@
-"""roles_of: what each storage of a traced step is for, from what reads and writes it, and when.
+"""roles_of(): the role of each storage of a traced step, from the records that read and write it.
 
-    gradient          there before the step and added to in backward; or made in backward and then used by the optimizer
-                      or by FSDP2's reduction, which reads a block's whole gradients; or made before backward and
-                      all-reduced in place in it, as the buckets that DDP makes in its second step
-    parameter         there before the step, and used in a forward, a backward or a recomputation
-    optimizer state   there before the step, and used by the optimizer only
-    gathered          written by an all-gather of FSDP2, or copied out of it: torch marks that code
-    activation        made before backward, or in a forward that is done again, and there while some of backward runs;
-                      or made by the first part of a split backward and last used by the second
+    gradient          from before the step and accumulated in backward; or made in backward and used by the optimizer
+                      or read by FSDP2's reduction of a block's unsharded gradients; or made before backward and
+                      all-reduced in place in it, as DDP's buckets from its second step on
+    parameter         from before the step, and used in forward, backward or recomputation
+    optimizer state   from before the step, and used by the optimizer only
+    gathered          written by an all-gather of FSDP2, or copied out of it, in code that torch marks
+    activation        made before backward, or in a recomputed forward, and live while some of backward runs; or made by
+                      the first part of a split backward and last used by the second
     communication     none of these, and used by a collective or a message
-    temporary         none of these, and gone before the step ends
+    temporary         none of these, and freed before the step ends
 
-The first that holds is taken. No parameter's name is asked for, so that any model's step can be read. Ignored: what was
-there before the step and is only read, a buffer or a frozen weight, counts as a parameter.
+The first match counts. Names of parameters are not used, so that any model's step can be read. Ignored: a buffer or
+frozen weight from before the step that is only read counts as a parameter.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.simulator.checks.describe import COMMUNICATION
 from meshwright.spec.layout.schedule.action import parse_action
 from meshwright.spec.trace.timeline import TensorRole
-from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace.trace import NONE, Ints, Trace
 
 Mask = NDArray[np.bool_]
-
-COMMUNICATES = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE)
-"""Kinds of records that move data between ranks."""
 
 _GATHERS = "FSDP::all_gather"
 _REDUCES = "FSDP::post_backward_reduce"
@@ -39,7 +37,7 @@ def roles_of(trace: Trace) -> Ints:
     writes = trace.uses.writes == 1
     backward, optimizer = in_phase(trace, "backward"), in_phase(trace, "optimizer")
     gathers, reduces = (_in_scope(trace, prefix) for prefix in (_GATHERS, _REDUCES))
-    communicates = np.isin(trace.records.kind, COMMUNICATES)
+    communicates = np.isin(trace.records.kind, COMMUNICATION)
 
     was_there = trace.storages.allocated_at == NONE
     is_optimized = _any_use(trace, optimizer[used_by])
@@ -69,6 +67,14 @@ def bytes_by_role(trace: Trace, roles: Ints) -> Ints:
     return np.asarray(np.cumsum(change, axis=0)[1:])
 
 
+def first_writers(trace: Trace) -> Ints:
+    """Return the record that first wrote to each storage in the step; -1 for those from before the step [storages]."""
+    makers, uses = np.full(len(trace.storages), NONE, np.int64), trace.uses
+    writes = np.flatnonzero(uses.writes == 1)[::-1]
+    makers[uses.storage[writes]] = uses.record[writes]
+    return np.where(trace.storages.allocated_at == NONE, NONE, makers)
+
+
 def in_phase(trace: Trace, name: str) -> Mask:
     """Return whether each record is in the phase `name` [records]."""
     return _of_text(trace.records.phase, [phase == name for phase in trace.phases])
@@ -79,31 +85,31 @@ def _in_scope(trace: Trace, prefix: str) -> Mask:
 
 
 def _of_text(column: Ints, wanted: list[bool]) -> Mask:
-    """Return whether the text that each record's column names is wanted; none never is."""
+    """Return whether each record's column indexes a wanted text; False for -1."""
     return np.asarray(np.array([*wanted, False])[column])
 
 
 def _any_use(trace: Trace, uses: Mask) -> Mask:
-    """Return whether each storage is in any of some uses [storages]."""
+    """Return whether each storage is in any of `uses` [storages]."""
     found = np.zeros(len(trace.storages), np.bool_)
     found[trace.uses.storage[uses]] = True
     return found
 
 
 def _made_in(trace: Trace, records: Mask) -> Mask:
-    """Return whether each storage was made by one of some records [storages]; not if it was there before the step."""
+    """Return whether each storage was made by one of `records` [storages]; False if it is from before the step."""
     return np.asarray(np.append(records, False)[trace.storages.allocated_at])
 
 
 def _lives_through(trace: Trace, records: Mask) -> Mask:
-    """Return whether each storage is there while one of some records runs [storages]."""
+    """Return whether each storage is live while one of `records` runs [storages]."""
     before = np.append(0, np.cumsum(records))
     freed_at = trace.storages.freed_at
     return np.asarray(before[freed_at] > before[trace.storages.allocated_at + 1])
 
 
 def _waits_for_weights(trace: Trace) -> Mask:
-    """Return whether each storage was made in a backward to the inputs and is last used in one to the weights."""
+    """Return whether each storage was made in an input backward and is last used in a weight backward."""
     kinds = [parse_action(action).kind for action in trace.actions]
     to_inputs, to_weights = (_of_text(trace.records.action, [kind == one for kind in kinds]) for one in ("I", "W"))
     last_use = np.full(len(trace.storages), NONE, np.int64)

@@ -1,1 +1,1 @@
-"""All ranks and microbatches of a step from a few that were traced."""
+"""All ranks and microbatches of a step, extrapolated from a traced subset."""

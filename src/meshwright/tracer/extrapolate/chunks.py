@@ -1,11 +1,11 @@
-"""Chunks: a traced step cut into what each microbatch does and what the step does once.
+"""Chunks: a traced step cut into the actions of each microbatch and the work that the step does once.
 
-    input    what brings one microbatch to the device, before the first action
+    input    host-to-device copy of one microbatch, before the first action
     F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B    one action of the schedule
     wait     the host's wait for one message, after the last action
-    frame    the rest: what the step does whatever the number of microbatches
+    frame    the rest, independent of the number of microbatches
 
-A storage, a work and an event belong to the chunk that made them, and are told apart in it by their order.
+Storages, works and events belong to the chunk that made them, and are identified in it by their order.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from meshwright.spec.trace.trace_order import in_order
 
 INPUT, WAIT, FRAME = "input", "wait", "frame"
 BEFORE = 0
-"""The chunk of what was there before the step; it has no records."""
+"""The chunk of everything from before the step; it has no records."""
 
 
-class NotAlike(Exception):
-    """The step cannot be told from some of its microbatches; says why."""
+class NotExtrapolable(Exception):
+    """The step cannot be extrapolated from a subset of its microbatches; the message says why."""
 
 
-class Key(NamedTuple):
-    """What chunks of different microbatches have in common."""
+class ChunkKey(NamedTuple):
+    """Identity of a chunk across microbatches."""
 
     kind: str
     stage: int
@@ -38,18 +38,18 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TraceChunk:
     """Records from `start` to `stop`."""
 
-    key: Key
+    key: ChunkKey
     microbatch: int | None
     start: int
     stop: int
 
 
 @dataclass(frozen=True)
-class Made:
-    """For each storage, work or event of a trace the chunk that made it, and which it is of those made there."""
+class Owners:
+    """For each storage, work or event of a trace the chunk that made it, and its position among those made there."""
 
     chunk: Ints
     ordinal: Ints
@@ -62,38 +62,38 @@ class CutTrace:
     """A trace and its chunks, the first of which is BEFORE."""
 
     trace: Trace
-    chunks: list[Chunk]
+    chunks: list[TraceChunk]
     chunk_of_record: Ints
-    storages: Made
-    works: Made
-    events: Made
+    storages: Owners
+    works: Owners
+    events: Owners
 
-    def positions(self) -> dict[tuple[Key, int | None], int]:
-        """Return where the chunk of each key and microbatch stands."""
+    def positions(self) -> dict[tuple[ChunkKey, int | None], int]:
+        """Return the position of the chunk of each key and microbatch."""
         return {(chunk.key, chunk.microbatch): index for index, chunk in enumerate(self.chunks)}
 
 
 def cut(trace: Trace, num_microbatches: int) -> CutTrace:
-    """Return the trace, numbered by first appearance, in chunks; raises NotAlike where a microbatch cannot be told."""
+    """Return the trace, numbered by first appearance, in chunks; raises NotExtrapolable if they cannot be separated."""
     trace = in_order(trace)
     stages = sorted({parse_action(text).stage for text in trace.actions})
-    chunks = [Chunk(Key("before", 0), None, 0, 0)]
+    chunks = [TraceChunk(ChunkKey("before", 0), None, 0, 0)]
     runs = _runs(trace.records.action)
     for index, (start, stop) in enumerate(runs):
         position = trace.records.action[start]
         if position != NONE:
             action = parse_action(trace.actions[position])
-            chunks.append(Chunk(Key(action.kind, stages.index(action.stage)), action.microbatch, start, stop))
+            chunks.append(TraceChunk(ChunkKey(action.kind, stages.index(action.stage)), action.microbatch, start, stop))
             continue
         length = _period(trace, stop, num_microbatches) if index == 0 else 0
         for microbatch in range(num_microbatches if length else 0):
             begin = microbatch * length
-            chunks.append(Chunk(Key(INPUT, 0), microbatch, begin, begin + length))
+            chunks.append(TraceChunk(ChunkKey(INPUT, 0), microbatch, begin, begin + length))
         start += length * num_microbatches
         if index == len(runs) - 1:
             start = _add_waits(trace, chunks, start, stop)
         if start < stop:
-            chunks.append(Chunk(Key(FRAME, index), None, start, stop))
+            chunks.append(TraceChunk(ChunkKey(FRAME, index), None, start, stop))
     owner = np.repeat(np.arange(len(chunks)), [chunk.stop - chunk.start for chunk in chunks])
     return CutTrace(
         trace,
@@ -111,7 +111,7 @@ def _runs(column: Ints) -> list[tuple[int, int]]:
 
 
 def _period(trace: Trace, stop: int, times: int) -> int:
-    """Return how many of the first records each microbatch has: as many as make `times` equal runs of them."""
+    """Return the length of the longest run of records that repeats `times` times at the beginning."""
     rows = np.stack([getattr(trace.records, name)[:stop] for name in ("kind", "stream", "signature", "scope")])
     for length in range(stop // times, 0, -1):
         runs = rows[:, : length * times].reshape(len(rows), times, length)
@@ -120,8 +120,8 @@ def _period(trace: Trace, stop: int, times: int) -> int:
     return 0
 
 
-def _add_waits(trace: Trace, chunks: list[Chunk], start: int, stop: int) -> int:
-    """Add a chunk for each of the step's last waits for messages, and what stands before them; return their end."""
+def _add_waits(trace: Trace, chunks: list[TraceChunk], start: int, stop: int) -> int:
+    """Add a chunk for each of the step's last waits for messages, and one for the records before; return their end."""
     sends = {
         work: chunk
         for chunk in chunks
@@ -135,17 +135,17 @@ def _add_waits(trace: Trace, chunks: list[Chunk], start: int, stop: int) -> int:
     if not len(found):
         return start
     if (np.diff(found) != 1).any():
-        raise NotAlike("messages are not waited for one after another")
+        raise NotExtrapolable("the waits for messages are not consecutive")
     if found[0] > start:
-        chunks.append(Chunk(Key(FRAME, -1), None, start, int(found[0])))
+        chunks.append(TraceChunk(ChunkKey(FRAME, -1), None, start, int(found[0])))
     for at in found.tolist():
         of = sends[trace.records.work[at]]
-        chunks.append(Chunk(Key(f"{WAIT} {of.key.kind}", of.key.stage), of.microbatch, at, at + 1))
+        chunks.append(TraceChunk(ChunkKey(f"{WAIT} {of.key.kind}", of.key.stage), of.microbatch, at, at + 1))
     return int(found[-1]) + 1
 
 
-def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Made:
-    """Return who made each work or event: where its number appears first, unless something waits for it there."""
+def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Owners:
+    """Return the owner of each work or event: the chunk of its first record, unless that is a wait."""
     column = getattr(trace.records, name)
     numbers, first = np.unique(column, return_index=True)
     first = first[numbers != NONE]
@@ -153,11 +153,11 @@ def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Made:
     return _made(np.where(waits, BEFORE, owner[first]), num_chunks)
 
 
-def _made(chunk: Ints, num_chunks: int) -> Made:
-    """Return the ordinals that follow from the chunks of things in the order in which they were made."""
+def _made(chunk: Ints, num_chunks: int) -> Owners:
+    """Return the owners, given the chunk of each item in order of creation."""
     count = np.bincount(chunk, minlength=num_chunks)
     order = np.argsort(chunk, kind="stable")
     first = np.cumsum(count) - count
     ordinal = np.empty(len(chunk), np.int64)
     ordinal[order] = np.arange(len(chunk)) - first[chunk[order]]
-    return Made(chunk.astype(np.int64), ordinal, count)
+    return Owners(chunk.astype(np.int64), ordinal, count)

@@ -1,8 +1,8 @@
-"""instantiate(): the whole step of a schedule, from a trace of the same step with a few of its microbatches.
+"""instantiate(): the whole step of a schedule, from a trace of the same step with a subset of its microbatches.
 
-Each chunk of the whole step repeats one of the traced ones; which, whole_step.py says. What a chunk refers to and did
-not make (storages, works, events) was made by its own microbatch, by one that stands for itself, or by the chunk of
-that kind that ran so and so many before it; and so it is in the whole step.
+Each chunk of the whole step repeats a traced one (microbatches.py). Storages, works and events that a chunk uses and
+did not make belong to its own microbatch, to one of the fixed microbatches, or to the chunk of their kind that ran a
+fixed number of chunks before; the same relation holds in the whole step.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.trace.trace import NONE, Ints, Records, Storages, Trace, Uses
 from meshwright.spec.trace.trace_order import in_order
-from meshwright.tracer.extrapolate.chunks import BEFORE, CutTrace, Key, Made, NotAlike
-from meshwright.tracer.extrapolate.microbatches import Chosen
-from meshwright.tracer.record.whole_step import Instance, chunks_of_step, require_alike
+from meshwright.tracer.extrapolate.chunks import BEFORE, ChunkKey, CutTrace, NotExtrapolable, Owners
+from meshwright.tracer.extrapolate.microbatches import Chosen, Instance, chunks_of_step, require_alike
 
 
 def instantiate(traced: CutTrace, chosen: Chosen, actions: Sequence[Action]) -> Trace:
-    """Return the trace of a step of `actions`, sends and receives included, of which `traced` ran those chosen.
+    """Return the trace of a step of `actions`, sends and receives included; `traced` ran the chosen microbatches.
 
-    Raises NotAlike where microbatches that should do the same do not.
+    Raises NotExtrapolable where the steady microbatches differ.
     """
     require_alike(traced, chosen)
     return _Instantiation(traced, chosen, list(chunks_of_step(traced, chosen, actions))).trace()
@@ -32,7 +31,7 @@ def instantiate(traced: CutTrace, chosen: Chosen, actions: Sequence[Action]) -> 
 
 @dataclass(frozen=True)
 class _Placed:
-    """Where the instances' own things begin in the whole step."""
+    """The first own record, storage, work and event of each instance in the whole step."""
 
     records: Ints
     storages: Ints
@@ -48,11 +47,11 @@ class _Instantiation:
         counts = [sizes, traced.storages.count, traced.works.count, traced.events.count]
         self.first = _Placed(*(np.cumsum(count[self.chunk]) - count[self.chunk] for count in counts))
         self.sizes = sizes
-        self._by_name: dict[Key, dict[int | None, int]] = {}
-        self._in_trace: dict[Key, list[int]] = {}
+        self._by_name: dict[ChunkKey, dict[int | None, int]] = {}
+        self._in_trace: dict[ChunkKey, list[int]] = {}
         for index, chunk in enumerate(traced.chunks):
             self._in_trace.setdefault(chunk.key, []).append(index)
-        self._in_step: dict[Key, list[int]] = {}
+        self._in_step: dict[ChunkKey, list[int]] = {}
         for index, one in enumerate(instances):
             key = traced.chunks[one.chunk].key
             self._in_step.setdefault(key, []).append(index)
@@ -101,21 +100,21 @@ class _Instantiation:
         begin, count = np.array(starts)[self.chunk], counts[self.chunk]
         return np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
 
-    def _resolved(self, things: Ints, instance: Ints, made: Made, first: Ints) -> Ints:
-        """Return the numbers in the whole step of things that instances name by their numbers in the trace."""
-        is_named = things != NONE
+    def _resolved(self, items: Ints, instance: Ints, made: Owners, first: Ints) -> Ints:
+        """Return the numbers in the whole step of items that instances name by their numbers in the trace."""
+        is_named = items != NONE
         if not is_named.any():
-            return things
-        pairs = instance * len(self.traced.chunks) + np.where(is_named, made.chunk[things], BEFORE)
-        is_there = np.zeros(len(self.instances) * len(self.traced.chunks), np.bool_)
-        is_there[pairs] = True
-        distinct = np.flatnonzero(is_there)
-        begin = np.empty(len(is_there), np.int64)
+            return items
+        pairs = instance * len(self.traced.chunks) + np.where(is_named, made.chunk[items], BEFORE)
+        is_used = np.zeros(len(self.instances) * len(self.traced.chunks), np.bool_)
+        is_used[pairs] = True
+        distinct = np.flatnonzero(is_used)
+        begin = np.empty(len(is_used), np.int64)
         begin[distinct] = first[self._makers(*divmod(distinct, len(self.traced.chunks)))]
-        return np.where(is_named, begin[pairs] + made.ordinal[things], NONE)
+        return np.where(is_named, begin[pairs] + made.ordinal[items], NONE)
 
     def _makers(self, instances: Ints, owners: Ints) -> Ints:
-        """Return the instances that made what traced chunks `owners` made for those that `instances` repeat."""
+        """Return the instances that correspond to the traced chunks `owners` from the view of `instances`."""
         kinds, where = np.unique(self.chunk[instances] * len(self.traced.chunks) + owners, return_inverse=True)
         rows = np.split(np.argsort(where, kind="stable"), np.cumsum(np.bincount(where))[:-1])
         makers = np.empty(len(instances), np.int64)
@@ -125,7 +124,7 @@ class _Instantiation:
         return makers
 
     def _makers_of(self, chunk: int, owner: int, instances: Ints) -> Ints | list[int] | int:
-        """Return the same for instances that all repeat `chunk`."""
+        """Return the same for `instances` that all repeat `chunk`."""
         made = self.traced.chunks[owner]
         if owner == chunk:
             return instances
@@ -144,7 +143,7 @@ class _Instantiation:
         ago = sum(at < chunk for at in in_trace) - in_trace.index(owner)
         before = np.searchsorted(in_step, instances)
         if ago <= 0 or (before < ago).any():
-            raise NotAlike(f"something of a later {key.kind} of stage {key.stage} is needed")
+            raise NotExtrapolable(f"a chunk uses an item of a later {key.kind} of stage {key.stage}")
         return np.asarray(in_step[before - ago])
 
     def _storages(self, shift: Ints) -> Storages:
@@ -158,33 +157,33 @@ class _Instantiation:
         return Storages(source.num_bytes[rows], allocated, freed, source.stream[rows])
 
     def _freed(self, rows: Ints, shift: Ints) -> Ints:
-        """Return before which record each storage is given back, where `rows` are the traced storages they repeat.
+        """Return the record before which each storage is freed; `rows` are the traced storages that they repeat.
 
-        It follows the record before that one: a function's last storages go when it returns.
+        A free belongs to the chunk of the record before it: a function frees its last storages when it returns.
         """
         freed_at = self.traced.trace.storages.freed_at
         freeing = np.where(freed_at == NONE, NONE, self.traced.chunk_of_record[np.maximum(freed_at - 1, 0)])
         result = np.full(len(rows), NONE, np.int64)
         together = self._freed_together(freeing)
-        gone_in = [np.flatnonzero((freeing == chunk) & ~together) for chunk in range(len(self.traced.chunks))]
-        things = np.concatenate([gone_in[one.chunk] for one in self.instances])
-        instance = np.repeat(np.arange(len(self.instances)), [len(gone_in[one.chunk]) for one in self.instances])
-        targets = self._resolved(things, instance, self.traced.storages, self.first.storages)
+        freed_in = [np.flatnonzero((freeing == chunk) & ~together) for chunk in range(len(self.traced.chunks))]
+        items = np.concatenate([freed_in[one.chunk] for one in self.instances])
+        instance = np.repeat(np.arange(len(self.instances)), [len(freed_in[one.chunk]) for one in self.instances])
+        targets = self._resolved(items, instance, self.traced.storages, self.first.storages)
         if (np.bincount(targets) > 1).any():
             again = np.setdiff1d(np.arange(len(targets)), np.unique(targets, return_index=True)[1])[0]
-            raise NotAlike(f"{self.traced.chunks[self.chunk[instance[again]]].key.kind} gives back what is gone")
-        result[targets] = freed_at[things] + shift[instance]
+            raise NotExtrapolable(f"{self.traced.chunks[self.chunk[instance[again]]].key.kind} frees a storage twice")
+        result[targets] = freed_at[items] + shift[instance]
         for target in np.flatnonzero((result == NONE) & (freed_at[rows] != NONE)).tolist():
-            thing = rows[target]
-            chunk = self.traced.chunks[freeing[thing]]
-            if not together[thing]:
-                raise NotAlike(f"a storage is never given back, as in {chunk.key.kind} of stage {chunk.key.stage}")
+            item = rows[target]
+            chunk = self.traced.chunks[freeing[item]]
+            if not together[item]:
+                raise NotExtrapolable(f"a storage of {chunk.key.kind} of stage {chunk.key.stage} is never freed")
             number = None if chunk.microbatch is None else self.chosen.microbatches[chunk.microbatch]
-            result[target] = freed_at[thing] + shift[self._by_name[chunk.key][number]]
+            result[target] = freed_at[item] + shift[self._by_name[chunk.key][number]]
         return result
 
     def _freed_together(self, freeing: Ints) -> NDArray[np.bool_]:
-        """Return which storages a chunk frees for all microbatches at once, such as their inputs after the last."""
+        """Return which storages one chunk frees for all microbatches, such as their inputs after the last one."""
         made, positions = self.traced.storages, self.traced.positions()
         result = np.zeros(len(freeing), np.bool_)
         for (key, microbatch), chunk in positions.items():

@@ -1,16 +1,21 @@
-"""Which of a step's microbatches are enough to tell all of it.
+"""Which microbatches of a step are traced, and which traced chunk each chunk of the whole step repeats.
 
-The first forward on a stage gathers parameters, the first backward makes gradients, the last one reduces them; all
-other microbatches do the same. Two of these are taken besides: what the second has of the first, each has of the one
-before it.
+The first forward of a stage all-gathers parameters, the first backward makes gradients, the last one reduces them; all
+other microbatches are alike ("steady"). The first and last microbatches are traced, and two steady ones. All untraced
+microbatches repeat the second steady one, which follows one of its own kind; only the first of them repeats the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.layout.schedule.schedule import Schedule
+from meshwright.tracer.extrapolate.chunks import BEFORE, FRAME, INPUT, WAIT, ChunkKey, CutTrace, NotExtrapolable
 
 _NUM_STEADY = 2
 
@@ -23,11 +28,11 @@ class Chosen:
     """Of the whole step."""
     microbatches: tuple[int, ...]
     steady: tuple[int, int]
-    """Positions of the two that stand for all that were not chosen."""
+    """Positions of the two that represent all microbatches that were not chosen."""
 
 
 def choose_microbatches(schedule: Schedule) -> Chosen | None:
-    """Return the microbatches to trace, or None if all of them have to be."""
+    """Return the microbatches to trace; None if all have to be traced."""
     count = schedule.num_microbatches
     ends = {order[end].microbatch for order in _orders(schedule) for end in (0, -1)}
     others = [number for number in range(count) if number not in ends]
@@ -45,3 +50,101 @@ def _orders(schedule: Schedule) -> list[list[Action]]:
         for action in rank:
             orders.setdefault((action.kind, action.stage), []).append(action)
     return list(orders.values())
+
+
+_EQUAL = ("kind", "stream", "signature", "scope", "phase", "group", "peer", "num_bytes")
+
+
+class Instance(NamedTuple):
+    """A chunk of the whole step: the traced chunk that it repeats, its microbatch and its action."""
+
+    chunk: int
+    microbatch: int | None
+    action: str
+
+
+def require_alike(traced: CutTrace, chosen: Chosen) -> None:
+    """Raise NotExtrapolable unless the two steady microbatches are equal."""
+    positions = traced.positions()
+    first, second = chosen.steady
+    for (key, microbatch), at in positions.items():
+        if microbatch != first:
+            continue
+        pair = [traced.chunks[at], traced.chunks[positions[key, second]]]
+        rows = [[getattr(traced.trace.records, name)[one.start : one.stop] for name in _EQUAL] for one in pair]
+        made = [made.count for made in (traced.storages, traced.works, traced.events)]
+        is_same = all(np.array_equal(a, b) for a, b in zip(*rows, strict=True))
+        if not is_same or any(count[at] != count[positions[key, second]] for count in made):
+            numbers = " and ".join(str(chosen.microbatches[one]) for one in chosen.steady)
+            raise NotExtrapolable(f"microbatches {numbers} differ in {key.kind} of stage {key.stage}")
+
+
+def chunks_of_step(traced: CutTrace, chosen: Chosen, actions: Sequence[Action]) -> Iterator[Instance]:
+    """Yield the chunks of the whole step in order."""
+    stages = sorted({action.stage for action in actions})
+    orders: dict[ChunkKey, list[int]] = {}
+    for action in actions:
+        orders.setdefault(ChunkKey(action.kind, stages.index(action.stage)), []).append(action.microbatch)
+    positions, sources = traced.positions(), _Sources(traced, chosen, orders)
+    yield Instance(BEFORE, None, "")
+    following = _frames(traced)
+    if (ChunkKey(INPUT, 0), 0) in positions:
+        yield from (sources.instance(ChunkKey(INPUT, 0), number, "") for number in range(chosen.num_microbatches))
+    yield from following.get(BEFORE, [])
+    for action in actions:
+        one = sources.instance(ChunkKey(action.kind, stages.index(action.stage)), action.microbatch, str(action))
+        yield one
+        yield from following.get(one.chunk, [])
+    for action in actions:
+        key = ChunkKey(f"{WAIT} {action.kind}", stages.index(action.stage))
+        # At its end the step waits for the newest messages only.
+        if (key, sources.source(key, action.microbatch)) in positions:
+            yield sources.instance(key, action.microbatch, "")
+    yield from following.get(len(traced.chunks), [])
+
+
+def _frames(traced: CutTrace) -> dict[int, list[Instance]]:
+    """Return the frames by the chunk that they follow; those after all waits by the number of chunks."""
+    found: dict[int, list[Instance]] = {}
+    last = BEFORE
+    for index, chunk in enumerate(traced.chunks):
+        if chunk.key.kind == FRAME:
+            found.setdefault(last, []).append(Instance(index, None, ""))
+        elif chunk.key.kind.startswith(WAIT):
+            last = len(traced.chunks)
+        elif chunk.key.kind != INPUT:
+            last = index
+    return found
+
+
+class _Sources:
+    """The traced chunk that each microbatch's chunk repeats."""
+
+    def __init__(self, traced: CutTrace, chosen: Chosen, orders: dict[ChunkKey, list[int]]) -> None:
+        self._positions = traced.positions()
+        self._numbers = {number: index for index, number in enumerate(chosen.microbatches)}
+        self._is_first_of_others: dict[ChunkKey, int] = {}
+        self._order_in_trace: dict[ChunkKey, list[int]] = {}
+        for chunk in traced.chunks:
+            if chunk.microbatch in chosen.steady:
+                self._order_in_trace.setdefault(chunk.key, []).append(chunk.microbatch)
+        for key in self._order_in_trace:
+            order = orders.get(ChunkKey(key.kind.removeprefix(f"{WAIT} "), key.stage), range(chosen.num_microbatches))
+            self._is_first_of_others[key] = next(one for one in order if self._is_other(one, chosen))
+        self._chosen = chosen
+
+    def _is_other(self, microbatch: int, chosen: Chosen) -> bool:
+        return self._numbers.get(microbatch, chosen.steady[0]) in chosen.steady
+
+    def source(self, key: ChunkKey, microbatch: int) -> int:
+        """Return the position of the traced microbatch that represents `microbatch`, which may have no such chunk."""
+        if not self._is_other(microbatch, self._chosen):
+            return self._numbers[microbatch]
+        first, second = self._order_in_trace.get(key, self._chosen.steady)
+        return first if microbatch == self._is_first_of_others.get(key) else second
+
+    def instance(self, key: ChunkKey, microbatch: int, action: str) -> Instance:
+        source = self.source(key, microbatch)
+        if (key, source) not in self._positions:
+            raise NotExtrapolable(f"{action} has no records")
+        return Instance(self._positions[key, source], microbatch, action)

@@ -1,10 +1,9 @@
-"""Routing: how many tokens go where, while no tensor holds a number.
+"""Routing of tokens to experts, for traces in which no tensor holds numbers.
 
-The share of all tokens that the experts of each rank get: all the same (balanced), that of the i-th rank as
-1 / (i + 1)^exponent (zipf; Zipf's law), or all to the first one (worst). A token goes to each expert once, so that no
-rank gets more copies of it than it has experts: the next ranks take what is too many. A group of ranks has the same
-shares in every layer and every microbatch, so that the first rank has the most to do and to hold. Every rank has the
-same number of tokens to send.
+Share of all tokens that the experts of each rank receive: equal (balanced), proportional to 1 / (i + 1)^exponent for
+the i-th rank (zipf; Zipf's law), or all on the first one (worst). A token goes to each expert at most once, so a rank
+receives no more copies of it than it has experts; the excess goes to the next ranks. Shares are the same in every layer
+and microbatch, so the first rank has the most work and memory. Every rank sends the same number of tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Routing = Callable[[Any, str, int, int, int], list[int]]
-"""Stands in for parallelism.host_values, whose tensor has an element for each rank, twice: sent, and received."""
+"""Replaces parallelism.host_values, whose tensor has an element for each rank, twice: sent and received rows."""
 
 
 def parse_routing(text: str) -> Routing:
-    """Return the routing that `text` names: balanced, zipf:EXPONENT, worst, or a file (.json) with those of a real run.
+    """Return the routing of `text`.
 
     Raises ConfigError for any other.
     """
@@ -38,7 +37,7 @@ def parse_routing(text: str) -> Routing:
 
 
 def exponent_of(text: str) -> float:
-    """Return the exponent of the law that `text` names; raises ConfigError for any other."""
+    """Return the exponent of the routing `text`; raises ConfigError for an unknown one."""
     name, _, parameter = text.partition(":")
     try:
         exponent = {"balanced": 0.0, "worst": np.inf}[name] if not parameter else float(parameter)
@@ -46,21 +45,21 @@ def exponent_of(text: str) -> float:
         exponent = -1.0
     if exponent < 0 or (parameter and name != "zipf"):
         raise ConfigError(
-            f"routing = {text!r} is no routing of tokens: balanced, worst, zipf:1.2 (or another exponent of 0 or "
-            "more), or a .json file with the rows that a real run sent and received"
+            f"routing = {text!r}: must be balanced, worst, zipf:1.2 (any exponent of 0 or more), or a .json file "
+            "with the rows that a real run sent and received"
         )
     return exponent
 
 
 def rows_arriving(text: str, rows_sent: int, num_ranks: int, most: int) -> tuple[int, ...] | None:
-    """Return how many rows arrive at each rank of a group whose ranks send `rows_sent` each; None for a real run's."""
+    """Return the rows that each rank of a group receives if all send `rows_sent`; None for a .json file."""
     if text.endswith(".json"):
         return None
     return tuple(num_ranks * sent for sent in shared_out(rows_sent, num_ranks, exponent_of(text), most))
 
 
 def read_as(routing: Routing, read: Callable[[Tensor], None]) -> Routing:
-    """Return `routing`, after `read` has noticed that the host reads the tensor."""
+    """Return `routing` with a call of `read` for each tensor, since the host reads it."""
 
     def routed(tensor: Tensor, kind: str, total: int, rank: int, most: int) -> list[int]:
         read(tensor)
@@ -71,14 +70,12 @@ def read_as(routing: Routing, read: Callable[[Tensor], None]) -> Routing:
 
 @lru_cache(maxsize=256)
 def shared_out(total: int, num_ranks: int, exponent: float, most: int) -> tuple[int, ...]:
-    """Return how many of `total` each rank gets, none more than `most`, in whole numbers that sum to it; an exponent of
-    0 is an even share.
-    """
+    """Return the share of each rank of `total`: integers up to `most` with that sum; exponent 0 is an even share."""
     assert total <= num_ranks * most, "there are experts enough for all copies of a token"
     shares: list[int] = []
     left = total
     for rank in range(num_ranks):
-        # Of what is left, relative to this rank's own share; what is left of fractions goes to the first ranks.
+        # Weights of the remaining ranks relative to this one; rounding favours the first ranks.
         weights = ((rank + 1) / np.arange(rank + 1, num_ranks + 1)) ** exponent
         shares.append(min(most, math.ceil(round(left / float(weights.sum()), 6))))
         left -= shares[-1]
@@ -95,7 +92,7 @@ def _by_law(exponent: float) -> Routing:
 
 
 def _given(file: Path) -> Routing:
-    """What a program read, in order: a list of lists."""
+    """Return the routing of a file: a list of the rows that each call read, in order."""
     try:
         rows = iter(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

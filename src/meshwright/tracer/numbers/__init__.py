@@ -1,1 +1,1 @@
-"""Numbers that a program reads while fake tensors hold none."""
+"""Numbers that a program reads from tensors, although fake tensors have no values."""

@@ -1,7 +1,7 @@
-"""Whole numbers that programs compute on the host, such as the order of a data set: they are computed, not traced.
+"""Integers that programs compute on the host, such as the order of a data set: computed for real, not traced.
 
-What a data loader draws and slices by is read as indices and sizes. Fractions stay fake on the host, too: whole models
-are built there.
+Data loaders use them as indices and sizes. Floating-point tensors stay fake on the host too: whole models are built
+there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 _MOST_ELEMENTS = 1 << 26
 _DRAWN = ("randint", "randperm", "tril_indices", "triu_indices")
-"""Factories whose results are whole numbers unless the program asks for others."""
+"""Factories of integers by default."""
 _OF_ARGUMENTS = ("arange", "full", "scalar_tensor")
-"""Factories whose results are as whole as their arguments."""
+"""Factories whose results are integers if their arguments are."""
 
 
 def is_of_the_host(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether an operator takes whole numbers on the host only, or makes such of none; booleans are some."""
+    """Return whether an operator takes only integers or booleans on the host, or makes them without inputs."""
     if func.namespace != "aten" or (args and isinstance(args[0], FakeTensor)):
         return False
     if (device := kwargs.get("device")) is not None and device.type != "cpu":
@@ -35,8 +35,8 @@ def is_of_the_host(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator really makes of numbers on the host; fractions among its results are fake again."""
-    # Where the host keeps them makes no difference, and a simulated accelerator pins no memory.
+    """Return the real result of an operator on host integers; floating-point results are fake again."""
+    # A simulated accelerator pins no memory.
     kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     with unset_fake_temporarily():
@@ -60,13 +60,13 @@ def tensor_of(numbers: list[Any], like: Tensor) -> Tensor:
 
 
 def write_numbers(tensor: Tensor, numbers: list[Any]) -> None:
-    """Put numbers into a real tensor, row by row."""
+    """Write numbers to a real tensor, in row-major order."""
     with unset_fake_temporarily():
         tensor.copy_(torch.tensor(numbers, dtype=tensor.dtype).reshape(tensor.shape))
 
 
 def is_whole_on_host(tensor: Tensor) -> bool:
-    """Return whether a tensor holds integers, or booleans, and really is on the host."""
+    """Return whether a tensor is a real one of integers or booleans on the host."""
     is_plain = type(tensor) in (Tensor, nn.Parameter)
     return is_plain and tensor.device.type == "cpu" and is_whole(tensor.dtype)
 

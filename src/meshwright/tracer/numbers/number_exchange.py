@@ -1,9 +1,9 @@
 """NumberExchange: small known numbers that ranks contribute to collectives and messages, exchanged between traces.
 
-Each rank is traced in a process of its own, and none waits for another. In the first pass a rank assumes that the
-others contribute what it contributes itself. If they contribute something else, such as their own number of rows, the
-rank is traced again with their numbers, until no assumption was wrong (rank_process.py). What is unknown of another
-rank, because it was not traced or its numbers are unknown, stays this assumption, and is reported as a guess.
+Each rank is traced in a process of its own without waiting for others. In the first pass a rank assumes that the others
+contribute the same as itself. If they contribute something else, such as their own number of rows, the rank is traced
+again with their numbers, until all assumptions hold (rank_process.py). Contributions of ranks that were not traced, or
+whose numbers are unknown, remain assumptions and are reported as guesses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.spec.trace.trace import RecordKind
-from meshwright.tracer.record.collectives import FoundCollective
+from meshwright.tracer.record.collective_ops import CollectiveCall
 
 Number = float | int | bool
 _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -43,11 +43,11 @@ class Numbers(NamedTuple):
     values: tuple[Number, ...]
     is_guess: bool
     is_uniform: bool = False
-    """Whether they are all the same, and were not put there one by one."""
+    """Whether they are all the same, and not written individually."""
 
 
 class Call(NamedTuple):
-    """What ranks call alike, to be met by their order."""
+    """A collective or message, matched between ranks by its order."""
 
     group: tuple[tuple[int, ...], str]
     communicator: str
@@ -61,29 +61,29 @@ _Key = tuple[Call, int]
 
 
 class _Done(NamedTuple):
-    """What a rank has done."""
+    """Contributions and inputs of one traced rank."""
 
     brought: dict[_Key, Numbers]
     taken: dict[_Key, tuple[int, ...]]
-    """The ranks from which it took numbers."""
+    """The ranks whose numbers it used."""
 
 
 class NumberExchange:
-    """What a rank brings and takes, and what others are known to bring."""
+    """The contributions of this rank, and the known ones of others."""
 
     def __init__(self) -> None:
         self.is_on = False
-        """Whether ranks are traced together, so that they can take numbers from each other."""
+        """Whether ranks are traced together, so that they can exchange numbers."""
         self.is_settled = True
-        """False where ranks are traced for the last time, though some may not have taken what others bring."""
+        """False in the last pass, in which some assumptions may not hold."""
         self._known: dict[int, dict[_Key, Numbers]] = {}
         self._own = _Done({}, {})
         self._counts = Counter[Call]()
 
-    def taken(self, found: FoundCollective, op: str, rank: int, brought: Numbers | None) -> Numbers | None:
-        """Return the numbers that a collective or message writes; None where they are unknown, or nothing is written.
+    def taken(self, found: CollectiveCall, op: str, rank: int, brought: Numbers | None) -> Numbers | None:
+        """Return the numbers that a collective or message writes; None if unknown, or if it writes nothing.
 
-        `op` is its name, `brought` what this rank brings, None of what is unknown.
+        `op` is its name, `brought` the contribution of this rank, None if unknown.
         """
         if found.group is None:
             return None
@@ -92,11 +92,11 @@ class NumberExchange:
         self._counts[call] += 1
         if brought is not None:
             self._own.brought[key] = brought
-        givers = _givers(call, found, rank)
-        if brought is None and (not givers or rank in givers):
+        sources = _sources(call, found, rank)
+        if brought is None and (not sources or rank in sources):
             return None
-        self._own.taken[key] = givers
-        given = [brought if one == rank else self._of(one, key, brought) for one in givers]
+        self._own.taken[key] = sources
+        given = [brought if one == rank else self._of(one, key, brought) for one in sources]
         numbers = [one for one in given if one is not None]
         if not numbers or len(numbers) < len(given):
             return None
@@ -108,7 +108,7 @@ class NumberExchange:
         return Numbers(values, is_guess, is_uniform)
 
     def _of(self, rank: int, key: _Key, own: Numbers | None) -> Numbers | None:
-        """Return what another rank brings: what this one does, as long as nothing else is known."""
+        """Return the contribution of another rank; if unknown, that of this one."""
         if rank in self._known and key in self._known[rank]:
             return self._known[rank][key]
         if own is None:
@@ -117,35 +117,35 @@ class NumberExchange:
         return own._replace(is_guess=own.is_guess or rank in self._known or differs)
 
     def save(self, folder: Path, rank: int) -> None:
-        """Leave in a folder what this rank brought and took, for `learn`."""
+        """Write the contributions and inputs of this rank to a folder, for `learn`."""
         if self.is_on:
             (folder / f"{rank}.numbers").write_bytes(pickle.dumps(self._own))
 
     def learn(self, folder: Path) -> set[int]:
-        """Take over what ranks brought, and return those that took something else from some of them."""
+        """Load the contributions of all ranks, and return the ranks that assumed other ones."""
         done: dict[int, _Done] = {int(one.stem): pickle.loads(one.read_bytes()) for one in folder.glob("*.numbers")}
         unlike = {rank for rank, one in done.items() if self._is_unlike(one, done)}
         self._known = {rank: one.brought for rank, one in done.items()}
         return unlike
 
     def _is_unlike(self, one: _Done, done: Mapping[int, _Done]) -> bool:
-        """Return whether a rank took other numbers than some rank that was traced has brought."""
-        for key, givers in one.taken.items():
+        """Return whether a rank assumed other numbers than a traced rank contributed."""
+        for key, sources in one.taken.items():
             own = one.brought.get(key)
-            for giver in givers:
-                before = self._known[giver].get(key, own) if giver in self._known else own
-                if giver in done and done[giver].brought.get(key, own) != before:
+            for source in sources:
+                before = self._known[source].get(key, own) if source in self._known else own
+                if source in done and done[source].brought.get(key, own) != before:
                     return True
         return False
 
 
 def took_numbers(folder: Path, rank: int) -> bool:
-    """Return whether a rank took numbers from others before it ended."""
+    """Return whether a rank used numbers of others before it ended."""
     file = folder / f"{rank}.numbers"
     return file.exists() and bool(pickle.loads(file.read_bytes()).taken)
 
 
-def _call(found: FoundCollective, op: str, rank: int) -> Call:
+def _call(found: CollectiveCall, op: str, rank: int) -> Call:
     assert found.group is not None
     if found.kind == RecordKind.COLLECTIVE:
         return Call(found.group, found.communicator, op, found.agreed)
@@ -153,8 +153,8 @@ def _call(found: FoundCollective, op: str, rank: int) -> Call:
     return Call(found.group, found.communicator, "message", "", ends)
 
 
-def _givers(call: Call, found: FoundCollective, rank: int) -> tuple[int, ...]:
-    """Return the ranks whose numbers a rank gets, in the order of the group."""
+def _sources(call: Call, found: CollectiveCall, rank: int) -> tuple[int, ...]:
+    """Return the ranks whose numbers a rank receives, in the order of the group."""
     if call.ends:
         return () if rank == call.ends[0] else (call.ends[0],)
     if call.op in _FROM_ROOT:
@@ -163,9 +163,9 @@ def _givers(call: Call, found: FoundCollective, rank: int) -> tuple[int, ...]:
 
 
 def _combined(
-    call: Call, given: Sequence[Sequence[Number]], found: FoundCollective, rank: int
+    call: Call, given: Sequence[Sequence[Number]], found: CollectiveCall, rank: int
 ) -> tuple[Number, ...] | None:
-    """Return what a collective makes of what its givers bring; None where that is not known."""
+    """Return the result of a collective of these contributions; None if unknown."""
     place, count = call.group[0].index(rank), len(call.group[0])
     if call.ends or call.op in ("broadcast_", "broadcast"):
         return tuple(given[0])

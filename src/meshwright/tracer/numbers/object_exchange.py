@@ -1,7 +1,7 @@
-"""Python objects that traced ranks send to each other, such as the shapes between a pipeline's stages.
+"""Python objects that traced ranks send to each other, such as the shapes between pipeline stages.
 
-Each rank is traced in a process of its own, and all of them share a folder. An object is a file there. A rank that
-waits for one writes down the sender, which is then traced, too; ranks that wait are not counted as running.
+Each rank is traced in a process of its own; all share a folder, with one file per object. A rank that waits for an
+object records the sender, which is then traced too; waiting ranks do not count as running.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class ObjectExchange:
         self._num_sent, self._num_received = Counter[int](), Counter[int]()
 
     def send(self, objects: Sequence[Any], peer: int) -> None:
-        """Send objects to a rank, which receives what it is sent in order."""
+        """Send objects to a rank, which receives them in order."""
         file = self.folder / f"{self.rank}-{peer}-{self._num_sent[peer]}.pickle"
         self._num_sent[peer] += 1
-        # Written whole before it has the name that is waited for.
+        # Atomic: the file is complete when it gets its name.
         unfinished = file.with_suffix(".part")
         with unfinished.open("wb") as opened:
             _Pickler(opened).dump(list(objects))
@@ -54,10 +54,10 @@ class ObjectExchange:
 
 
 class _Pickler(pickle.Pickler):
-    """Sends fake tensors as their shapes: up to torch 2.12 a pipeline's stages send tensors on meta."""
+    """Pickles fake tensors as their metadata: up to torch 2.12 pipeline stages send meta tensors."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to make a fake tensor again, NotImplemented of anything else."""
+        """Return how to rebuild a fake tensor; NotImplemented for other values."""
         if not isinstance(value, FakeTensor):
             return NotImplemented
         kind = (tuple(value.shape), value.stride(), value.dtype, str(value.device), value.requires_grad)
@@ -69,12 +69,12 @@ def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, 
 
 
 def waiting_ranks(folder: Path) -> dict[int, int]:
-    """Return the ranks that wait for an object, and for which rank each of them does."""
+    """Return by waiting rank the sender that it waits for."""
     found = {}
     for file in folder.glob("*.waits"):
         try:
             found[int(file.stem)] = int(file.read_text(encoding="utf-8") or file.stem)
         except FileNotFoundError:
-            # It has its object by now.
+            # It has received its object.
             continue
     return found

@@ -1,4 +1,4 @@
-"""ProgramNumbers: what a program reads of tensors while it is traced, and the lines that decide by a guess."""
+"""ProgramNumbers: the numbers that a traced program reads from tensors, and the lines that branch on a guess."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.spec.trace.trace import RecordKind
-from meshwright.tracer.numbers.guessed_number import GuessedNumber
 from meshwright.tracer.numbers.host_numbers import is_whole, is_whole_on_host, numbers_of, tensor_of, write_numbers
 from meshwright.tracer.numbers.number_exchange import NumberExchange, Numbers
 from meshwright.tracer.numbers.readings import Reading, Readings
+from meshwright.tracer.numbers.scalar_placeholders import GuessedNumber
 from meshwright.tracer.programs.program_lines import line_of_program
-from meshwright.tracer.record.collectives import FoundCollective
-from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.collective_ops import CollectiveCall
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import refuse_number
 
 _MOST_KNOWN = 1 << 16
-"""Integers of one tensor on the device that are known, such as a state of random numbers that ranks broadcast."""
+"""Limit of known integers per device tensor, such as an RNG state that ranks broadcast."""
 
 _MOST_EXCHANGED = 1 << 12
-"""Numbers of a collective that ranks take from each other: sizes, counts and flags."""
+"""Limit of numbers per collective that ranks exchange: sizes, counts and flags."""
 
 
 class ProgramNumbers:
-    """Numbers of tensors as a program reads them; reads of the device are recorded."""
+    """Values that a program reads from tensors; reads from the device are recorded."""
 
-    def __init__(self, recorder: Recorder, device_type: str) -> None:
+    def __init__(self, recorder: TraceRecorder, device_type: str) -> None:
         self._recorder, self._device_type = recorder, device_type
         self.readings = Readings()
         self.exchange = NumberExchange()
         self.guesses: dict[str, str] = {}
-        """By line of the program what it read and decided by, where that was a guess."""
+        """By line of the program the assumed value on which it branched."""
 
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether the numbers in a tensor are known, one by one."""
         return self.readings.numbers(tensor) is not None
 
     def know(self, tensor: Tensor, numbers: list[Any]) -> None:
-        """Keep the numbers that the program itself put into a tensor, until an operator writes to it."""
+        """Keep numbers that the program wrote to a tensor, until an operator writes to it."""
         self.readings.put(tensor, numbers)
 
     def of_copy(self, source: Tensor, copy: Any) -> Any:
-        """Return a copy of a tensor, with the integers that are known of it: on the host it is a real tensor again."""
+        """Return a copy of a tensor with its known integers: a real tensor if it is on the host."""
         if not copy.is_contiguous() or copy.numel() > _MOST_KNOWN or not is_whole(copy.dtype):
             return copy
         if is_whole_on_host(source):
@@ -56,10 +56,8 @@ class ProgramNumbers:
         first = int(source.storage_offset())
         return tensor_of(list(known[first : first + copy.numel()]), copy)
 
-    def communicated(
-        self, found: FoundCollective, op: str, inputs: Sequence[Tensor], written: Sequence[Tensor]
-    ) -> None:
-        """Notice what a collective or message, the operator `op`, writes."""
+    def communicated(self, found: CollectiveCall, op: str, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+        """Update the numbers that a collective or message, the operator `op`, writes."""
         if self.exchange.is_on and not found.is_barrier:
             brought = inputs if found.is_in_place else [one for one in inputs if not _is_among(one, written)]
             taken = self.exchange.taken(found, op, dist.get_rank(), self._brought(brought))
@@ -69,7 +67,7 @@ class ProgramNumbers:
         self.readings.communicated(inputs, written, times, is_in_place=found.is_in_place)
 
     def _brought(self, tensors: Sequence[Tensor]) -> Numbers | None:
-        """Return the numbers of tensors, one after the other; None where some are unknown, or there are many."""
+        """Return the concatenated numbers of tensors; None if some are unknown, or if there are too many."""
         if not tensors or sum(one.numel() for one in tensors) > _MOST_EXCHANGED:
             return None
         found = [self._numbers(one) for one in tensors]
@@ -85,7 +83,7 @@ class ProgramNumbers:
         return self.readings.followed(tensor)
 
     def _is_put(self, written: Sequence[Tensor], numbers: Numbers) -> bool:
-        """Return whether numbers could be put into tensors, one after the other, as the tensors' dtypes have them."""
+        """Write concatenated numbers to tensors in their dtypes; return whether the sizes fit."""
         if sum(one.numel() for one in written) != len(numbers.values):
             return False
         first = 0
@@ -104,9 +102,9 @@ class ProgramNumbers:
             tensor.to("cpu")
 
     def number(self, tensor: Tensor, place: int = 0) -> float | int | bool:
-        """Return what a number of a tensor reads as; raises UnsupportedError for a whole number that is unknown.
+        """Return one value of a tensor; raises UnsupportedError for an unknown integer.
 
-        A boolean or a whole number that is a guess is noted: programs read those to decide by them.
+        A guessed boolean or integer is recorded: programs read those to branch on them.
         """
         reading = self.readings.read(tensor, place)
         if reading is None:
@@ -116,17 +114,17 @@ class ProgramNumbers:
         return reading.value
 
     def guessed(self, value: float | bool) -> None:
-        """Note that the program decides by a number that is a guess, and where."""
+        """Record that the program branches on a guess, and where."""
         if not self._recorder.is_paused and (line := line_of_program()):
             self.guesses.setdefault(line, f"{value:g}" if isinstance(value, float) else str(value))
 
     def item(self, tensor: Tensor) -> float | int | bool:
-        """Return what a tensor's only number reads as; a fraction that is a guess tells when it decides."""
+        """Return the value of a tensor of one element; a guessed float records comparisons."""
         reading, value = self.readings.read(tensor), Tensor.item(tensor)
         return self._watched(value, reading)
 
     def element(self, tensor: Tensor, place: int) -> float | int | bool:
-        """Return `number`; a fraction that is a guess tells when it decides."""
+        """Return `number`; a guessed float records comparisons."""
         return self._watched(self.number(tensor, place), self.readings.read(tensor, place))
 
     def _watched(self, value: float | int | bool, reading: Reading | None) -> float | int | bool:
@@ -134,11 +132,11 @@ class ProgramNumbers:
         return GuessedNumber.of(value, self.guessed) if is_guess else value
 
     def is_unknown(self, tensor: Tensor) -> bool:
-        """Return whether a tensor holds whole numbers that the program did not put there."""
+        """Return whether a tensor has integers that the program did not write."""
         return self.readings.read(tensor) is None
 
     def alike(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True, a guess: that two tensors are alike is what programs that compare them want to be sure of."""
+        """Return True, a guess: programs that compare tensors assert that they are equal."""
         if tensors[0].device.type == self._device_type:
             self._recorder.record(RecordKind.HOST_SYNC)
         self.guessed(value=True)

@@ -1,14 +1,14 @@
-"""Readings: what a program reads of tensors that hold no numbers, as it would be in a healthy step.
+"""Readings: the values that a program reads from fake tensors, as in a healthy step.
 
-    put there     numbers that the program itself put into a tensor are kept, and constants such as zeros(2) followed
+    written       numbers that the program wrote to a tensor are kept, and constants such as zeros(2) are propagated
                   through copies, arithmetic, comparisons, reductions and collectives
-    fractions     are 1 otherwise, a guess; what is computed of numbers that are followed is computed of those
-    comparisons   are made of what the numbers read as; booleans whose operands are unknown are False, a guess
-    tests         for numbers that are not finite find none, which is no guess: nothing goes wrong in a healthy step
-    whole numbers that the program did not put there are unknown: they become sizes, which cannot be guessed
+    floats        otherwise 1, a guess; results of known numbers are computed from them
+    comparisons   are computed from the values read; booleans of unknown operands are False, a guess
+    tests         for non-finite numbers are False, and no guess: all numbers of a healthy step are finite
+    integers      that the program did not write are unknown: they become sizes, which cannot be guessed
 
-Where numbers are not exchanged between ranks (number_exchange.py), others are taken to bring to a collective what this
-one does, so that a sum over ranks is a multiple.
+Where numbers are not exchanged between ranks (number_exchange.py), others are assumed to contribute the same as this
+rank, so that a sum over ranks is a multiple.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _CONSTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "fill_": lambda given: given["value"],
 }
 _SAME = ("copy_", "_to_copy", "clone", "cat", "stack", "any", "all", "max", "min", "amax", "amin", "mean")
-"""Of equal numbers these make the same again."""
+"""Operators that map equal numbers to the same number."""
 _POINTWISE = ("__ior__", "__iand__", "__ixor__")
-"""Operators that torch does not mark as such."""
+"""Pointwise operators that torch does not tag."""
 _KEPT = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
-"""What a scaler of gradients does leaves its flag and its scale as they are where all gradients are finite."""
+"""A gradient scaler keeps its flag and scale if all gradients are finite."""
 _FOLLOWED = 64
-"""Elements of the largest tensor of numbers, all equal, that is followed: counts and metrics, not weights."""
+"""Elements of the largest tensor that is followed: counts and metrics, not weights."""
 _FINITE_TESTS = ("isnan", "isinf", "isneginf", "isposinf")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -57,10 +57,10 @@ class Reading(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What is known of a storage."""
+    """The known numbers of a storage."""
 
     numbers: Sequence[Any]
-    """One by one, or a single one that all of them are."""
+    """All of them, or a single one if all are equal."""
     is_uniform: bool
     is_guess: bool
     storage: weakref.ref[torch.UntypedStorage]
@@ -72,19 +72,19 @@ class Readings:
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
         self.num_put = 0
-        """Tensors among them whose numbers the program put there one by one."""
+        """Tensors among them with individual numbers."""
 
     def put(self, tensor: Tensor, numbers: Sequence[Any]) -> None:
-        """Keep the numbers that the program put into all of a tensor's storage, until an operator writes to it."""
+        """Keep the numbers that the program wrote to a whole storage, until an operator writes to it."""
         self._keep(tensor, numbers, is_uniform=False, is_guess=False)
 
     def numbers(self, tensor: Tensor) -> Sequence[Any] | None:
-        """Return the numbers of a tensor's storage, one by one, where the program put them there; else None."""
+        """Return the individual numbers of a tensor's storage; None if unknown or uniform."""
         kept = self._kept.get(_key(tensor))
         return None if kept is None or kept.is_uniform else kept.numbers
 
     def followed(self, tensor: Tensor) -> Numbers | None:
-        """Return the numbers of a tensor that is followed, row by row; None of any other."""
+        """Return the numbers of a followed tensor in row-major order; None for others."""
         kept = self._kept.get(_key(tensor))
         if kept is None:
             return None
@@ -93,7 +93,7 @@ class Readings:
         return Numbers(tuple(values), kept.is_guess, kept.is_uniform)
 
     def put_into(self, tensor: Tensor, values: Sequence[Any], *, is_uniform: bool, is_guess: bool) -> None:
-        """Keep what was written to a tensor, row by row; of one that is a part of others' the rest has to be known."""
+        """Keep numbers written to a tensor, in row-major order; of a view the rest of the storage has to be known."""
         size, kept = tensor.untyped_storage().nbytes() // tensor.itemsize, self._kept.get(_key(tensor))
         if tensor.numel() == size and tensor.is_contiguous():
             self._keep(tensor, values[:1] if is_uniform else values, is_uniform=is_uniform, is_guess=is_guess)
@@ -106,7 +106,7 @@ class Readings:
             self._keep(tensor, numbers, is_uniform=False, is_guess=is_guess or kept.is_guess)
 
     def read(self, tensor: Tensor, place: int = 0) -> Reading | None:
-        """Return what a number of a tensor reads as; None of whole numbers that are unknown."""
+        """Return the reading of one element; None for an unknown integer."""
         kept = self._kept.get(_key(tensor))
         if kept is not None:
             return Reading(kept.numbers[0 if kept.is_uniform else _in_storage(tensor, place)], kept.is_guess)
@@ -118,7 +118,7 @@ class Readings:
         return Reading(1.0, is_guess=True) if tensor.dtype.is_floating_point else None
 
     def follow(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], written: list[Tensor]) -> None:
-        """Notice what an operator wrote to `written`: new tensors, and those among its `inputs`."""
+        """Update the tensors that an operator wrote: new ones, and those among its `inputs`."""
         kind = _kind(func)
         if kind == "kept" or not written:
             return
@@ -131,9 +131,9 @@ class Readings:
     def communicated(
         self, inputs: Iterable[Tensor], written: Sequence[Tensor], times: int, *, is_in_place: bool
     ) -> None:
-        """Notice a collective or message whose results are `times` what each rank brings.
+        """Update the results of a collective or message: `times` the contribution of each rank.
 
-        In place, a rank brings what is written; else the other inputs. Of what arrives without them nothing is known.
+        The contribution is `written` in place, else the other inputs; without them the results are unknown.
         """
         if is_in_place:
             for one in written if times > 1 else ():
@@ -146,7 +146,7 @@ class Readings:
     def _computed(
         self, kind: Kind, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Tensor
     ) -> Reading | None:
-        """Return what an operator's result reads as, where that is another than that of any tensor of its dtype."""
+        """Return the reading of an operator's result, if it differs from the default of its dtype."""
         is_flag = result.dtype == torch.bool
         if not (is_flag or result.numel() <= _FOLLOWED) or not isinstance(result, FakeTensor):
             return None
@@ -166,7 +166,7 @@ class Readings:
     def _one_by_one(
         self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], written: Sequence[Tensor]
     ) -> list[Any] | None:
-        """Return the numbers that an operator makes of numbers that differ; None where some are unknown or guesses."""
+        """Return an operator's result for individual numbers; None if some are unknown or guesses."""
         if len(written) != 1 or written[0].numel() > _FOLLOWED or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         if written[0].numel() * written[0].itemsize != written[0].untyped_storage().nbytes():
@@ -196,13 +196,13 @@ class Readings:
             is_guess = False
         made = _run(func, args, kwargs, dict(zip(map(id, inputs), values, strict=True)))
         value = None if made is None else made[0]
-        # What a healthy step computes is finite, unless its inputs are not.
+        # Results of a healthy step are finite if its inputs are.
         if value is None or not (math.isfinite(value) or is_test):
             return None
         return Reading(value, is_guess)
 
     def _same(self, tensors: Iterable[Tensor]) -> Reading | None:
-        """Return what all numbers of all the tensors read as; None where they differ."""
+        """Return the common reading of all elements of all tensors; None if they differ."""
         found = [self._reading_of_all(one) for one in tensors]
         readings = [one for one in found if one is not None]
         if len(readings) < len(found) or len({one.value for one in readings}) != 1:
@@ -210,7 +210,7 @@ class Readings:
         return readings[0]._replace(is_guess=any(one.is_guess for one in readings))
 
     def _reading_of_all(self, tensor: Tensor) -> Reading | None:
-        """Return what every number of a tensor reads as; None where they differ, or are unknown."""
+        """Return the common reading of all elements; None if they differ or are unknown."""
         numbers = self.numbers(tensor)
         if numbers is None:
             return self.read(tensor) if isinstance(tensor, FakeTensor) or tensor.numel() == 1 else None
@@ -227,7 +227,7 @@ class Readings:
             if own is not None and one.numel() * one.itemsize == one.untyped_storage().nbytes():
                 self._keep(one, [own.value], is_uniform=True, is_guess=own.is_guess)
             elif before is not None and not (own and before.is_uniform and before.numbers[0] == own.value):
-                # Of a tensor of which a part is written, the parts would read differently.
+                # After a partial write the elements would read differently.
                 self._drop(_key(one))
 
     def _multiply(self, tensor: Tensor, times: int) -> None:
@@ -264,7 +264,7 @@ def _key(tensor: Tensor) -> int:
 
 @cache
 def _kind(func: Any) -> Kind:
-    """Return what an operator does to numbers that are all the same."""
+    """Return how an operator maps equal numbers."""
     name = func._schema.name.removeprefix("aten::")
     if name in _KEPT:
         return "kept"
@@ -287,7 +287,7 @@ def _constant(func: Any, args: Any, kwargs: Any, result: Tensor) -> Reading | No
 
 
 def _in_dtype(reading: Reading, dtype: torch.dtype) -> Reading | None:
-    """Return a reading as a tensor of a dtype has it; None of a whole number that is a guess."""
+    """Return a reading in a dtype; None for a guessed integer."""
     if dtype == torch.bool:
         return reading._replace(value=bool(reading.value))
     if dtype.is_floating_point:
@@ -302,9 +302,9 @@ def _times(reading: Reading, times: int) -> Reading:
 
 
 def _run(func: Any, args: Any, kwargs: Any, values: dict[int, Any]) -> list[Any] | None:
-    """Return what an operator makes of numbers, row by row, by the ids of the tensors that hold them.
+    """Return an operator's result in row-major order; `values` are by id of the input tensors.
 
-    A number stands for a tensor of that alone, several for a whole tensor; None where it cannot be run with these.
+    A number is the value of all elements, a tuple has all of them; None if the operator cannot run with them.
     """
     kwargs = {name: value for name, value in kwargs.items() if name != "device"}
     with unset_fake_temporarily(), torch.no_grad():

@@ -14,12 +14,11 @@ from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.layout.schedule.schedule import Schedule, build_schedule, lower
 from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.trace.trace import Trace
-from meshwright.tracer.extrapolate.cache import Part, TraceCache
 from meshwright.tracer.extrapolate.chunks import CutTrace, cut
 from meshwright.tracer.extrapolate.instantiate import instantiate
 from meshwright.tracer.extrapolate.microbatches import Chosen, choose_microbatches
-from meshwright.tracer.extrapolate.relocate import relocated
-from meshwright.tracer.extrapolate.stage_contents import Blocks, alike_pipeline_ranks, blocks_of_stages
+from meshwright.tracer.extrapolate.pipeline_stages import Blocks, alike_pipeline_ranks, blocks_of_stages, relocated
+from meshwright.tracer.extrapolate.trace_cache import Part, TraceCache
 from meshwright.tracer.programs.trace import Program, trace_ranks
 
 
@@ -57,10 +56,10 @@ class JobSteps:
         """Return the steps of `ranks`, each traced with all its microbatches."""
         return _traced("whole", self._program(program, self.build.whole), ranks, num_processes, cache)
 
-    def told(
+    def extrapolated(
         self, ranks: Sequence[int], program: Program, num_processes: int, cache: TraceCache | None = None
     ) -> dict[int, Trace]:
-        """Return the steps of `ranks`, told from few microbatches and few pipeline ranks; raises NotAlike if it fails.
+        """Return the steps of `ranks`, extrapolated from a subset of microbatches; raises NotExtrapolable.
 
         The ranks of pipeline ranks that do the same must stand at the same places in them.
         """
@@ -72,13 +71,13 @@ class JobSteps:
         part = self._program(program, self.build.part, numbers)
         found = _traced("part", part, sorted(set(source_of.values())), num_processes, cache)
         cuts = {rank: cut(trace, len(self.chosen.microbatches)) for rank, trace in found.items()}
-        return {rank: self._told(cuts[source], rank, rank // size) for rank, source in source_of.items()}
+        return {rank: self._extrapolated(cuts[source], rank, rank // size) for rank, source in source_of.items()}
 
     def _program(self, program: Program, build: str, *first: str) -> Program:
         compiles = self.layout.compile and self.layout.compile_backend == "inductor"
         return program._replace(build=build, arguments=(*first, *self.arguments), compiles=compiles)
 
-    def _told(self, source: CutTrace, rank: int, pp_rank: int) -> Trace:
+    def _extrapolated(self, source: CutTrace, rank: int, pp_rank: int) -> Trace:
         assert self.chosen is not None
         trace = instantiate(source, self.chosen, self.lowered[pp_rank])
         trace = relocated(trace, rank, self.schedule, self.blocks)

@@ -1,6 +1,6 @@
-"""trace_program(): the steps of all ranks of a user's own program, from as few traced ranks as show what they do.
+"""trace_program(): the steps of all ranks of a user's program, extrapolated from as few traced ranks as possible.
 
-Up to 64 ranks all are traced: a mistake can be made on any one. Of more, ranks are traced
+Up to 64 ranks all are traced, since any one can have a mistake. Of more, ranks are traced
 
     by place        ranks 0, 1, the middle one and the last; along each axis of the mesh, as the groups that traced
                     ranks are in show it (ranks a constant stride apart), every place of up to 8, of a longer axis the
@@ -10,7 +10,7 @@ Up to 64 ranks all are traced: a mistake can be made on any one. Of more, ranks 
 
 The traces of one role have to be equal, and their messages to go equally far. Where a rank's differs from that of most,
 its place along each axis becomes part of the role, so that ranks which share a group with it have roles of their own,
-as have those that it sends to (partners.py). A rank that would leave a traced rank's message without its other end is
+as have those that it sends to (program_axes.py). A rank whose absence leaves a traced message without its other end is
 traced, too: no deadlock is reported of messages that were extrapolated.
 
 What is extrapolated: a rank that was not traced does what the first rank of its role does. A program that asks for one
@@ -30,19 +30,20 @@ from meshwright.errors import UnsupportedError
 from meshwright.spec.trace.trace import Ints, RecordKind, Trace
 from meshwright.spec.trace.trace_order import fingerprint
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.extrapolate.axes import (
+from meshwright.tracer.extrapolate.program_axes import (
     LONG,
     Axis,
     axes_of_groups,
     axes_of_messages,
     axis_of,
+    by_partners,
     calls_of,
     is_ring,
+    unanswered,
     unknown_places,
     ways_of_messages,
 )
-from meshwright.tracer.extrapolate.classes import CUT
-from meshwright.tracer.extrapolate.partners import by_partners, unanswered
+from meshwright.tracer.extrapolate.rank_labels import CUT
 from meshwright.tracer.programs.trace import Program, trace_ranks
 
 ALL_TRACED = 64
@@ -55,7 +56,7 @@ _MOST_TOGETHER = 32
 
 
 def trace_program(program: Program, *, every_rank: bool = False, num_processes: int = 2) -> Traces:
-    """Return the traces of a program's ranks; those that were traced stand for the others of their role.
+    """Return the traces of a program's ranks; traced ranks represent the others of their role.
 
     Raises UnsupportedError where a rank cannot be traced, or where too many roles differ.
     """
@@ -116,8 +117,8 @@ def roles_of_ranks(
     columns = [np.zeros(world_size, np.int64)]
     for axis in sorted(axes_of_messages(traces)):
         place = axis.place(ranks)
-        # Of a chain no two places do the same: the further from an end, the longer they wait. In a ring all do, or
-        # every other one, where neighbours take turns to send.
+        # Positions of a chain differ: the further from an end, the longer the wait. In a ring all are equal, or
+        # every other one, where neighbours alternate in sending.
         in_turns = axis.size > LONG and axis.size % 2 == 0 and is_ring(traces)
         columns.append(place % 2 if in_turns else place)
     for axis, rows in sorted(_cuts(traces)):

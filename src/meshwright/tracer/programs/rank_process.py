@@ -28,9 +28,9 @@ from meshwright.tracer.extrapolate.routing import parse_routing, read_as
 from meshwright.tracer.numbers.number_exchange import took_numbers
 from meshwright.tracer.numbers.object_exchange import ObjectExchange, waiting_ranks
 from meshwright.tracer.programs.program_builder import find_builder, step_of
-from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.simulated_device import NAME, device, install
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import explained
 from meshwright.tracer.torch_distributed.torch_async_tensor import allow_async_tensor_parallel
 from meshwright.tracer.torch_distributed.torch_pipelining import send_objects_by
@@ -40,18 +40,17 @@ from meshwright.tracer.torch_distributed.torch_process_group import (
     set_torchrun_environment,
     take_over_process_group,
 )
-from meshwright.tracer.torch_distributed.torch_reductions import reductions_watched
-from meshwright.tracer.torch_distributed.torch_waits import resizing_watched, waiting_watched
+from meshwright.tracer.torch_distributed.torch_works import reductions_watched, resizing_watched, waiting_watched
 from meshwright.tracer.torch_patches.torch_autocast import cast_on
 from meshwright.tracer.torch_patches.torch_compile import record_compiled, recording_compiler
-from meshwright.tracer.torch_patches.torch_cuda import stand_in_for_cuda
+from meshwright.tracer.torch_patches.torch_cuda import redirect_cuda
 from meshwright.tracer.torch_patches.torch_patches import apply_patches
 from meshwright.tracer.torch_patches.torch_sync_batch_norm import normalize_over_ranks
 from meshwright.units import format_bytes
 
 _POLL_S = 0.01
 _MOST_PASSES = 8
-"""Times that ranks are traced which need numbers from each other, one after the other."""
+"""Maximum of passes over ranks that need numbers from each other."""
 _NUM_STEPS_BEFORE = 1
 """The first step makes the optimizer's state; the next are all alike."""
 
@@ -70,9 +69,9 @@ def main(order: dict[str, Any]) -> None:
 
 
 def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> str:
-    """Trace the ranks of an order until they took from each other the numbers that they bring; return what failed."""
+    """Trace the ranks of an order until their assumed numbers are those that others contribute; return the failure."""
     folder, exchange = _numbers_folder(order), mode.numbers.exchange
-    # Few ranks of a job are traced, and stand for all others.
+    # The few traced ranks of a job represent all others.
     exchange.is_on = order["keeps_earlier"]
     exchange.learn(folder)
     again = sorted(int(rank) for rank in order["out"])
@@ -89,10 +88,10 @@ def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> str:
 
 
 def _trace_each(mode: RecordingMode, order: dict[str, Any], ranks: Sequence[int]) -> tuple[str, bool]:
-    """Trace ranks, each in a fork, and those that they wait for objects from.
+    """Trace ranks, each in a fork, and the ranks from which they wait for objects.
 
-    Return why the first that failed did, "" where none did, and whether it would again whatever others bring. What
-    follows a rank that failed after it took numbers from others is traced, too: it may have needed theirs.
+    Return the failure of the first rank that failed, or "", and whether it is final. After a rank that failed with
+    numbers of others, the next ones are traced too, since it may have needed theirs.
     """
     folder, count = _exchange_folder(order), order["num_processes"]
     wanted = list(ranks)
@@ -104,7 +103,7 @@ def _trace_each(mode: RecordingMode, order: dict[str, Any], ranks: Sequence[int]
     while wanted or set(running.values()) & set(ranks):
         waiting = waiting_ranks(folder)
         known = {*running.values(), *done}
-        # Who is waited for comes first; who waits takes no processor.
+        # Awaited ranks come first; waiting ranks take no processor.
         asked = [peer for peer in waiting.values() if peer not in known]
         if (asked or wanted) and len(running.keys() - _pids(running, waiting)) < count:
             rank = asked[0] if asked else wanted[0]
@@ -144,7 +143,7 @@ def _numbers_folder(order: dict[str, Any]) -> Path:
 
 
 def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
-    """Return the process that traces `rank`: it is a tracer for good, and each rank needs its own."""
+    """Return the process that traces `rank`; patches are permanent, so each rank needs its own."""
     pid = os.fork()
     if pid:
         return pid
@@ -167,7 +166,7 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
 
 @contextmanager
 def _failure_said(order: dict[str, Any], rank: int | None = None) -> Iterator[None]:
-    """Leave in order["said"] one message for what this project itself refuses, and the rank that was refused."""
+    """Write the message and rank of a MeshwrightError to order["said"]."""
     try:
         yield
     except MeshwrightError as error:
@@ -203,18 +202,18 @@ def _failure(order: dict[str, Any], rank: int, code: int) -> str:
 
 
 def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
-    """Return what records in this process, which is of no other use afterwards."""
-    recorder = Recorder()
+    """Patch this process for tracing, permanently, and return its recording mode."""
+    recorder = TraceRecorder()
     if device_type == NAME:
         install(recorder)
         cast_on(NAME)
-        stand_in_for_cuda()
+        redirect_cuda()
         normalize_over_ranks()
         allow_async_tensor_parallel(NAME)
     mode = RecordingMode(recorder, device_type)
     apply_patches(recorder, mode)
     record_compiled(mode)
-    # Both are ours, and modules that use them are imported later, with the builder.
+    # Modules that use these two are imported later, with the builder.
     initial.fill_normal = _leave_as_it_is
     host_values.host_values = read_as(parse_routing(routing), mode.numbers.read)  # type: ignore[assignment]
     return mode
@@ -230,9 +229,9 @@ def trace_here(mode: RecordingMode, build: str, arguments: list[str], rank: int,
 
 
 def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
-    """Return the second step of this rank of the process group, which exists, real or not."""
+    """Return the trace of this rank's second step; the process group, real or fake, exists."""
     recorder, rank, world_size = mode.recorder, dist.get_rank(), dist.get_world_size()
-    # Else backward runs in a thread of its own, where no mode sees it.
+    # Else backward runs in another thread, outside of the mode.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with (
         one_thread,
@@ -244,7 +243,7 @@ def record_step(mode: RecordingMode, build: str, arguments: list[str]) -> Trace:
     ):
         step = step_of(build, _device(mode.device_type), rank, world_size, *arguments)
         num_of_builder = len(recorder)
-        # What decides while weights are drawn, as trunc_normal_() draws some again, changes no step.
+        # Branches during initialization, as in trunc_normal_(), do not affect the step.
         mode.numbers.guesses.clear()
         for _ in range(_NUM_STEPS_BEFORE):
             step()
@@ -268,9 +267,9 @@ def _traced(build: str, mode: RecordingMode) -> Traced:
 
 
 def _device(device_type: str) -> torch.device:
-    """Return the device that a program is given; an accelerator has an index, which some hand on."""
+    """Return the device of a program; that of an accelerator has an index."""
     return torch.device(device_type, 0) if device_type == NAME else torch.device(device_type)
 
 
 def _leave_as_it_is(*_: Any, **__: Any) -> None:
-    """Stand in for drawing initial weights: fake tensors hold no numbers, and drawing them takes the longest."""
+    """Replace the initialization of weights: fake tensors have no values, and drawing them takes long."""

@@ -1,1 +1,1 @@
-"""What one rank does: operators, collectives, storages and numbers, recorded."""
+"""Recording of one rank's operators, collectives, storages and numbers."""

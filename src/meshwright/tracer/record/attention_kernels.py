@@ -1,11 +1,10 @@
-"""Which kernel F.scaled_dot_product_attention takes on CUDA, and its call on the simulated accelerator.
+"""The kernel that F.scaled_dot_product_attention selects on CUDA, and its call on the simulated accelerator.
 
-torch chooses in C++ that is built with CUDA only (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), by rules that
-are repeated here: the first of flash, cuDNN, memory-efficient and math that can do what is asked. They are those of
-compute capability 9.0 with a cuDNN newer than 9.15, of which torch asks cuDNN before flash: where both can, they make
-the same tensors, and the trace has flash. Not followed: older GPUs and libraries, where what is cuDNN's here (a mask
-with grouped heads) is left to matmuls; cuDNN's heads above 128 wide, but for keys of 192 with values of 128; nested
-tensors.
+torch selects in C++ that is built with CUDA only (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp); its rules are
+repeated here: the first of flash, cuDNN, memory-efficient and math attention that supports the arguments, for compute
+capability 9.0. With cuDNN newer than 9.15 torch prefers cuDNN to flash; where both apply the tensors are equal, and the
+trace has flash. Ignored: older GPUs and libraries, where a mask with grouped heads runs as matmuls; cuDNN with head
+dims above 128, except 192 for keys with 128 for values; nested tensors.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from meshwright.tracer.torch_patches.torch_autocast import lowered
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_WIDTHS = 8
-"""Flash attention has kernels for multiples of this; torch fills heads up with zeros."""
+"""Flash attention has kernels for multiples of this head dim; torch pads heads with zeros."""
 _MASK_ROWS = 8
-"""Memory-efficient attention wants the rows of a mask to begin at multiples of this."""
+"""Memory-efficient attention requires mask rows aligned to multiples of this."""
 _WIDEST_FLASH = 256
 _WIDEST_CUDNN, _LATENT_WIDTHS = 128, (192, 128)
 _CUDNN_DROPOUTS = 16.0
-"""cuDNN drops whole sixteenths."""
+"""cuDNN supports dropout in sixteenths."""
 _EFFICIENT_IS_GROUPED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
-"""Whether memory-efficient attention takes fewer heads of keys than of queries."""
+"""Whether memory-efficient attention supports fewer heads of keys than of queries."""
 
 
 _SWITCHES: dict[str, Callable[[], Any]] = {
@@ -42,10 +41,10 @@ _SWITCHES: dict[str, Callable[[], Any]] = {
     "efficient": cuda.mem_efficient_sdp_enabled,
     "math": cuda.math_sdp_enabled,
 }
-"""Those that torch.nn.attention.sdpa_kernel sets."""
+"""Set by torch.nn.attention.sdpa_kernel."""
 
 
-class Asked(NamedTuple):
+class AttentionCall(NamedTuple):
     """The arguments of scaled_dot_product_attention. B batch, N or K heads, S or T positions, H or W wide."""
 
     query: Tensor
@@ -67,156 +66,156 @@ class Asked(NamedTuple):
 
     @property
     def is_training(self) -> bool:
-        """Return whether a backward will come."""
+        """Return whether a backward follows."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.heads)
 
 
-def cuda_kernel(asked: Asked) -> SDPBackend:
-    """Return the kernel that CUDA would take; RuntimeError, as torch's own, where the allowed ones cannot do it."""
-    is_plain = _is_plain(asked, takes_groups=True)
-    if _is_allowed("flash") and is_plain and _flash_can(asked):
+def cuda_kernel(call: AttentionCall) -> SDPBackend:
+    """Return the kernel that CUDA would use; raises RuntimeError, as torch does, if none supports the call."""
+    is_plain = _is_plain(call, takes_groups=True)
+    if _is_allowed("flash") and is_plain and _flash_can(call):
         return SDPBackend.FLASH_ATTENTION
-    if _is_allowed("cudnn") and is_plain and _cudnn_can(asked):
+    if _is_allowed("cudnn") and is_plain and _cudnn_can(call):
         return SDPBackend.CUDNN_ATTENTION
-    is_plain = _is_plain(asked, takes_groups=_EFFICIENT_IS_GROUPED)
-    if _is_allowed("efficient") and is_plain and _efficient_can(asked):
+    is_plain = _is_plain(call, takes_groups=_EFFICIENT_IS_GROUPED)
+    if _is_allowed("efficient") and is_plain and _efficient_can(call):
         return SDPBackend.EFFICIENT_ATTENTION
     if _is_allowed("math"):
         return SDPBackend.MATH
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-# A compiler cannot look into switches, and would cut its graph here.
+# Dynamo cannot trace the switches: a graph break would follow.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_allowed(kernel: str) -> bool:
     return bool(_SWITCHES[kernel]())
 
 
-def _is_plain(asked: Asked, *, takes_groups: bool) -> bool:
-    """Return whether shapes are what both fused kernels want: B, heads, positions, and each head in one piece."""
-    if any(x.dim() != 4 or x.dtype != asked.query.dtype or x.shape[-2] == 0 for x in asked.heads):
+def _is_plain(call: AttentionCall, *, takes_groups: bool) -> bool:
+    """Return whether both fused kernels support the shapes: B, heads, positions, contiguous head dim."""
+    if any(x.dim() != 4 or x.dtype != call.query.dtype or x.shape[-2] == 0 for x in call.heads):
         return False
-    batches, heads = ({x.shape[dim] for x in asked.heads} for dim in (0, 1))
-    is_grouped = asked.enable_gqa and takes_groups and asked.key.shape[1] == asked.value.shape[1]
-    has_heads = len(heads) == 1 or (is_grouped and asked.query.shape[1] % asked.key.shape[1] == 0)
-    return len(batches) == 1 and has_heads and all(x.stride(-1) == 1 for x in asked.heads)
+    batches, heads = ({x.shape[dim] for x in call.heads} for dim in (0, 1))
+    is_grouped = call.enable_gqa and takes_groups and call.key.shape[1] == call.value.shape[1]
+    has_heads = len(heads) == 1 or (is_grouped and call.query.shape[1] % call.key.shape[1] == 0)
+    return len(batches) == 1 and has_heads and all(x.stride(-1) == 1 for x in call.heads)
 
 
-def _flash_can(asked: Asked) -> bool:
-    widths = {x.shape[-1] for x in asked.heads}
-    is_square = asked.query.shape[-2] == asked.key.shape[-2]
+def _flash_can(call: AttentionCall) -> bool:
+    widths = {x.shape[-1] for x in call.heads}
+    is_square = call.query.shape[-2] == call.key.shape[-2]
     return (
-        asked.attn_mask is None
-        and asked.query.dtype in _HALF
+        call.attn_mask is None
+        and call.query.dtype in _HALF
         and len(widths) == 1
         and max(widths) <= _WIDEST_FLASH
-        and (is_square or not asked.is_causal)
+        and (is_square or not call.is_causal)
     )
 
 
-def _cudnn_can(asked: Asked) -> bool:
-    query, key, value = asked.heads
+def _cudnn_can(call: AttentionCall) -> bool:
+    query, key, value = call.heads
     widths = query.shape[-1], value.shape[-1]
     return (
         query.dtype in _HALF
         and key.shape[-1] == query.shape[-1]
         and (max(widths) <= _WIDEST_CUDNN or widths == _LATENT_WIDTHS)
         and not any(width % _FLASH_WIDTHS for width in widths)
-        and (asked.dropout_p * _CUDNN_DROPOUTS).is_integer()
+        and (call.dropout_p * _CUDNN_DROPOUTS).is_integer()
         and key.shape[-2] > 1
-        and (asked.dropout_p == 0 or query.shape[-2] > 1)
+        and (call.dropout_p == 0 or query.shape[-2] > 1)
         and not torch.are_deterministic_algorithms_enabled()
-        and _cudnn_masks(asked)
+        and _cudnn_masks(call)
     )
 
 
-def _cudnn_masks(asked: Asked) -> bool:
-    mask = asked.attn_mask
+def _cudnn_masks(call: AttentionCall) -> bool:
+    mask = call.attn_mask
     if mask is None:
         return True
-    rows, columns = asked.query.shape[-2], asked.key.shape[-2]
+    rows, columns = call.query.shape[-2], call.key.shape[-2]
     is_whole = mask.shape[-2] in (1, rows) and mask.shape[-1] in (1, columns) and mask.stride(-1) == 1
-    of_heads = zip(mask.shape[:-2], asked.query.shape[:2], strict=False)
+    of_heads = zip(mask.shape[:-2], call.query.shape[:2], strict=False)
     is_of_heads = mask.dim() == 2 or (mask.dim() == 4 and all(size in (1, whole) for size, whole in of_heads))
     return is_whole and is_of_heads and not mask.requires_grad
 
 
-def _efficient_can(asked: Asked) -> bool:
-    query, key, value = asked.heads
-    # 128 bits, which its kernels load at once.
+def _efficient_can(call: AttentionCall) -> bool:
+    query, key, value = call.heads
+    # Its kernels load 128 bits at once.
     multiple = 16 // query.element_size()
     return (
         query.dtype in (*_HALF, torch.float32)
         and query.shape[-1] == key.shape[-1]
         and all(x.shape[-1] > 0 and x.shape[-1] % multiple == 0 for x in (query, value))
-        and (asked.attn_mask is None or asked.attn_mask.stride(-1) == 1)
+        and (call.attn_mask is None or call.attn_mask.stride(-1) == 1)
     )
 
 
 def as_on_cuda(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return scaled_dot_product_attention with CUDA's kernels on the simulated accelerator.
 
-    `attend` is torch's own, which computes by matmuls on a device that has no kernels.
+    `attend` is torch's own, which uses matmuls on a device without fused kernels.
     """
 
     @functools.wraps(attend)
     def attended(*args: Any, **kwargs: Any) -> Tensor:
-        asked = Asked(*args, **kwargs)
-        # A trace on the host leaves attention as it is: torch knows no device of that name there.
-        if asked.query.device.type != NAME:
+        call = AttentionCall(*args, **kwargs)
+        # A trace on the host keeps torch's own attention.
+        if call.query.device.type != NAME:
             return attend(*args, **kwargs)
         if torch.is_autocast_enabled(NAME):
             args, kwargs = lowered((args, kwargs), NAME)
-            asked = Asked(*args, **kwargs)
-        kernel = cuda_kernel(asked)
+            call = AttentionCall(*args, **kwargs)
+        kernel = cuda_kernel(call)
         if kernel == SDPBackend.FLASH_ATTENTION:
-            return _flash(asked)
+            return _flash(call)
         if kernel == SDPBackend.CUDNN_ATTENTION:
-            return _cudnn(asked)
-        return _efficient(asked) if kernel == SDPBackend.EFFICIENT_ATTENTION else attend(*args, **kwargs)
+            return _cudnn(call)
+        return _efficient(call) if kernel == SDPBackend.EFFICIENT_ATTENTION else attend(*args, **kwargs)
 
     return attended
 
 
-def _flash(asked: Asked) -> Tensor:
-    width = asked.query.shape[-1]
-    scale = width**-0.5 if asked.scale is None else asked.scale
+def _flash(call: AttentionCall) -> Tensor:
+    width = call.query.shape[-1]
+    scale = width**-0.5 if call.scale is None else call.scale
     missing = -width % _FLASH_WIDTHS
-    heads = [F.pad(x, (0, missing)) for x in asked.heads] if missing else asked.heads
+    heads = [F.pad(x, (0, missing)) for x in call.heads] if missing else call.heads
     flash = torch.ops.aten._scaled_dot_product_flash_attention
-    result: Tensor = flash(*heads, asked.dropout_p, asked.is_causal, scale=scale)[0]
+    result: Tensor = flash(*heads, call.dropout_p, call.is_causal, scale=scale)[0]
     return result[..., :width] if missing else result
 
 
-def _cudnn(asked: Asked) -> Tensor:
+def _cudnn(call: AttentionCall) -> Tensor:
     cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
-    mask, options = _added(asked), (asked.is_training, asked.dropout_p, asked.is_causal)
-    result: Tensor = cudnn(*asked.heads, mask, *options, scale=asked.scale)[0]
+    mask, options = _added(call), (call.is_training, call.dropout_p, call.is_causal)
+    result: Tensor = cudnn(*call.heads, mask, *options, scale=call.scale)[0]
     return result
 
 
-def _efficient(asked: Asked) -> Tensor:
+def _efficient(call: AttentionCall) -> Tensor:
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    mask, training = _added_mask(asked), asked.is_training
-    result: Tensor = efficient(*asked.heads, mask, training, asked.dropout_p, asked.is_causal, scale=asked.scale)[0]
+    mask, training = _added_mask(call), call.is_training
+    result: Tensor = efficient(*call.heads, mask, training, call.dropout_p, call.is_causal, scale=call.scale)[0]
     return result
 
 
-def _added(asked: Asked) -> Tensor | None:
-    """Return what is added to scores: a mask, or zero and minus infinity by what it lets through."""
-    mask = asked.attn_mask
+def _added(call: AttentionCall) -> Tensor | None:
+    """Return the additive mask: a boolean one as zero and minus infinity."""
+    mask = call.attn_mask
     if mask is None or mask.dtype != torch.bool:
         return mask
-    zero = torch.scalar_tensor(0.0, dtype=asked.query.dtype, device=mask.device)
+    zero = torch.scalar_tensor(0.0, dtype=call.query.dtype, device=mask.device)
     return torch.where(mask, zero, float("-inf"))
 
 
-def _added_mask(asked: Asked) -> Tensor | None:
-    """Return what is added to the scores of all heads, in rows as memory-efficient attention wants them."""
-    mask = _added(asked)
+def _added_mask(call: AttentionCall) -> Tensor | None:
+    """Return the additive mask of all heads, with rows aligned for memory-efficient attention."""
+    mask = _added(call)
     if mask is None:
         return None
     if any(stride % _MASK_ROWS for stride in mask.stride()[:-1]):
         width = mask.shape[-1]
         mask = F.pad(mask, (0, _MASK_ROWS - width % _MASK_ROWS))[..., :width]
-    return mask.expand(*asked.query.shape[:3], asked.key.shape[2])
+    return mask.expand(*call.query.shape[:3], call.key.shape[2])

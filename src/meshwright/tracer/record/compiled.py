@@ -1,8 +1,8 @@
-"""Compiled blocks under the tracer: the compiler's graphs run on fake tensors, and each of their kernels is one record.
+"""Compiled blocks under the tracer: the graphs of torch.compile run on fake tensors, one record for each kernel.
 
-What Inductor fuses reads its inputs once and writes its results once: that is what a fused kernel's record says. What
-it keeps for backward is decided by the same partitioner as in a real run. Matmuls, attention and collectives inside a
-graph are operators as in eager code, and are recorded as such. Calls that are alike run once (graph_replay.py).
+A fused kernel of Inductor reads its inputs once and writes its results once, and so does its record. The partitioner of
+a real run decides what is saved for backward. Matmuls, attention and collectives in a graph are recorded as operators,
+as in eager code. Equal calls are recorded by replay (graph_replay.py).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from meshwright.tracer.torch_patches.torch_random_states import save_no_random_s
 
 _FUSED = "inductor.fused"
 MAX_CAPTURES = 3
-"""Calls of one kind that are captured at most: the first can differ from later ones, as a first step does."""
+"""Maximum of captured calls of one kind: the first can differ from later ones, as in the first step."""
 
 
 @cache
 def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
-    """Return a backend for torch.compile that keeps what Inductor keeps for backward, and records its kernels."""
-    # Before the graphs of the first block are made.
+    """Return a backend for torch.compile that saves what Inductor saves for backward, and records its kernels."""
+    # Before the first graph is compiled.
     save_no_random_states()
     if mode.device_type == NAME:
         register_device(NAME)
@@ -66,7 +66,7 @@ def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
 
 
 class CompiledGraph:
-    """Callable: computes what a compiled graph computes, kernel by kernel."""
+    """A callable that runs a compiled graph kernel by kernel."""
 
     def __init__(self, graph: fx.GraphModule, kernels: Sequence[Kernel], mode: RecordingMode) -> None:
         self._graph, self._kernels, self._mode = graph, kernels, mode
@@ -78,11 +78,11 @@ class CompiledGraph:
         self._results = {node for kernel in kernels for node in kernel.results}
         self._calls: dict[Hashable, GraphCall] = {}
         self._num_captures = Counter[Hashable]()
-        # torch then hands over the arguments in a list, which is emptied, so that they can be freed in the middle.
+        # torch then passes the arguments in a list that the callee empties, so that they can be freed early.
         self._boxed_call = True
 
     def __call__(self, args: list[Any]) -> Any:
-        """Return the graph's results; `args` are empty afterwards."""
+        """Return the graph's results; empties `args`."""
         key = None if self._mode.recorder.is_paused else key_of(args, self._mode)
         inputs, call = list(args), self._calls.get(key)
         args.clear()
@@ -105,9 +105,9 @@ class CompiledGraph:
         return outputs
 
     def _run(self, values: dict[fx.Node, Any], capture: Capture | None) -> Any:
-        """Run the kernels one by one; `values` are those of the graph's inputs, and of what is left of them later."""
+        """Run the kernels in order; `values` has the graph's inputs at first, and its live values at the end."""
         for number, kernel in enumerate(self._kernels):
-            # In a backward's graph that is what is recomputed.
+            # In a backward graph these are recomputed kernels.
             is_forward = self._of_backward.isdisjoint(kernel.nodes)
             self._mode.recorder.scopes.is_compiled_forward = is_forward
             if kernel.is_fused:
@@ -127,7 +127,7 @@ class CompiledGraph:
         return fx.map_arg(self._output.args[0], lambda node: self._quietly(node, values))
 
     def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        """Return a node's value, running what it needs and nobody has run yet."""
+        """Return a node's value, computing it and its inputs if necessary."""
         if node not in values:
             needed = {one: self._quietly(one, values) for one in node.all_input_nodes}
             args, kwargs = (fx.map_arg(part, needed.__getitem__) for part in (node.args, node.kwargs))
@@ -135,7 +135,7 @@ class CompiledGraph:
         return values[node]
 
     def _quietly(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        """Return a node's value; what has not run by now is no kernel of its own: a view, or part of its reader."""
+        """Return a node's value without recording: a node not yet run is a view, or fused into its reader."""
         before, self._mode.recorder.is_paused = self._mode.recorder.is_paused, True
         try:
             return self._value(node, values)
@@ -162,12 +162,12 @@ class CompiledGraph:
         if number not in self._signatures:
             self._signatures[number] = _signature(kernel, outputs)
         self._mode.kernel(self._signatures[number], inputs, outputs)
-        # The others stay in registers, but for those that an earlier kernel wrote: later kernels may read them, too.
+        # Other nodes stay in registers, except those that an earlier kernel wrote, which later kernels may read.
         for node in own.difference(kernel.results, written_before):
             values.pop(node, None)
 
     def _empty_like(self, node: fx.Node) -> Tensor:
-        """Return a tensor like a node's value: of what is fused, nothing in between has to be computed to have it."""
+        """Return an empty tensor like a node's value, without computing the fused nodes before it."""
         before, self._mode.recorder.is_paused = self._mode.recorder.is_paused, True
         try:
             value = node.meta["val"]
@@ -176,7 +176,7 @@ class CompiledGraph:
             self._mode.recorder.is_paused = before
 
     def _last_uses(self) -> list[list[fx.Node]]:
-        """Return for each kernel the nodes that nothing after it reads, be it by way of nodes without a kernel."""
+        """Return for each kernel the nodes that no later kernel reads, directly or through nodes without a kernel."""
         has_memory = {node for kernel in self._kernels for node in kernel.results}.union(self._inputs)
         last: dict[fx.Node, int] = {}
         for number, kernel in enumerate(self._kernels):
@@ -192,7 +192,7 @@ class CompiledGraph:
 
 
 def _of_backward(graph: fx.GraphModule) -> set[fx.Node]:
-    """Return what is computed from the gradients of the graph's outputs, which torch calls tangents.
+    """Return the nodes computed from the gradients of the graph's outputs (tangents).
 
     The partitioner's own tags miss the backwards of autograd functions, such as those of collectives.
     """
@@ -213,7 +213,7 @@ def _is_new(node: fx.Node) -> bool:
 
 def _signature(kernel: Kernel, outputs: list[Tensor]) -> Signature:
     names = (getattr(node.target, "_opname", str(node.target)) for node in kernel.nodes)
-    # One kernel of several that write a concatenation writes a part of it.
+    # Of several kernels that write a concatenation, each writes a part.
     written = min(sum(tensor.nbytes for tensor in outputs), kernel.moved_bytes)
     return Signature(
         op=f"{_FUSED}({', '.join(dict.fromkeys(names))})",

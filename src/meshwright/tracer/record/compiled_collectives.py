@@ -1,9 +1,9 @@
-"""Collectives in graphs that torch's compiler makes kernels of: each runs in place where Inductor runs it in place.
+"""Collectives in compiled graphs, in place where Inductor runs them in place.
 
-Inductor has no out-of-place all-reduce or broadcast. It runs on its input's memory if that has no later reader, by a
-pass that compile_fx runs and `kernels_of` does not, and otherwise on a copy, which it fuses as any copy. After that
-pass each collective is one library call among the kernels. `require_kernels` checks this: a collective that is lost
-would be neither priced nor compared between ranks.
+Inductor has no out-of-place all-reduce or broadcast. It reuses the input's memory if that has no later reader, in a
+pass of compile_fx that `kernels_of` does not run, otherwise a copy, which it fuses like any copy. After this pass each
+collective is one library call among the kernels. `require_kernels` checks this: a lost collective would be neither
+priced nor compared between ranks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _copied(node: fx.Node) -> fx.Node:
 
 
 def communicated(node: fx.Node) -> fx.Node | None:
-    """Return the node whose memory a wait, or a collective in place, returns; None of other nodes."""
+    """Return the node whose memory a wait, or an in-place collective, returns; None for other nodes."""
     source: Any = node.args[0] if node.args else None
     if node.target is operator.getitem and source.target in _SAME_MEMORY:
         source = source.args[0][node.args[1]]
@@ -92,6 +92,6 @@ def require_recorded(nodes: Iterable[fx.Node], values: Container[fx.Node]) -> No
 def _refuse(lost: Iterable[fx.Node]) -> None:
     for node in lost:
         raise UnsupportedError(
-            f"torch.compile: torch {torch.__version__} makes another kernel of {node.target} than a dry run knows, "
-            'which would leave it out: call it outside of what is compiled, or compile with backend="aot_eager"'
+            f"torch.compile: torch {torch.__version__} compiles {node.target} to a kernel that a dry run does not "
+            'support: call it outside of the compiled module, or compile with backend="aot_eager"'
         )

@@ -1,14 +1,13 @@
-"""GraphCall: what one call of a compiled graph records, so that later calls of it record the same without running it.
+"""GraphCall: the records of one call of a compiled graph, replayed for later equal calls without running the graph.
 
-The blocks of a stage share their compiled graphs, and each microbatch calls them again. What a graph runs is fixed when
-it is compiled, so that its records depend on its arguments alone: their formats and strides, which of them share
-memory, and numbers among them. Calls that agree in all of these (`key_of`) are replayed. A replay gives records the
-scope, phase, action, line, stream, works and storages of its own call. Tensors that the graph makes and drops are
-storages without a tensor; those that outlive the call are made. Arguments are released between the same records, so
-that the storages which only the graph still held are freed there.
+The blocks of a stage share their compiled graphs, and each microbatch calls them again. The records of a call depend
+only on its arguments: dtypes, strides, aliasing, and numbers among them. Calls that agree in these (`key_of`) are
+replayed. A replay has the scope, phase, action, line, stream, works and storages of its own call. Tensors that a graph
+makes and frees are storages without a tensor; tensors that outlive the call are created. Arguments are released between
+the same records, so storages that only the graph still held are freed there.
 
-`Capture.finish` returns None for a call that cannot be repeated this way: if it waits for a collective of another call,
-waits on the host, or returns an alias of memory whose strides it does not own. Such calls run each time.
+`Capture.finish` returns None for a call that cannot be replayed: one that waits for a collective of another call, waits
+on the host, or returns an alias of memory whose strides it does not own. Such calls run each time.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshwright.spec.trace.trace import NONE, RecordKind
-from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 
 _OWN = ("scope", "phase", "action", "line", "stream")
-"""Columns in which each call has its own values, which are those of all of its records."""
+"""Columns whose values depend on the call, equal for all its records."""
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _REPEATED = ("kind", "signature", "group", "peer", "num_bytes")
 
 
 def key_of(args: Sequence[Any], mode: RecordingMode) -> Hashable | None:
-    """Return what calls with equal records have in common; None where that is not known."""
+    """Return the key that calls with equal records share; None if it is unknown."""
     first: dict[int, int] = {}
     parts: list[Hashable] = []
     for index, arg in enumerate(args):
         if not isinstance(arg, Tensor):
-            # Numbers, and objects that graphs hand to their operators, such as a mesh.
+            # Numbers, and objects that graphs pass to operators, such as a mesh.
             if isinstance(arg, _SYMBOLIC) or not isinstance(arg, Hashable):
                 return None
             parts.append(arg)
@@ -59,7 +58,7 @@ def key_of(args: Sequence[Any], mode: RecordingMode) -> Hashable | None:
 
 
 @dataclass(frozen=True)
-class Made:
+class SavedTensor:
     """A tensor that outlives the call."""
 
     size: tuple[int, ...]
@@ -67,41 +66,41 @@ class Made:
     dtype: torch.dtype
     device: torch.device
     slot: int
-    """Which of the call's storages it is in."""
+    """Its storage, among those of the call."""
     work: int
-    """Which of the call's collectives wrote it last; -1 for none."""
+    """The collective of the call that wrote it last; -1 for none."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A record, with what is freed before it and what it makes and uses; the last step of a call has no record."""
+    """A record, with the storages freed before it, and those allocated and used; the last step has no record."""
 
     freed: tuple[int, ...]
-    """Slots."""
+    """Slots: positions among the call's storages."""
     released: tuple[int, ...]
-    """Positions of arguments that the graph holds no longer."""
+    """Positions of arguments that the graph releases."""
     record: tuple[tuple[str, int], ...]
     work: int
-    """Which of the call's works it starts or waits for; -1 for none."""
+    """The work of the call that it starts or waits for; -1 for none."""
     is_forward: bool
-    """Whether it is part of a forward, which in a backward is recomputation."""
+    """Whether it is part of a forward, which is recomputation in a backward."""
     allocated: tuple[tuple[int, int], ...]
     """Slots, and their bytes."""
     uses: tuple[tuple[int, int], ...]
-    """Slots, or arguments as -1 - position, and 1 where they are written to."""
+    """Slots, or arguments as -1 - position, and 1 for writes."""
 
 
 @dataclass(frozen=True)
 class GraphCall:
-    """All that one call records."""
+    """The records of one call."""
 
     num_works: int
     steps: tuple[Step, ...]
     made: tuple[tuple[fx.Node, Any], ...]
-    """Values of nodes; tensors among them as Made."""
+    """Values of nodes; tensors among them as SavedTensor."""
 
     def replay(self, mode: RecordingMode, inputs: list[Any]) -> dict[fx.Node, Any]:
-        """Record the call on `inputs`, of which the released ones are None afterwards; return the nodes' values."""
+        """Record the call on `inputs`, setting released ones to None; return the nodes' values."""
         recorder = mode.recorder
         own = _own_values(recorder, {step.is_forward for step in self.steps if step.record})
         numbers = [NONE if not isinstance(one, Tensor) else mode.number_of(one.untyped_storage()) for one in inputs]
@@ -123,9 +122,9 @@ class GraphCall:
         return self._tensors(mode, slots, works)
 
     def _tensors(self, mode: RecordingMode, slots: dict[int, int], works: list[int]) -> dict[fx.Node, Any]:
-        tensors: dict[Made, Tensor] = {}
+        tensors: dict[SavedTensor, Tensor] = {}
 
-        def tensor_of(made: Made) -> Tensor:
+        def tensor_of(made: SavedTensor) -> Tensor:
             if made not in tensors:
                 tensors[made] = torch.empty_strided(made.size, made.strides, dtype=made.dtype, device=made.device)
                 mode.adopt(tensors[made], slots[made.slot], works[made.work])
@@ -133,13 +132,13 @@ class GraphCall:
 
         mode.recorder.is_paused = True
         try:
-            return {node: tree_map_only(Made, tensor_of, value) for node, value in self.made}
+            return {node: tree_map_only(SavedTensor, tensor_of, value) for node, value in self.made}
         finally:
             mode.recorder.is_paused = False
 
 
 class Capture:
-    """Watches a call that runs; holds no tensor of it."""
+    """Observes a running call without holding its tensors."""
 
     def __init__(self, mode: RecordingMode, args: Sequence[Any]) -> None:
         self._mode, self._start, self._before = mode, mode.recorder.mark(), mode.unsettled()
@@ -157,7 +156,7 @@ class Capture:
         self._is_forward: list[bool] = []
 
     def after_kernel(self, values: dict[fx.Node, Any], *, is_forward: bool) -> None:
-        """Notice which records a kernel has, and which arguments are no longer among `values`."""
+        """Assign the new records to a kernel, and find the arguments that are no longer among `values`."""
         num_records = len(self._mode.recorder) - self._start.records
         self._is_forward += [is_forward] * (num_records - len(self._is_forward))
         held = {tensor.untyped_storage()._cdata for tensor in _tensors_in(values.values())}
@@ -167,12 +166,12 @@ class Capture:
         self._released[num_records] = (*self._released.get(num_records, ()), *positions)
 
     def kept(self, values: dict[fx.Node, Any], results: Collection[fx.Node]) -> list[tuple[fx.Node, Any]] | None:
-        """Return those of `values` that a replay has to make: of `results`, and of others with memory of their own.
+        """Return those of `values` that a replay has to create: `results`, and others with memory of their own.
 
-        None if one of them is an alias whose memory is not all its own.
+        None if one of them is an alias of a part of its storage.
         """
         found: list[tuple[fx.Node, Any]] = []
-        by_slot: dict[int, Made] = {}
+        by_slot: dict[int, SavedTensor] = {}
         for node in sorted(values, key=lambda one: one not in results):
             tensors = _tensors_in([values[node]])
             has_own = any(self._slot(tensor) >= 0 and self._slot(tensor) not in by_slot for tensor in tensors)
@@ -187,21 +186,21 @@ class Capture:
         return found
 
     def _slot(self, tensor: Tensor) -> int:
-        """Return which of the call's storages a tensor is in; negative for others."""
+        """Return the call's storage that a tensor is in; negative for others."""
         number = self._mode.number_of(tensor.untyped_storage())
         return NONE if number is None else number - self._start.storages
 
-    def _made(self, tensor: Tensor) -> Made | None:
-        """Return what a replay needs to make a tensor; None if its memory is not all its own, or not of this call."""
+    def _made(self, tensor: Tensor) -> SavedTensor | None:
+        """Return how a replay creates a tensor; None if it is an alias of a part, or not of this call."""
         slot, work, size, strides = self._slot(tensor), self._mode.work_of(tensor), tuple(tensor.shape), tensor.stride()
         extent = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
         is_whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == extent * tensor.itemsize
         if slot < 0 or not is_whole or 0 <= work < self._start.works:
             return None
-        return Made(size, strides, tensor.dtype, tensor.device, slot, max(work - self._start.works, NONE))
+        return SavedTensor(size, strides, tensor.dtype, tensor.device, slot, max(work - self._start.works, NONE))
 
     def finish(self, made: list[tuple[fx.Node, Any]] | None) -> GraphCall | None:
-        """Return the call, whose own values have gone by now; None if it cannot be repeated."""
+        """Return the call, after its own values were released; None if it cannot be replayed."""
         if made is None or self._mode.unsettled() != self._before:
             return None
         since = self._mode.recorder.since(self._start)
@@ -209,8 +208,8 @@ class Capture:
         num_records = len(records["kind"])
         self._is_forward += [False] * (num_records - len(self._is_forward))
         outlive = {slot for slot, freed_at in enumerate(storages["freed_at"]) if freed_at == NONE}
-        # A kernel may make what nothing reads, such as attention's mask: that was freed with the call's own values.
-        read = [(node, tree_map_only(Made, partial(_if_in, outlive), value)) for node, value in made]
+        # Outputs that nothing reads, such as the mask of attention, were freed with the call's own values.
+        read = [(node, tree_map_only(SavedTensor, partial(_if_in, outlive), value)) for node, value in made]
         made = [(node, value) for node, value in read if _slots_of([value])]
         if outlive != _slots_of([value for _, value in made]):
             return None
@@ -226,7 +225,7 @@ class Capture:
         return GraphCall(self._mode.recorder.num_works - self._start.works, tuple(steps), tuple(made))
 
     def _is_repeatable(self, records: dict[str, list[int]]) -> bool:
-        """Return whether all records have the values of the call's own, and wait for nothing but its own works."""
+        """Return whether all records have the call's own values, and wait for its own works only."""
         own = (self._own[is_forward] for is_forward in self._is_forward)
         rows = zip(*(records[name] for name in _OWN), strict=True)
         return (
@@ -256,8 +255,8 @@ class Capture:
         )
 
 
-def _own_values(recorder: Recorder, kinds: Collection[bool]) -> dict[bool, dict[str, int]]:
-    """Return a call's own columns for records that are part of a forward, and for others."""
+def _own_values(recorder: TraceRecorder, kinds: Collection[bool]) -> dict[bool, dict[str, int]]:
+    """Return a call's own columns for records of a forward, and for others."""
     scopes, before = recorder.scopes, recorder.scopes.is_compiled_forward
     found = {}
     for is_forward in kinds:
@@ -267,12 +266,12 @@ def _own_values(recorder: Recorder, kinds: Collection[bool]) -> dict[bool, dict[
     return found
 
 
-def _if_in(slots: Collection[int], one: Made) -> Made | None:
+def _if_in(slots: Collection[int], one: SavedTensor) -> SavedTensor | None:
     return one if one.slot in slots else None
 
 
 def _slots_of(values: list[Any]) -> set[int]:
-    return {one.slot for one in tree_leaves(values) if isinstance(one, Made)}
+    return {one.slot for one in tree_leaves(values) if isinstance(one, SavedTensor)}
 
 
 def _tensors_in(values: Any) -> list[Tensor]:

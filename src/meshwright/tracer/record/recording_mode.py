@@ -1,7 +1,7 @@
-"""RecordingMode: sees every operator that torch dispatches while it is active, and records what concerns the device.
+"""RecordingMode: records each operator that torch dispatches while it is active and that concerns the device.
 
-It stands above FakeTensorMode, which answers each operator with the shape of its result, or above nothing, and real
-results come. DTensor's operators are not recorded themselves: they come again, as operators on this rank's part.
+It is above FakeTensorMode, which computes shapes only, or above nothing, so that results are real. DTensor's operators
+are not recorded themselves: they are dispatched again as operators on this rank's local tensors.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ from meshwright.parallelism.torch_private.torch_operator import (
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, RecordKind, Signature
 from meshwright.tracer.numbers.host_numbers import computed, is_of_the_host
 from meshwright.tracer.numbers.program_numbers import ProgramNumbers
-from meshwright.tracer.record.collectives import FoundCollective, collective_of, wire_name
-from meshwright.tracer.record.functional_collectives import PARTS
-from meshwright.tracer.record.host_memory import is_blocking, place_of
-from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.collective_ops import CollectiveCall, collective_of, wire_name
+from meshwright.tracer.record.decompositions import GROUPED_MATMUL, PARTS, is_by_loop, run_by_loop
+from meshwright.tracer.record.op_properties import flops_of, is_blocking, op_place
 from meshwright.tracer.record.simulated_device import SimulatedStream
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import refuse
 from meshwright.tracer.torch_distributed.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
 from meshwright.tracer.torch_distributed.torch_pipelining import StageMessages
 from meshwright.tracer.torch_patches.torch_cuda import simulated
-from meshwright.tracer.torch_patches.torch_flops import flops_of
-from meshwright.tracer.torch_patches.torch_grouped_matmul import GROUPED_MATMUL, is_by_loop, run_by_loop
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
@@ -48,7 +46,7 @@ _RECORD_STREAM = torch.ops.aten.record_stream.default
 _IS_PINNED = torch.ops.aten.is_pinned.default
 _COPY = torch.ops.aten._to_copy.default
 _FSDP = "FSDP::"
-"""How torch marks what FSDP2 does between modules."""
+"""Prefix of torch's marks for the work of FSDP2 between modules."""
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 _ALIKE = (torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 
@@ -56,7 +54,7 @@ _ALIKE = (torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 class RecordingMode(TorchDispatchMode):
     """Records operators, collectives, waits and storages on devices of one type."""
 
-    def __init__(self, recorder: Recorder, device_type: str) -> None:
+    def __init__(self, recorder: TraceRecorder, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder, self.device_type = recorder, device_type
         self._storages: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
@@ -65,14 +63,14 @@ class RecordingMode(TorchDispatchMode):
         self._results: dict[int, list[weakref.ref[Tensor]]] = {}
         self._sent: dict[int, list[Tensor]] = {}
         self._host_waits: dict[int, int] = {}
-        """Works for which the host itself waits, and the stream of each."""
+        """Works for which the host waits, and the stream of each."""
         self._stream_of_host: int | None = None
         self.reduce_op = ""
-        """That of the reduction which c10d is called for."""
+        """The reduction of the c10d call under way."""
         self.num_batches = 0
-        """Calls under way that have collectives or messages go together."""
+        """Batches of collectives or messages under way."""
         self._is_joint = False
-        """Whether the parts of an operation that joins a matmul with a collective are recorded."""
+        """Whether the parts of a fused matmul and collective are being recorded."""
         self._written: dict[Any, tuple[bool, ...]] = {}
         self._signatures: dict[Any, int] = {}
         self.numbers = ProgramNumbers(recorder, device_type)
@@ -89,7 +87,7 @@ class RecordingMode(TorchDispatchMode):
         if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
             return NotImplemented
         if func is _IS_PINNED:
-            # DistributedDataParallel asserts that it is; where the host keeps what it has makes no difference here.
+            # DistributedDataParallel asserts pinned memory, which is not simulated.
             return args[0].device.type == "cpu"
         if self.device_type != "cpu" and is_of_the_host(func, args, kwargs):
             return computed(func, args, kwargs)
@@ -107,7 +105,7 @@ class RecordingMode(TorchDispatchMode):
             return AsyncCollectiveTensor(args[0])
         if func is _WAIT:
             self._wait(args[0])
-            # Fake mode would make a new tensor of it.
+            # Fake mode would return a new tensor.
             return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func in PARTS:
             with self:
@@ -126,7 +124,7 @@ class RecordingMode(TorchDispatchMode):
         return self.numbers.of_copy(args[0], result) if func is _COPY else result
 
     def _joint(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Record a joint operation as its parts, which share no stream with the other collectives of its group."""
+        """Record a fused operation as its parts, on a channel of their own."""
         self._is_joint = True
         try:
             with self:
@@ -135,7 +133,7 @@ class RecordingMode(TorchDispatchMode):
             self._is_joint = False
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Follow torch's own marks of what code runs."""
+        """Follow torch's record_function() marks."""
         if func._opname == "_record_function_enter_new":
             self.recorder.scopes.open(str(args[0]))
         elif func._opname == "_record_function_exit":
@@ -153,11 +151,11 @@ class RecordingMode(TorchDispatchMode):
             self.numbers.readings.follow(func, args, kwargs, inputs, results)
         else:
             self.numbers.communicated(found, func._opname, inputs, results if found.is_functional else found.written)
-        place = place_of(func, inputs, outputs, self.device_type)
+        place = op_place(func, inputs, outputs, self.device_type)
         is_here = place not in (None, "host")
         if found is None and place is None:
             return
-        # Making a noun of each operator would take longer than all the rest.
+        # Building a Signature for each call would dominate the time of tracing.
         is_causal = is_causal_attention(func, args, kwargs)
         more = () if found is None else (found.agreed, found.sends, found.receives)
         shapes = ((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs))
@@ -186,14 +184,14 @@ class RecordingMode(TorchDispatchMode):
             self.recorder.record(RecordKind.HOST_SYNC)
 
     def kernel(self, signature: Signature, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
-        """Record a kernel that is no operator of torch's: one that a compiler made of several."""
+        """Record a kernel that a compiler fused of several operators."""
         self.recorder.record(RecordKind.OP, signature=self.recorder.signatures.position(signature))
         for tensor, writes in (*((one, False) for one in inputs), *((one, True) for one in outputs)):
             if tensor.device.type == self.device_type:
                 self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
 
     def record_stream(self, tensor: Tensor, _: object) -> None:
-        """Record that the allocator keeps a tensor's memory until what another stream does with it has finished."""
+        """Record that the allocator keeps memory until another stream has finished with it."""
         if tensor.device.type == self.device_type and not self.recorder.is_paused:
             signature = signature_of(_RECORD_STREAM, [], [], is_causal=False)
             self.recorder.record(RecordKind.OP, signature=self.recorder.signatures.position(signature))
@@ -201,7 +199,7 @@ class RecordingMode(TorchDispatchMode):
 
     def _record_collective(
         self,
-        found: FoundCollective,
+        found: CollectiveCall,
         signature: int,
         inputs: list[Tensor],
         outputs: list[Tensor],
@@ -224,48 +222,48 @@ class RecordingMode(TorchDispatchMode):
         if is_on_host or found.is_barrier:
             self._host_waits[work] = stream
         if found.is_functional and any(isinstance(tensor, FakeTensor) for tensor in inputs):
-            # A real group keeps what it sends until it is waited for; a fake one lets go at once.
+            # A real group keeps its inputs until the wait; a fake one releases them at once.
             self._sent[work] = inputs
         for tensor in outputs:
             self._work_of_storage[tensor.untyped_storage()._cdata] = work
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.ScriptObject):
-                # Kept, so that it is this very object that the program waits for.
+                # Kept alive, so that the program waits for this object.
                 waited = FakeWork.unbox(leaf)
                 self._works[id(waited)] = (waited, work)
-                # Who asks for them has them: nothing is kept here.
+                # Weak references: the caller owns the results.
                 self._results[id(waited)] = [weakref.ref(tensor) for tensor in found.written]
 
-    def _group_of(self, found: FoundCollective, num_inputs: int, *, is_on_host: bool) -> int:
+    def _group_of(self, found: CollectiveCall, num_inputs: int, *, is_on_host: bool) -> int:
         """Return the number of a collective's group; raises ValueError where it has no backend for the host."""
         if is_on_host and not found.serves_host:
             raise ValueError(
-                "No backend type associated with device type cpu: the group's backend is nccl alone, and the tensor is "
+                "No backend type associated with device type cpu: the group's only backend is nccl, and the tensor is "
                 'on the host: move it to the device, or make the group with backend="cpu:gloo,cuda:nccl"'
             )
         if found.group is None:
             return NONE
         ranks, axis = found.group
-        # Of c10d's operators that take tensors, a gather or a scatter has one more than it writes to.
+        # A c10d gather or scatter has one more input than outputs.
         if not axis and not is_on_host and 0 < len(found.written) == num_inputs:
             axis = self._axis_of_all_reduce()
         return self.recorder.groups.position((ranks, self._marked(axis, found.communicator, is_on_host=is_on_host)))
 
     def _axis_of_all_reduce(self) -> str:
-        """Return the axis of an all-reduce whose group has no name: all that FSDP2 reduces whole is over replicas."""
+        """Return the axis of an all-reduce in a nameless group: those of FSDP2 are over replicas."""
         return "dp_replicate" if self.recorder.scopes.scope.startswith(_FSDP) else ""
 
     def _marked(self, axis: str, communicator: str, *, is_on_host: bool) -> str:
-        """Return the axis of a group with what gives collectives an order of their own.
+        """Return the axis of a group with the marks of separate channels.
 
-        Tensors of the host go through a backend of their own, joint operations through none.
+        CPU tensors use another backend, fused operations none.
         """
         axis = "pp" if StageMessages.is_under_way else axis
         marks = (axis, communicator, HOST_AXIS if is_on_host else "", JOINT_AXIS if self._is_joint else "")
         return " ".join(filter(None, marks))
 
     def _written_tensors(self, func: Any, args: Any, kwargs: Any) -> set[int]:
-        """Return the ids of the tensors among an operator's arguments that it writes to."""
+        """Return the ids of an operator's arguments that it writes to."""
         if func not in self._written:
             infos = (argument.alias_info for argument in func._schema.arguments)
             self._written[func] = tuple(info is not None and info.is_write for info in infos)
@@ -280,14 +278,14 @@ class RecordingMode(TorchDispatchMode):
         self._sent.pop(work, None)
 
     def waited(self, work: Any) -> None:
-        """Notice that the current stream waits for one of torch's Work objects."""
+        """Record that the current stream waits for one of torch's Work objects."""
         _, number = self._works.pop(id(work), (None, NONE))
         self._results.pop(id(work), None)
         if number != NONE:
             self._record_wait(number)
 
     def _record_wait(self, work: int) -> None:
-        """Record that the current stream waits for a work; for a barrier, or on the host, the host itself waits."""
+        """Record that the current stream waits for a work; for a barrier or CPU tensors the host does."""
         if work not in self._host_waits:
             self.recorder.record(RecordKind.WAIT, work=work)
             return
@@ -296,15 +294,15 @@ class RecordingMode(TorchDispatchMode):
             self.recorder.record(RecordKind.HOST_SYNC)
 
     def _host_stream(self) -> int:
-        """Return the stream of what the host itself communicates, one of its own: the device's do not wait for it."""
+        """Return the stream of CPU communication, separate from the device's streams."""
         if self._stream_of_host is None:
             self._stream_of_host = SimulatedStream().stream_id
         return self._stream_of_host
 
     def _follow(self, storage: torch.UntypedStorage, *, by_newest: bool = True) -> int:
-        """Return a storage's number: another one when it is new, or has another size than when it was last seen.
+        """Return a storage's number: a new one if it is new, or was resized since it was last seen.
 
-        Memory that it has now and had not is what the newest record asked for, unless the program did so by itself.
+        New memory is allocated by the newest record, unless the program resized it (`by_newest` is False).
         """
         key, size = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
@@ -325,12 +323,12 @@ class RecordingMode(TorchDispatchMode):
         self.recorder.free(known[0])
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
-        """Return the number of a storage that was seen, and has the size that it then had; None of others."""
+        """Return the number of a known storage of unchanged size; None for others."""
         known = self._storages.get(storage._cdata)
         return known[0] if known is not None and known[1] == storage.nbytes() else None
 
     def adopt(self, tensor: Tensor, number: int, work: int) -> None:
-        """Take a tensor's storage, which is new, for the storage `number`, written last by a collective if not -1."""
+        """Register a tensor's new storage as number `number`, last written by the collective `work` if not -1."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._storages[key] = (number, storage.nbytes(), weakref.ref(storage, lambda _: self._gone(key, number)))
@@ -342,22 +340,22 @@ class RecordingMode(TorchDispatchMode):
         return self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
 
     def sent_since(self, work: int) -> list[Tensor]:
-        """Return the tensors that collectives keep until they are waited for, from the collective `work` on."""
+        """Return the inputs that collectives from number `work` on keep until their waits."""
         return [tensor for number, tensors in self._sent.items() if number >= work for tensor in tensors]
 
     def results_of(self, work: Any) -> list[Tensor]:
-        """Return the tensors that the collective of one of torch's Work objects, not waited for, writes to."""
+        """Return the outputs of the pending collective of a Work object."""
         return [tensor for one in self._results.get(id(work), ()) if (tensor := one()) is not None]
 
     def works_since(self, work: int) -> list[Any]:
-        """Return torch's Work objects of the collectives from the one numbered `work` on that nothing waited for."""
+        """Return the Work objects of pending collectives from number `work` on."""
         return [waited for waited, number in self._works.values() if number >= work]
 
     def unsettled(self) -> tuple[int, ...]:
-        """Return how many collectives are not waited for, and of how many tensors numbers are known."""
+        """Return the numbers of pending collectives, and of tensors with known numbers."""
         return len(self._works), len(self._host_waits), len(self._sent), self.numbers.readings.num_put
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Notice that a storage was given another size, as FSDP does to what it gathered."""
+        """Update a storage that was resized, as FSDP does to free unsharded parameters."""
         if storage._cdata in self._storages:
             self._follow(storage, by_newest=False)

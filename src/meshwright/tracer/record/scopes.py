@@ -1,8 +1,8 @@
-"""Scopes: whose code is running, by the fully qualified names of modules and torch's own marks.
+"""Scopes: the module or mark whose code is running, by fully qualified names.
 
-torch's ModTracker hangs hooks on tensors, which keep gradients for longer and so change what is to be measured. Here
-nothing is touched: torch numbers the nodes of the autograd graph in the order in which they are made, so that a node's
-number tells which module was running then, and that is the module whose backward the node is.
+torch's ModTracker hooks tensors, which keeps gradients alive longer and so changes memory. Here nothing is hooked on
+tensors: torch numbers the nodes of the autograd graph in order of creation, so a node's number identifies the module
+that was running then, which is the module whose backward the node belongs to.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from meshwright.parallelism.torch_private.torch_compat import canonical_fqn
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
 
 _NO_TASK = -1
-_GATHERS_GRADIENTS = 2**64 - 1
-"""What torch numbers each node that adds a gradient to a parameter's."""
+_ACCUMULATES_GRADIENTS = 2**64 - 1
+"""The number of all AccumulateGrad nodes."""
 
 
 class _Open(NamedTuple):
     name: str
     task: int
-    """The backward pass in which it was opened; -1 outside of all."""
-    is_again: bool
-    """Whether it is in the forward of a module that a backward runs again."""
+    """The backward pass in which it was opened; -1 outside of any."""
+    is_recomputed: bool
+    """Whether it is in a recomputed forward."""
     module: nn.Module | None = None
     """The module; None for a mark."""
 
     @property
     def scope(self) -> str:
-        """An action of a schedule tells when, not whose code it is."""
+        """Return its name; "" for an action of a schedule, which is no module."""
         return "" if self.name.startswith(ACTION_MARK) else self.name
 
 
@@ -47,44 +47,44 @@ class Scopes:
 
     def __init__(self) -> None:
         self.action: str | None = None
-        """The action of the pipeline's schedule, as spec/layout/schedule/action.py writes it; None outside of all."""
+        """The action of the pipeline's schedule, as spec/layout/schedule/action.py writes it; None outside of any."""
         self.is_compiled_forward = False
-        """Whether a compiled graph runs what it has of its forward."""
+        """Whether a compiled graph runs kernels of its forward."""
         self.is_in_schedule = False
-        """Whether one of torch's own pipeline schedules runs: what it does after a backward is no optimizer's."""
-        self._open = [_Open("", _NO_TASK, is_again=False)]
+        """Whether one of torch's pipeline schedules runs: its work after a backward is not the optimizer's."""
+        self._open = [_Open("", _NO_TASK, is_recomputed=False)]
         self._names = weakref.WeakKeyDictionary[nn.Module, str]()
         self._first_nodes, self._makers = [0], [""]
-        """From which node on, and which scope made them."""
+        """First nodes, and the scopes that made the nodes from there on."""
         self._of_last_node = ""
         self._is_after_backward = False
         self.left_by_error = ""
-        """The innermost of the modules that the newest error left."""
+        """The innermost module of the latest error."""
 
     @property
     def scope(self) -> str:
-        """Return the module in whose forward, recompute or backward we are, or a mark within it; "" outside of all."""
+        """Return the module whose forward, recompute or backward runs, or a mark within it; "" outside of any."""
         top = self._open[-1]
         if top.task == torch._C._current_graph_task_id():
             return top.scope
         node: Any = torch._C._current_autograd_node()
         if node is None:
             return top.scope
-        if (number := node._sequence_nr()) != _GATHERS_GRADIENTS:
+        if (number := node._sequence_nr()) != _ACCUMULATES_GRADIENTS:
             self._of_last_node = self._makers[bisect_right(self._first_nodes, number) - 1]
         return self._of_last_node
 
     @property
     def phase(self) -> str:
-        """Return forward, backward, recompute or optimizer: what follows a backward, up to the next forward.
+        """Return forward, backward, recompute or optimizer, which is between a backward and the next forward.
 
-        In a pipeline schedule of torch's that is part of backward: messages, and the reductions of FSDP2.
+        In one of torch's pipeline schedules that is backward: messages, and the reductions of FSDP2.
         """
         if torch._C._current_graph_task_id() != _NO_TASK:
             self._is_after_backward = True
-            # Of what a backward runs only a forward that is done again wants gradients, but for its own functions.
-            is_again = self.is_compiled_forward or self._open[-1].is_again or torch.is_grad_enabled()
-            return "recompute" if is_again else "backward"
+            # In a backward, gradients are enabled only for recomputed forwards.
+            is_recomputed = self.is_compiled_forward or self._open[-1].is_recomputed or torch.is_grad_enabled()
+            return "recompute" if is_recomputed else "backward"
         if self.action is not None:
             return "forward" if parse_action(self.action).kind.endswith("F") else "backward"
         if self._is_after_backward:
@@ -92,22 +92,22 @@ class Scopes:
         return "forward"
 
     def begin(self) -> None:
-        """Take what comes for the beginning of a step: no longer what follows a backward."""
+        """Start a step: the phase is forward again."""
         self._is_after_backward = False
 
     def open(self, name: str, module: nn.Module | None = None) -> None:
-        """Follow the program into a module, or into what one of torch's marks names."""
+        """Enter a module, or one of torch's marks."""
         if name.startswith(ACTION_MARK):
             self.action = name.removeprefix(ACTION_MARK)
         self.left_by_error = ""
         task = torch._C._current_graph_task_id()
         self._is_after_backward &= module is None or task != _NO_TASK
-        is_again = self._open[-1].is_again or (module is not None and task != _NO_TASK)
-        self._open.append(_Open(name, task, is_again, module))
+        is_recomputed = self._open[-1].is_recomputed or (module is not None and task != _NO_TASK)
+        self._open.append(_Open(name, task, is_recomputed, module))
         self._next_nodes_are_made_here()
 
     def close(self) -> None:
-        """Follow the program out of what the innermost mark names."""
+        """Leave the innermost mark."""
         while (left := self._open.pop()).module is not None:
             pass
         if left.name.startswith(ACTION_MARK):
@@ -115,10 +115,10 @@ class Scopes:
         self._next_nodes_are_made_here()
 
     def leave(self, module: nn.Module) -> None:
-        """Follow the program out of a module, and of all that was called in it.
+        """Leave a module and everything open within it.
 
-        An error in code that is being compiled also runs the hooks of modules that were entered there, where none is
-        followed: of these nothing is open.
+        After an error during compilation torch also runs the hooks of modules that were entered there, which are not
+        open here.
         """
         if any(one.module is module for one in self._open):
             while self._open.pop().module is not module:
@@ -127,7 +127,7 @@ class Scopes:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Follow all calls of modules within."""
+        """Follow all calls of modules within the context."""
         hooks = (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -139,13 +139,13 @@ class Scopes:
                 hook.remove()
 
     def enter(self, module: nn.Module) -> None:
-        """Follow the program into the forward of a module."""
+        """Enter the forward of a module."""
         if module not in self._names:
             self._name_all_of(module)
         self.open(self._names[module], module)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        # What the compiler runs to see what it does is no step.
+        # Dynamo's own tracing is not part of the step.
         if not torch.compiler.is_dynamo_compiling():
             self.enter(module)
 
@@ -157,7 +157,7 @@ class Scopes:
         self.leave(module)
 
     def _name_all_of(self, root: nn.Module) -> None:
-        """Name the modules of a model, as the model was before others wrapped it."""
+        """Name the modules of a model by their names without wrappers."""
         model = root.module if isinstance(root, DistributedDataParallel) else root
         self._names[root] = ""
         for fqn, module in model.named_modules():

@@ -1,8 +1,8 @@
-"""simgpu: an accelerator that exists in Python only, whose streams and events are recorded and do nothing else.
+"""simgpu: an accelerator in Python only, whose streams and events are recorded and do nothing else.
 
 torch lets one backend be written in Python (torch.utils.backend_registration, private and experimental; checked in 2.11
-to 2.15) and asks it, as it asks torch.cuda, for streams, events and the current device. A process has one for good, so
-that a trace is made in a process of its own.
+to 2.15) and queries it, like torch.cuda, for streams, events and the current device. It cannot be unregistered, so a
+trace is made in a process of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from meshwright.spec.trace.trace import RecordKind
-from meshwright.tracer.record.recorder import Recorder
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 
 NAME = "simgpu"
 _STATE_BYTES = 16
@@ -40,11 +40,11 @@ H100 = SimpleNamespace(
     total_memory=80 << 30,
     gcnArchName="",
 )
-"""What programs and compilers ask of a device: NVIDIA's compute capability 9.0."""
+"""Properties that programs and compilers query: compute capability 9.0."""
 
 
 class SimulatedEvent:
-    """What torch calls an event: a place in a stream that another stream, or the host, can wait for."""
+    """An event: a position in a stream that another stream, or the host, can wait for."""
 
     _numbers = itertools.count()
 
@@ -68,13 +68,13 @@ class SimulatedEvent:
 
 
 class SimulatedStream:
-    """What torch calls a stream: operations on it run one after the other."""
+    """A stream: its operations run in order."""
 
     _numbers = itertools.count()
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.stream_id, self.priority = next(SimulatedStream._numbers), priority
-        # A number, as torch's own streams have it.
+        # A number, as in torch's own streams.
         self.device_index, self.device_type = 0, torch._C._autograd.DeviceType.PrivateUse1.value
 
     @property
@@ -114,18 +114,18 @@ class SimulatedStream:
 
 
 class SimulatedDevice:
-    """The module that torch finds at torch.simgpu: what it asks of a device's module, as torch.cuda has it."""
+    """The module torch.simgpu, with the functions that torch expects of a device module such as torch.cuda."""
 
     def __init__(self) -> None:
-        self.recorder: Recorder | None = None
+        self.recorder: TraceRecorder | None = None
         self.Stream, self.Event = SimulatedStream, SimulatedEvent
         self.current = self.default = SimulatedStream()
         self.is_capturing = False
         self.num_devices = 1
-        """Of the node that the process takes itself to be on; it uses one, whose index is 0."""
+        """Devices of the process's node, of which it uses index 0."""
 
     def on(self, stream: SimulatedStream | None, kind: RecordKind, event: int = -1) -> None:
-        """Record what a stream, or the current one, does with an event."""
+        """Record an event operation on a stream, by default the current one."""
         if self.recorder is None:
             return
         before, self.recorder.stream = self.recorder.stream, (stream or self.current).stream_id
@@ -263,8 +263,8 @@ class SimulatedDevice:
 device = SimulatedDevice()
 
 
-def install(recorder: Recorder) -> None:
-    """Make simgpu torch's accelerator in this process, for good, and "fake" its collectives' backend."""
+def install(recorder: TraceRecorder) -> None:
+    """Make simgpu torch's accelerator in this process, permanently, with "fake" as its collective backend."""
     device.recorder = recorder
     _setup_privateuseone_for_python_backend(NAME, backend_module=device)
     dist.Backend.backend_capability["fake"].append(NAME)

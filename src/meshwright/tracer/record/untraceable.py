@@ -1,4 +1,4 @@
-"""What cannot be traced, each as one message that names the operator, the module, the line and what to do."""
+"""Errors for programs that cannot be traced: the operator, the module, the line and the fix."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _OBJECT_COLLECTIVES = (
 
 @contextmanager
 def explained(scopes: Scopes, guesses: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Raise UnsupportedError with one message in place of any error of the program that is traced.
+    """Raise UnsupportedError with one message in place of any error of the traced program.
 
-    `guesses` are, by line, the numbers that it decided by and that a traced step does not know.
+    `guesses` are, by line, the assumed values on which its control flow depended.
     """
     try:
         yield
@@ -55,41 +55,41 @@ def explained(scopes: Scopes, guesses: Mapping[str, str] = MappingProxyType({}))
     except Exception as error:
         where = f" in {scopes.left_by_error}" if scopes.left_by_error else ""
         causes = "".join(f"; caused by {type(one).__name__}: {_first_line(one)}" for one in _causes(error))
-        guessed = "".join(f"; before, {line} decided by a guess: {value}" for line, value in guesses.items())
+        guessed = "".join(f"; before, {line} branched on an assumed value: {value}" for line, value in guesses.items())
         raise UnsupportedError(
             f"{type(error).__name__}{where}{line_of_error(error)}: {_first_line(error)}{causes}{guessed}"
         ) from error
 
 
 def refuse(func: Any, error: Exception, scopes: Scopes) -> NoReturn:
-    """Raise UnsupportedError for an operator that fake tensors have no answer to, else `error` itself."""
+    """Raise UnsupportedError for an operator that fake tensors do not support, else `error` itself."""
     what = f"{func}{_in(scopes)}{line_of_error(error)}"
     if isinstance(error, DynamicOutputShapeException | DataDependentOutputException):
         raise UnsupportedError(
-            f"{what}: its result depends on the numbers in a tensor, and the tensors of a traced step hold none: "
-            "compute with sizes that are known before, such as a mask and torch.where"
+            f"{what}: its shape depends on values of a tensor, and fake tensors have none: use fixed sizes, such as a "
+            "mask and torch.where"
         ) from error
     is_unknown = isinstance(error, UnsupportedOperatorException | NotImplementedError)
     if is_unknown or "no fake impl" in str(error):
         name = f"{func.namespace}::{func._opname}"
         raise UnsupportedError(
-            f"{what}: it has no fake implementation, which tells the shapes of its results: "
+            f"{what}: it has no fake implementation, so the shapes of its results are unknown: "
             f'register one with torch.library.register_fake("{name}")'
         ) from error
     raise error
 
 
 def refuse_number(scopes: Scopes, read_at: str = "") -> NoReturn:
-    """Raise UnsupportedError for an integer from the device that decides what is run, and the line that read it."""
+    """Raise UnsupportedError for a branch or size that depends on an integer from the device."""
     where = f", read at {read_at}," if read_at else ""
     raise UnsupportedError(
-        f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)}{where} reads a whole number from a tensor, and "
-        "the tensors of a traced step hold none: take sizes from shapes, or keep the number on the host"
+        f".item(), .tolist() or int(){_in(scopes)}{line_of_error(None)}{where} reads an integer from a tensor, and "
+        "fake tensors have no values: take sizes from shapes, or keep the number on the host"
     )
 
 
 def refuse_fsdp1(scopes: Scopes) -> None:
-    """Have torch's first FSDP raise UnsupportedError from now on."""
+    """Make FSDP1 raise UnsupportedError from now on."""
 
     def refused(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
@@ -101,12 +101,12 @@ def refuse_fsdp1(scopes: Scopes) -> None:
 
 
 def refuse_unknown_sizes(scopes: Scopes) -> None:
-    """Have parameters without sizes, as of LazyLinear, raise UnsupportedError from now on."""
+    """Make parameters without sizes, as of LazyLinear, raise UnsupportedError from now on."""
 
     def refused(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
             f"a lazy module{_in(scopes)}{line_of_error(None)}: its parameters have no sizes before its first input, "
-            "which fake tensors cannot leave open: give the sizes, such as nn.Linear(in_features, out_features)"
+            "and fake tensors need sizes: use a module with sizes, such as nn.Linear(in_features, out_features)"
         )
 
     UninitializedParameter.__new__ = refused  # type: ignore[method-assign]
@@ -114,15 +114,15 @@ def refuse_unknown_sizes(scopes: Scopes) -> None:
 
 
 def refuse_saving(scopes: Scopes) -> None:
-    """Have torch.save() raise UnsupportedError for what holds tensors from now on, before it opens a file."""
+    """Make torch.save() raise UnsupportedError for tensors from now on, before it opens a file."""
 
     def by(save: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(save)
         def called(value: Any, *args: Any, **kwargs: Any) -> Any:
             if any(isinstance(leaf, Tensor | nn.Module) for leaf in tree_leaves(value)):
                 raise UnsupportedError(
-                    f"torch.save(){_in(scopes)}{line_of_error(None)}: it writes the numbers in tensors, and the "
-                    "tensors of a traced step hold none: leave saving out of the traced program"
+                    f"torch.save(){_in(scopes)}{line_of_error(None)}: it writes values of tensors, and fake "
+                    "tensors have none: do not save in the traced program"
                 )
             return save(value, *args, **kwargs)
 
@@ -132,7 +132,7 @@ def refuse_saving(scopes: Scopes) -> None:
 
 
 def refuse_object_collectives(scopes: Scopes) -> None:
-    """Have torch's collectives of Python objects raise UnsupportedError from now on."""
+    """Make torch's collectives of Python objects raise UnsupportedError from now on."""
     for name in _OBJECT_COLLECTIVES:
         refused = _refused(name, getattr(dist, name), scopes)
         setattr(dist, name, refused)
@@ -143,8 +143,8 @@ def _refused(name: str, original: Callable[..., Any], scopes: Scopes) -> Callabl
     @functools.wraps(original)
     def called(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
-            f"torch.distributed.{name}{_in(scopes)}{line_of_error(None)}: it sends pickled objects, whose bytes no "
-            "fake tensor holds: send tensors, or leave it out of the traced program"
+            f"torch.distributed.{name}{_in(scopes)}{line_of_error(None)}: it sends pickled objects, and fake "
+            "tensors have no values: send tensors, or leave it out of the traced program"
         )
 
     return called
@@ -155,7 +155,7 @@ def _in(scopes: Scopes) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors that an error was raised from, the last of which says what went wrong."""
+    """Yield the chain of causes of an error, the root cause last."""
     cause = error.__cause__
     while cause is not None:
         yield cause
@@ -165,6 +165,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).strip().splitlines() if line]
     if not lines:
-        return "it says nothing more"
-    # A compiler names the error that stopped it in the line below.
+        return "no message"
+    # A compiler error has its cause in the second line.
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

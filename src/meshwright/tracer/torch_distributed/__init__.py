@@ -1,1 +1,1 @@
-"""What torch.distributed does under a fake process group, recorded as it would be under NCCL."""
+"""torch.distributed under a fake process group, recorded as under NCCL."""

@@ -1,15 +1,14 @@
-"""Asynchronous tensor parallelism under the tracer: torch's compiler pass joins matmuls with their collectives.
+"""Asynchronous tensor parallelism under the tracer: matmuls fused with their collectives by torch's compiler pass.
 
-Each joint operation is recorded as the parts that overlap.
+On CUDA a fused operation runs its matmul in one part for each rank on two streams, whose kernels fill each other's last
+waves, while copy engines move the other parts (torch.distributed._symmetric_memory). Each is recorded as its
+overlapping parts, with two matmuls:
 
-On CUDA a joint operation runs its matmul in one part for each rank on two streams, whose kernels fill each other's last
-waves, while copy engines move the other parts (torch.distributed._symmetric_memory). Two matmuls stand for the parts:
+    all-gather + matmul       the own part, concurrent with the all-gather, with all but one of the others; the last one
+    matmul + reduce-scatter   the first part; the others, concurrent with the reduce-scatter; the sum of the results
 
-    gather before it   the own part at once, next to the all-gather, with all but one of the others; then the last one
-    scatter after it   the first part; then the others next to the reduce-scatter; then the sum of what arrived
-
-so that both together take as long as the slower of the two and one part of the other. Private parts of torch, checked
-in 2.13. Ignored: barriers between the parts; that copy engines leave the SMs to the matmul.
+The total is the slower of the two plus one part of the other. Private parts of torch, checked in 2.13. Ignored:
+barriers between the parts; that copy engines leave the SMs to the matmul.
 """
 
 from __future__ import annotations
@@ -30,32 +29,32 @@ from meshwright.parallelism.torch_private import torch_symmetric_memory
 from meshwright.tracer.torch_patches.torch_names import replace
 
 JOINS_ALIKE = "2.13"
-"""The release whose joint operations were compared with their parts: 2.11 and 2.15 join others (2026-11-23)."""
+"""The release whose fused operations were compared with their parts; 2.11 and 2.15 differ (2026-11-23)."""
 JOINT_AXIS = "(symmetric memory)"
-"""What is added to the axis of a group where its ranks read each other's memory: copy engines do it, not NCCL."""
+"""Suffix of the axis of a group whose ranks read each other's memory by copy engines, not NCCL."""
 _collectives = torch.ops._c10d_functional
 
 
 def allow_async_tensor_parallel(device_type: str) -> None:
-    """Have the runtime take ranks of a simulated device for ranks that share memory, for good."""
+    """Make the runtime assume symmetric memory on a simulated device, permanently."""
     replace(torch_symmetric_memory, "has_symmetric_memory", lambda _: lambda asked: asked in ("cuda", device_type))
 
 
 def join_matmuls(graph: fx.GraphModule) -> None:
-    """Join matmuls with their collectives in place, as the compiler does where layout.async_tp asked for it."""
+    """Fuse matmuls with their collectives in place, as the compiler does with layout.async_tp."""
     if not torch._inductor.config._micro_pipeline_tp:
         return
     if not torch.__version__.startswith(JOINS_ALIKE):
         raise UnsupportedError(
-            f"torch {torch.__version__} joins matmuls and collectives otherwise than torch {JOINS_ALIKE}, whose joint "
-            f"operations a dry run records: install torch {JOINS_ALIKE}, or set layout.async_tp to false"
+            f"torch {torch.__version__} fuses other matmuls and collectives than torch {JOINS_ALIKE}, the version that "
+            f"a dry run supports: install torch {JOINS_ALIKE}, or set layout.async_tp to false"
         )
-    # Imported here: it takes seconds, which only compiled jobs need.
+    # Imported here: it takes seconds, and only compiled jobs need it.
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass  # noqa: PLC0415
     from torch._inductor.fx_passes.post_grad import view_to_reshape  # noqa: PLC0415
 
     view_to_reshape(graph)
-    # The pass leaves a torch that was built without CUDA alone.
+    # Without CUDA in the build the pass does nothing.
     with mock.patch.object(dist, "is_nccl_available", return_value=True):
         micro_pipeline_tp_pass(graph.graph)
     for node in graph.graph.nodes:
@@ -66,21 +65,21 @@ def join_matmuls(graph: fx.GraphModule) -> None:
 
 
 def run_joint(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the results of a joint operation, run as its parts; `func` is one of JOINT."""
+    """Return the results of a fused operation, run as its parts; `func` is one of JOINT."""
     return JOINT[func](*args, **kwargs)
 
 
 def _gather_matmul(
     shard: Tensor, weights: Sequence[Tensor], gather_dim: int, group_name: Any, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Return (the gathered tensor, its products with `weights`), in memory with the gathered dim outermost."""
+    """Return (the gathered tensor, its products with `weights`), with the gathered dim outermost in memory."""
     num_ranks = _get_group_size_by_name(group_name)
     outer = shard.movedim(gather_dim, 0)
     own = outer.reshape(-1, outer.shape[-1])
     num_rows, num_last = num_ranks * len(own), len(own)
     pending = _collectives.all_gather_into_tensor(own, num_ranks, group_name)
     products = [own.new_empty((num_rows, weight.shape[1])) for weight in weights]
-    # What has arrived by then is read in place of rows that may be still under way.
+    # Rows that have arrived by then, separate from those still in flight.
     arrived = own.as_strided((num_rows - num_last, own.shape[1]), (0, 1))
     for weight, product in zip(weights, products, strict=True):
         torch.mm(arrived, weight, out=product[:-num_last])
@@ -102,7 +101,7 @@ def _matmul_scatter(x: Tensor, weight: Tensor, reduce_op: str, scatter_dim: int,
     num_first = len(rows) // num_ranks
     partials = rows.new_empty((len(rows), weight.shape[1]))
     first = torch.mm(rows[:num_first], weight)
-    # Its parts leave as they are computed; what is under way is not what is written next.
+    # Parts are sent as they are computed, separate from those written next.
     sent = first.as_strided(partials.shape, (0, 1))
     pending = _collectives.reduce_scatter_tensor(sent, reduce_op, num_ranks, group_name)
     torch.mm(rows[num_first:], weight, out=partials[num_first:])
@@ -115,4 +114,4 @@ JOINT: Mapping[OpOverload, Callable[..., Any]] = {
     torch.ops.symm_mem.fused_all_gather_matmul.default: _gather_matmul,
     torch.ops.symm_mem.fused_matmul_reduce_scatter.default: _matmul_scatter,
 }
-"""By operator what runs its parts; those of 8-bit matmuls are not among them: our float8 blocks gather outside."""
+"""By operator the function that runs its parts; no 8-bit matmuls: our float8 blocks gather separately."""

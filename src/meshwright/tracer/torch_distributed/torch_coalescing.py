@@ -1,4 +1,4 @@
-"""Collectives that a program has torch run as one, by _coalescing_manager(), as Megatron-LM does for its buckets."""
+"""Coalesced collectives (_coalescing_manager(), as for the buckets of Megatron-LM) and batched messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _META = torch._C.DispatchKey.Meta
 
 
 def coalesce_collectives(mode: RecordingMode) -> None:
-    """Have fake tensors go through torch's coalesced collectives, and who waits for them wait for each, for good."""
+    """Make fake tensors work in coalesced collectives, whose wait waits for each of them, permanently."""
     library = torch.library.Library("c10d", "IMPL")
     for name in _WITHOUT_FAKES:
         if not getattr(torch.ops.c10d, name).default.has_kernel_for_dispatch_key(_META):
@@ -35,10 +35,10 @@ def coalesce_collectives(mode: RecordingMode) -> None:
         mode.num_batches -= 1
         return _Together(mode.works_since(started.pop()))
 
-    # Up to now the group itself would answer with a work that is none of theirs.
+    # The fake group itself would return an unrelated work.
     replace(ProcessGroup, "_start_coalescing", lambda _: start)
     replace(ProcessGroup, "_end_coalescing", lambda _: end)
-    # A fake group takes the messages of a batch one by one.
+    # A fake group runs the messages of a batch one by one.
     batched = _batched(dist.batch_isend_irecv, mode)
     replace(dist, "batch_isend_irecv", lambda _: batched)
     replace(distributed_c10d, "batch_isend_irecv", lambda _: batched)
@@ -57,7 +57,7 @@ def _batched(send_and_receive: Callable[..., Any], mode: RecordingMode) -> Calla
 
 
 class _Together:
-    """What torch calls a Work: several that are waited for as one."""
+    """A Work object for several works."""
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works
@@ -69,7 +69,7 @@ class _Together:
         return True
 
     def is_completed(self) -> bool:
-        """Return whether all of them are done: in a trace, which keeps no time, they are."""
+        """Return True: a trace has no time."""
         return True
 
 

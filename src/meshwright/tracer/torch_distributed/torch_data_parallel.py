@@ -1,14 +1,13 @@
-"""DistributedDataParallel under fake collectives, whose futures hold nothing; checked in torch 2.11 to 2.15.
+"""DistributedDataParallel under fake collectives, whose futures are empty; checked in torch 2.11 to 2.15.
 
-Its own way to reduce gradients takes what was reduced out of a future that is written in C++. A hook, which is what
-torch offers to those who reduce in another way, gives it the bucket instead. The division by the number of ranks, which
-is part of a copy otherwise, is an operation of its own then.
+Its default reduction reads the result from a future in C++. A communication hook gives it the bucket instead; the
+division by the number of ranks, otherwise part of a copy, is then an operation of its own.
 
-Before the second step its reducer cuts new buckets, in the order in which the gradients of the first one came. Ranks
-agree on that order by a broadcast of numbers, which fake tensors do not hold; here each takes its own. Until then all
-gradients are one bucket.
+Before the second step its reducer rebuilds its buckets in the order in which gradients became ready. Ranks agree on
+this order by a broadcast of numbers, which fake tensors do not have; here each uses its own. Until then all gradients
+are one bucket.
 
-What it communicates is marked, as torch marks what FSDP2 does: the group is often that of all ranks, without a name.
+Its communication is marked, as torch marks that of FSDP2: its group is often the default group, without a name.
 """
 
 # No future annotations: torch reads those of a hook.
@@ -32,15 +31,15 @@ from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.torch_patches.torch_names import replace
 
 _MOST_BROADCASTS = 2
-"""Buckets of buffers that are under way at a time."""
+"""Concurrent broadcasts of buffers."""
 _MOST_NAMED = 8
-"""Parameters that a message names."""
+"""Maximum of parameters named in a message."""
 _REDUCES, _SENDS_BUFFERS = f"{DDP_MARK}all_reduce", f"{DDP_MARK}broadcast_buffers"
 
 
 def reduce_by_hook(mode: RecordingMode) -> None:
-    """Have each DistributedDataParallel that is made from now on reduce its gradients by `_reduced`."""
-    # It compares its parameters' shapes with those of other ranks, who are not there.
+    """Make each new DistributedDataParallel reduce its gradients by `_reduced`."""
+    # It compares shapes of parameters with other ranks, which do not exist here.
     replace(module, "_verify_param_shape_across_processes", lambda _: lambda *_, **__: None)
     replace(dist.Reducer, "_rebuild_buckets", lambda _: lambda *_: False)
     replace(DistributedDataParallel, "__init__", functools.partial(_with_hook, mode))
@@ -64,7 +63,7 @@ def _with_hook(mode: RecordingMode, make: Callable[..., None]) -> Callable[..., 
 
 
 def _last_rank(find: Callable[..., int]) -> Callable[..., int]:
-    """Of ranks that all have inputs join() takes the last one's buffers; this rank only knows its own number."""
+    """join() uses the buffers of the last rank with inputs, here of the last rank: only the own number is known."""
 
     @functools.wraps(find)
     def found(self: DistributedDataParallel, *args: Any) -> int:
@@ -75,7 +74,7 @@ def _last_rank(find: Callable[..., int]) -> Callable[..., int]:
 
 
 def _broadcast_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, root: int = 0) -> None:
-    """Broadcast tensors in flat buckets, two at a time, as torch does in C++, where waits are not seen."""
+    """Broadcast tensors in flat buckets, two at a time, as torch does in C++, where waits cannot be observed."""
     buckets, _ = dist._compute_bucket_assignment_by_size(list(tensors), [buffer_size])
     under_way = deque[_Bucket]()
     for places in buckets:
@@ -90,14 +89,14 @@ def _broadcast_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor], bu
 
 
 class _Bucket(NamedTuple):
-    """Tensors that are broadcast as one."""
+    """Tensors of one broadcast."""
 
     work: Any
     flat: Tensor
     tensors: list[Tensor]
 
     def arrive(self) -> None:
-        """Wait, and copy what came."""
+        """Wait, and copy the result to the tensors."""
         self.work.wait()
         for tensor, part in zip(
             self.tensors, torch._utils._unflatten_dense_tensors(self.flat, self.tensors), strict=True
@@ -106,19 +105,19 @@ class _Bucket(NamedTuple):
 
 
 class _Arrivals:
-    """The order in which the gradients of a backward that reduces them come."""
+    """The order in which gradients become ready in a backward that reduces them."""
 
     def __init__(self, model: DistributedDataParallel, mode: RecordingMode) -> None:
         self.mode = mode
         self.params, self.is_sparse = model._build_params_for_reducer()
         self.order = list[int]()
         self._model = weakref.ref(model)
-        hooks = (functools.partial(self._came, place) for place in range(len(self.params)))
+        hooks = (functools.partial(self._on_ready, place) for place in range(len(self.params)))
         self._hooks = [
             one.register_post_accumulate_grad_hook(hook) for one, hook in zip(self.params, hooks, strict=True)
         ]
 
-    def _came(self, place: int, _: Tensor) -> None:
+    def _on_ready(self, place: int, _: Tensor) -> None:
         model = self._model()
         if model is not None and model.require_backward_grad_sync and place not in self.order:
             self.order.append(place)
@@ -129,7 +128,7 @@ class _Arrivals:
 
 
 _arrivals = weakref.WeakKeyDictionary[DistributedDataParallel, _Arrivals]()
-"""Of the models whose buckets are still those of the first step."""
+"""Models whose buckets are still those of the first step."""
 
 
 def _with_new_buckets(pre_forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +147,7 @@ def _with_new_buckets(pre_forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_reduced(model: DistributedDataParallel) -> None:
-    """Raise RuntimeError, as torch does as it rebuilds buckets, where a backward left some of them unreduced."""
+    """Raise RuntimeError, as torch does before it rebuilds buckets, if some were not reduced."""
     try:
         model.reducer._check_reducer_finalized()
     except RuntimeError as error:
@@ -166,11 +165,11 @@ def _require_reduced(model: DistributedDataParallel) -> None:
 
 
 def _rebuild_buckets(model: DistributedDataParallel, found: _Arrivals) -> None:
-    """Give a model another reducer, whose buckets are filled in the order in which gradients came."""
+    """Replace a model's reducer by one with buckets in the order of its gradients."""
     params, is_sparse = ([one[place] for place in found.order] for one in (found.params, found.is_sparse))
     buckets, limits = dist._compute_bucket_assignment_by_size(params, _size_limits(model), is_sparse, found.order)
     assign = dist._compute_bucket_assignment_by_size
-    # torch takes buckets to be in the order of parameters, the reverse of that of gradients.
+    # torch expects buckets in the order of parameters, the reverse of the gradients'.
     dist._compute_bucket_assignment_by_size = lambda *_, **__: (buckets[::-1], limits[::-1])
     try:
         names = model._build_debug_param_to_name_mapping(found.params)
@@ -181,7 +180,7 @@ def _rebuild_buckets(model: DistributedDataParallel, found: _Arrivals) -> None:
 
 
 def _size_limits(model: DistributedDataParallel) -> list[int]:
-    """Return the bytes of the first bucket, and of those after it."""
+    """Return the size limits of the first bucket and of the others, bytes."""
     config: Any = getattr(model, "_bucket_config", None)
     if config is None:
         first = dist._DEFAULT_FIRST_BUCKET_BYTES if model.bucket_bytes_cap_default else model.bucket_bytes_cap
@@ -195,7 +194,7 @@ _own_hooks = weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Any, Calla
 
 
 def _hook(model: DistributedDataParallel, mode: RecordingMode) -> None:
-    """Have a model's reducer, which is new, reduce by the program's own hook, or by `_reduced`."""
+    """Make a model's new reducer reduce by the program's own hook, or by `_reduced`."""
     reference = weakref.ref(model)
     num_params = len(model._build_params_for_reducer()[0])
 
@@ -215,7 +214,7 @@ def _after_backward(function: Callable[[], Any]) -> None:
 
 
 def _wait_for_map(mode: RecordingMode, since: int, num_params: int) -> None:
-    """Wait for the map of parameters that some rank used, as torch does in C++; it goes with the last bucket."""
+    """Wait for the all-reduce of the map of used parameters, as torch does in C++ after the last bucket."""
     for work in mode.works_since(since):
         if [(one.dtype, one.numel()) for one in mode.results_of(work)] == [(torch.int32, num_params)]:
             work.wait()
@@ -227,7 +226,7 @@ def _register(check: Callable[..., None]) -> Callable[..., None]:
         if self in _own_hooks:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         if not hook.__name__.startswith("bf16_"):
-            # Those ask for the version of a library that is not there.
+            # The check of bf16 hooks needs the version of NCCL.
             self._check_comm_hook(hook)
         _own_hooks[self] = state, hook
 
@@ -240,7 +239,7 @@ def _register_builtin(self: DistributedDataParallel, kind: Any) -> None:
 
 
 def _reduced_by(state: Any, hook: Callable[..., Any], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Return what a program's own hook reduces a bucket to; what follows its collectives is done after backward."""
+    """Return the result of a program's own hook; the continuation of its collectives runs after backward."""
     with record_function(_REDUCES):
         found = hook(state, bucket)
     value = found.value()
@@ -255,7 +254,7 @@ def _reduced(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures
         buffer = bucket.buffer().div_(group.size())
         work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None
-    # When backward is done it waits for all of them.
+    # DDP waits for all of them at the end of backward.
     _after_backward(work.wait)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(buffer)

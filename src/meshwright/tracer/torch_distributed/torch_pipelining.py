@@ -1,8 +1,8 @@
 """torch.distributed.pipelining under the tracer: objects and messages between stages, and the vote on their shapes.
 
-Stages find out the shapes that they receive from objects that their neighbours send, unless the program gives examples
-of inputs and outputs. They vote on that by numbers on the device, which fake tensors hold none of: here all stages are
-taken to be built alike, and a rank's own decide. Checked in torch 2.13 and 2.15; before 2.12 there is no vote.
+Stages infer the shapes that they receive from objects that their neighbours send, unless the program passes examples of
+inputs and outputs. They vote on this by numbers on the device, which fake tensors do not have: here all stages are
+assumed equal, and the rank's own decide. Checked in torch 2.13 and 2.15; before 2.12 there is no vote.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from meshwright.tracer.torch_patches.torch_names import replace
 
 
 class StageMessages:
-    """Whether a schedule exchanges messages between stages: their group is often that of all ranks, without a name."""
+    """Whether a schedule exchanges messages between stages, often in the default group, without a name."""
 
     is_under_way = False
 
 
 def vote_by_own_stages() -> None:
-    """Have schedules decide by the stages of this rank, from now on."""
+    """Make schedules decide by the stages of this rank, from now on."""
     if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
         replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
     if hasattr(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state"):
-        # Since 2.15; it refuses groups that are no real ones.
+        # Since 2.15; it rejects fake groups.
         replace(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", _initialized)
 
 
 def mark_stage_messages() -> None:
-    """Have schedules say when they exchange messages, from now on."""
+    """Mark the messages of schedules from now on."""
     replace(schedules, "_batch_p2p", _marked)
 
 
 def follow_schedules(scopes: Scopes) -> None:
-    """Have schedules say when they run, from now on."""
+    """Mark the runs of schedules from now on."""
 
     def followed(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
@@ -92,7 +92,7 @@ def _initialized(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _decide(stages: list[Any], has_backward: bool) -> bool:
-    """Have stages find out their shapes if any of them has to; return False for those that torch traced itself."""
+    """Make all stages infer their shapes if any has to; return False for stages that torch traced itself."""
     if not all(isinstance(stage, schedules.PipelineStage) for stage in stages):
         return False
     mode = schedules.InferenceMode
@@ -103,7 +103,7 @@ def _decide(stages: list[Any], has_backward: bool) -> bool:
 
 
 def send_objects_by(exchange: ObjectExchange) -> None:
-    """Have torch's messages of Python objects go through `exchange`, for good."""
+    """Route torch's messages of Python objects through `exchange`, permanently."""
 
     def send(objects: list[Any], dst: int | None = None, group: Any = None, *_: Any, **more: Any) -> None:
         exchange.send(objects, _global_rank(dst, group, more.get("group_dst")))
@@ -122,5 +122,5 @@ def send_objects_by(exchange: ObjectExchange) -> None:
 def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
     if rank is not None:
         return rank
-    assert group_rank is not None, "torch itself wants either of them"
+    assert group_rank is not None, "torch requires one of them"
     return dist.get_global_rank(group or distributed_c10d._get_default_group(), group_rank)

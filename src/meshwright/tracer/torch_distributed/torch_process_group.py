@@ -1,4 +1,4 @@
-"""The process group of a traced rank, which exists before the program asks for it: torchrun's variables, backends."""
+"""The process group of a traced rank, which exists before the program initializes it: environment, backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.tracer.torch_patches.torch_names import replace
 
 _MAX_DEVICES_PER_NODE = 8
 _DEVICE_ONLY = ("nccl", "cuda:nccl")
-"""Backends, as programs name them, that have none for tensors of the host."""
+"""Backends, as programs name them, without one for CPU tensors."""
 
 
 def set_torchrun_environment(rank: int, world_size: int) -> int:
@@ -43,23 +43,23 @@ _backends: dict[str, str] = {}
 
 
 def group_calls() -> tuple[GroupCall, ...]:
-    """Return the calls of new_group() of the rank that this process traces which all ranks have to make."""
+    """Return the traced rank's calls of new_group() that all ranks have to make."""
     return tuple(_group_calls)
 
 
 def serves_host(group: ProcessGroup) -> bool:
-    """Return whether a group communicates tensors of the host: NCCL alone does not, without a backend two are made."""
+    """Return whether a group communicates CPU tensors: not with NCCL alone; the default is NCCL and gloo."""
     return _backends.get(group.group_name, _backends.get("")) not in _DEVICE_ONLY
 
 
 def own_groups() -> tuple[tuple[int, ...], ...]:
-    """Return the global ranks of each group that this rank is in, but for that of all ranks."""
+    """Return the global ranks of each of this rank's groups, except the default group."""
     found = (tuple(dist.get_process_group_ranks(group)) for group in distributed_c10d._world.pg_map)
     return tuple(dict.fromkeys(ranks for ranks in found if len(ranks) < dist.get_world_size()))
 
 
 def take_over_process_group() -> None:
-    """Have the program's own init_process_group() find the fake group, and groups of any backend be fake ones."""
+    """Make init_process_group() return the existing fake group, and new groups of any backend fake."""
     _group_calls.clear()
     _backends.clear()
     replace(dist, "init_process_group", _with_backend_kept)
@@ -87,7 +87,7 @@ def _with_fake_backend(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_backend_kept(make: Callable[..., Any]) -> Callable[..., None]:
-    """Return what stands in for init_process_group(): the group is there, only its backend is the program's."""
+    """Return a replacement of init_process_group() that only keeps the backend, since the group exists."""
     signature = inspect.signature(make)
 
     @functools.wraps(make)
@@ -100,4 +100,4 @@ def _with_backend_kept(make: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for what has been done, or is not to be done before the trace is."""
+    """Replace a function that must have no effect in a trace."""

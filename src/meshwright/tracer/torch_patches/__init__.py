@@ -1,1 +1,1 @@
-"""What torch does otherwise under fake tensors than on a device, set right."""
+"""Patches of torch: what behaves differently under fake tensors than on a device."""

@@ -1,7 +1,7 @@
-"""torch.autocast on the simulated accelerator, by the lists that CUDA has in C++ (aten/src/ATen/autocast_mode.h).
+"""torch.autocast on the simulated accelerator, by CUDA's lists of operators (aten/src/ATen/autocast_mode.h).
 
-Each operator of the lists gets a kernel that casts its arguments and calls it again without autocast, as in C++. A
-parameter's copy in the lower precision is kept until the outermost autocast ends. Checked against the dispatcher's own
+Each listed operator gets a kernel that casts its arguments and calls it again without autocast, as in C++. A
+parameter's copy in the lower precision is cached until the outermost autocast ends. Checked against the dispatcher's
 list of CUDA's operators (tests/fake_ranks/tracer/test_torch_patches.py).
 """
 
@@ -38,12 +38,12 @@ FLOAT32 = _names(
     "upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa "
     "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa norm.Scalar norm.ScalarOpt_dim"
 )
-"""What loses too much in the lower precision: cast to float32."""
+"""Numerically sensitive operators: cast to float32."""
 FLOAT32_RESULT = _names(
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
 )
-"""Given dtype = float32, unless the program gives one."""
+"""Called with dtype = float32 unless the program sets it."""
 WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """Cast to the widest dtype among the arguments."""
 
@@ -53,7 +53,7 @@ _kept: list[torch.library.Library] = []
 
 
 def cast_on(device_type: str) -> None:
-    """Have torch.autocast(device_type) cast as on CUDA, for good; the type must be torch's PrivateUse1."""
+    """Make torch.autocast(device_type) cast as on CUDA, permanently; the type must be torch's PrivateUse1."""
     others, library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for names, called in ((LOWER_PRECISION, _lower), (FLOAT32, _float32), (FLOAT32_RESULT, _result), (WIDEST, _widest)):
@@ -72,7 +72,7 @@ def _with_own_casts(clear: Callable[[], None]) -> Callable[[], None]:
 
 
 def lowered(value: Any, device_type: str) -> Any:
-    """Return tensors within `value` in the dtype of autocast, as its matmuls take them."""
+    """Return `value` with its tensors cast to the dtype of autocast."""
     dtype = torch.get_autocast_dtype(device_type)
     return tree_map_only(Tensor, lambda tensor: _cast(tensor, dtype, device_type), value)
 

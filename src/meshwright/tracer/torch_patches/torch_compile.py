@@ -1,4 +1,4 @@
-"""torch.compile while a step is traced: Inductor's kernels are recorded in place of code that is generated and run."""
+"""torch.compile while a step is traced: Inductor's kernels are recorded instead of generated and run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.tracer.torch_patches.torch_names import SUPPORTED
 
 
 def record_compiled(mode: RecordingMode) -> None:
-    """Have what is to be compiled by Inductor record the kernels that it would make."""
+    """Make modules compiled by Inductor record their kernels."""
     compile_module = nn.Module.compile
 
     def by_recording(compile_: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def record_compiled(mode: RecordingMode) -> None:
                 importlib.import_module("meshwright.tracer.torch_patches.torch_random_states").save_no_random_states()
             if backend == "inductor":
                 kwargs["backend"] = recording_compiler(mode)
-                # Inductor's own, none of which changes what it fuses.
+                # Inductor's options, none of which changes fusion.
                 kwargs = {name: value for name, value in kwargs.items() if name not in ("mode", "options")}
             return compile_(*args, **kwargs)
 
@@ -54,12 +54,12 @@ def record_compiled(mode: RecordingMode) -> None:
 def recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
     """Return the backend that records Inductor's kernels; raises UnsupportedError for a torch without its parts."""
     try:
-        # The compiler takes seconds to import, which only a job that compiles shall wait for.
+        # Importing the compiler takes seconds, and only compiled jobs need it.
         compiled = importlib.import_module("meshwright.tracer.record.compiled")
     except ImportError as error:
         raise UnsupportedError(
-            f"torch {torch.__version__} has another compiler than the one that a dry run of compiled blocks asks for "
-            f"its kernels ({error}): install {SUPPORTED}, or set layout.compile to false"
+            f"torch {torch.__version__} has another compiler than a dry run of compiled blocks supports "
+            f"({error}): install {SUPPORTED}, or set layout.compile to false"
         ) from error
     backend: Callable[..., Any] = compiled.recording_backend(mode)
     return backend

@@ -1,7 +1,7 @@
-"""Programs that name "cuda" run on the simulated accelerator: functions of torch.cuda, and arguments that are devices.
+"""Programs for "cuda" on the simulated accelerator: functions of torch.cuda, and device arguments.
 
-A torch without CUDA has the names of torch.cuda, and refuses to call most of them. Devices that a program names become
-the simulated one when they are used: `tensor.device.type` is never "cuda", though `tensor.is_cuda` is true.
+A torch without CUDA defines the names of torch.cuda, most of which raise. Devices that a program names are replaced by
+the simulated one on use: `tensor.device.type` is never "cuda", but `tensor.is_cuda` is True.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from meshwright.tracer.torch_patches.torch_names import replace
 _NOT_PUBLIC = ("_is_in_bad_fork",)
 
 
-def stand_in_for_cuda() -> None:
-    """Have torch.cuda's functions, and those that take a device, work on the simulated accelerator, for good."""
-    # torch notes which functions take the device of `with device:`; those are torch's own, not what replaces them.
+def redirect_cuda() -> None:
+    """Redirect torch.cuda's functions, and those with a device argument, to the simulated accelerator, permanently."""
+    # torch caches which functions use the device of `with device:`: the originals, not their replacements.
     _device._device_constructors()
     for name in (*(one for one in dir(device) if not one.startswith("_")), *_NOT_PUBLIC):
         if hasattr(torch.cuda, name):
@@ -49,7 +49,7 @@ def stand_in_for_cuda() -> None:
 
 
 def simulated(value: Any) -> Any:
-    """Return `value`, or the simulated accelerator where it names CUDA, or another of them: a process has one."""
+    """Return `value`, or the simulated accelerator if it names CUDA or another index: a process has one."""
     if isinstance(value, torch.device):
         return _THE_ONE if value.type == "cuda" or (value.type == NAME and value.index) else value
     if isinstance(value, str) and value.partition(":")[0] in ("cuda", NAME):
@@ -58,7 +58,7 @@ def simulated(value: Any) -> Any:
 
 
 _THE_ONE = torch.device("privateuseone", 0)
-"""The simulated accelerator, by the name that torch has for it before it is given one."""
+"""The simulated accelerator, by torch's default name."""
 
 
 def _on_simulated(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,16 +87,16 @@ def _cuda(_: Any) -> Callable[..., Tensor]:
 
 
 def _itself(tensor: Tensor, *_: Any) -> Tensor:
-    """Stand in for what changes where the host keeps a tensor, which is not simulated."""
+    """Replace pin_memory(), which is not simulated."""
     return tensor
 
 
 class _Marks:
-    """torch.cuda.nvtx without its library: marks for a profiler that does not run."""
+    """torch.cuda.nvtx without its library."""
 
     def __getattr__(self, _: str) -> Callable[..., int]:
         return lambda *_: 0
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for what a simulated accelerator needs not."""
+    """Replace a function that a simulated accelerator does not need."""

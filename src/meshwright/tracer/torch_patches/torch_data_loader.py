@@ -1,4 +1,4 @@
-"""DataLoader reads in the traced process, since worker processes cannot send fake tensors; checked in torch 2.13."""
+"""DataLoader without workers, since worker processes cannot send fake tensors; checked in torch 2.13."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_WORKERS = (
 
 
 def read_without_workers() -> None:
-    """Have each DataLoader that is made from now on have no worker processes and pin no memory."""
+    """Make each new DataLoader read without worker processes and pinned memory."""
     replace(DataLoader, "__init__", _without_workers)
 
 

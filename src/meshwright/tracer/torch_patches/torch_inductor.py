@@ -1,8 +1,8 @@
-"""kernels_of: which kernels torch's compiler makes of a graph, without a device, a code generator or a compiler.
+"""kernels_of(): the kernels that torch.compile would make of a graph, without a device or code generation.
 
-Inductor lowers the graph and fuses it by the rules that it has for CUDA, as for an H100, and stops before it writes any
-code. Private parts of torch; checked in 2.11 to 2.15, whose rules differ. Left out: passes that compile_fx runs before
-and after (pattern matching, async TP), autotuning, memory planning.
+Inductor lowers and fuses the graph by its rules for CUDA, as for an H100, and stops before code generation. Private
+parts of torch; checked in 2.11 to 2.15, whose rules differ. Ignored: passes that compile_fx runs before and after
+(pattern matching, async TP), autotuning, memory planning.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class Kernel:
     """One kernel of a compiled graph."""
 
     nodes: tuple[fx.Node, ...]
-    """What of the graph it computes, in the graph's order."""
+    """The nodes that it computes, in the graph's order."""
     results: tuple[fx.Node, ...]
-    """Those of them whose values it writes to memory."""
+    """Those whose values it writes to memory."""
     is_fused: bool
-    """Whether the compiler writes it; others are operators of a library, called as they are in eager code."""
+    """Whether the compiler generates it; others are library operators, as in eager code."""
     moved_bytes: int
-    """Read and written; 0 of what is not fused."""
+    """Read and written; 0 if it is not fused."""
     in_place: Mapping[fx.Node, fx.Node]
-    """Results that are written over the value of another node, by these."""
+    """Results that overwrite another node's value, and that node."""
 
 
 def register_device(device_type: str) -> None:
-    """Have Inductor take a device of this process for a GPU that Triton writes kernels for, for good."""
+    """Make Inductor treat a device type as a GPU with Triton, permanently."""
     register_backend_for_device(device_type, TritonScheduling, PythonWrapperCodegen)
     register_interface_for_device(device_type, _Interface)
     register_device_op_overrides(device_type, DeviceOpOverrides())
     GPU_TYPES.append(device_type)
 
     def without_triton(create: Callable[..., Any]) -> Callable[..., Any]:
-        """Torch would ask for Triton itself first."""
+        """Torch would check for Triton first."""
 
         def created(scheduler: Scheduler, device: torch.device) -> Any:
             return TritonScheduling(scheduler) if device.type == device_type else create(scheduler, device)
@@ -72,7 +72,7 @@ def register_device(device_type: str) -> None:
     replace_name(Scheduler, "create_backend", without_triton)
 
     def without_modes(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
-        """Dynamo leaves all modes while it compiles, except for a graph that it cuts at the buckets of DDP."""
+        """Dynamo disables all modes while it compiles, except for graphs split at DDP buckets."""
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             with _disable_current_modes():
@@ -84,14 +84,14 @@ def register_device(device_type: str) -> None:
 
 
 def draw_by_seeds(graph: fx.GraphModule) -> None:
-    """Have a graph draw random numbers as Inductor's kernels do, from seeds that backward may draw from again."""
+    """Make a graph draw random numbers from seeds, as Inductor's kernels do, so that backward can repeat them."""
     with V.set_fake_mode(detect_fake_mode([node.meta.get("val") for node in graph.graph.nodes])):
         replace_random_passes(graph)
     graph.recompile()
 
 
 def kernels_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Kernel]:
-    """Return the kernels in the order in which they would run; what computes nothing, such as a view, has none."""
+    """Return the kernels in execution order; views have none."""
     lowering = GraphLowering(graph, example_inputs=inputs)
     fake_mode = detect_fake_mode(inputs)
     with V.set_fake_mode(fake_mode), V.set_graph_handler(lowering), V.set_debug_handler(DebugContext()):
@@ -118,8 +118,9 @@ def kernels_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Kernel]:
 def _move_to_last_writer(
     steps: Sequence[BaseSchedulerNode], written: Sequence[set[fx.Node]], names: dict[str, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """Move each node of `written` whose memory one step fills and a later one writes into, such as a scatter's, to the
-    later one. Return by node the one that the first step computes in its place: the node's first argument.
+    """Move each node of `written` whose memory a later step mutates, such as a scatter's, to that step.
+
+    Return by node the node that the first step computes instead: its first argument.
     """
     last_writer = {
         buffer: number
@@ -158,7 +159,7 @@ def _kernel(step: BaseSchedulerNode, own: set[fx.Node], others: set[fx.Node], na
     if isinstance(step, ExternKernelSchedulerNode):
         return Kernel(nodes=results, results=results, is_fused=False, moved_bytes=0, in_place={})
     origins = _origins(step, names) - others
-    # Inductor also names operators that only read what a step prepares for them.
+    # Inductor also lists operators that only read the step's results.
     computed = needed_by(results, lambda node: node in own or node in origins)
     nodes = _in_order(computed & (origins | own), names)
     moved_bytes = int(step.get_read_write_buffers_sizes())
@@ -168,8 +169,8 @@ def _kernel(step: BaseSchedulerNode, own: set[fx.Node], others: set[fx.Node], na
 def _guess(
     step: BaseSchedulerNode, memory: set[fx.Node], done: set[fx.Node], names: dict[str, fx.Node]
 ) -> set[fx.Node]:
-    """Return the node that a step most likely writes, where Inductor does not say: a copy in another order, or a part
-    of a reduction. It is the last one that can be computed by then; none if there is no such node.
+    """Return the node that a step most likely writes, if Inductor does not report it: a copy in another layout, or
+    part of a reduction. It is the last one that can be computed by then; empty if there is none.
     """
     origins = _in_order(_origins(step, names) - memory, names)
     needed = {node: needed_by([node], lambda one: one not in memory) & (memory | done) for node in origins}
@@ -177,7 +178,7 @@ def _guess(
 
 
 def needed_by(nodes: Iterable[fx.Node], goes_on: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """Return `nodes` and what they are computed from, up to nodes that do not go on."""
+    """Return `nodes` and their transitive inputs, up to nodes for which `goes_on` is False."""
     waiting, found = list(nodes), set[fx.Node]()
     while waiting:
         node = waiting.pop()
@@ -188,15 +189,15 @@ def needed_by(nodes: Iterable[fx.Node], goes_on: Callable[[fx.Node], bool]) -> s
 
 
 def _origins(step: BaseSchedulerNode, names: dict[str, fx.Node]) -> set[fx.Node]:
-    """Return the nodes that a step has something to do with."""
+    """Return the nodes from which a step originates."""
     found = {names[one.name] for part in step.get_nodes() for one in part.node.get_origins()}  # type: ignore[union-attr]
     return {one for one in found if one.op == "call_function"}
 
 
 def _results(step: BaseSchedulerNode, names: dict[str, fx.Node]) -> set[fx.Node]:
-    """Return the nodes whose values a step writes to memory, as far as Inductor knows them."""
+    """Return the nodes whose values a step writes to memory, if Inductor reports them."""
     operator = getattr(step.node, "op_overload", None)
-    # An operator of a library may have several results, or none: attention, collectives and waits for them.
+    # A library operator may have several results, or none: attention, collectives and their waits.
     called = {one for one in _origins(step, names) if operator is not None and one.target is operator}
     if called:
         return called
@@ -207,8 +208,8 @@ def _results(step: BaseSchedulerNode, names: dict[str, fx.Node]) -> set[fx.Node]
 
 
 def _maker(node: fx.Node, *, through_views: bool) -> fx.Node:
-    """Return the node that a kernel computes, of which Inductor names the last that returns its memory: a collective
-    that works on it in place, a wait, or a view of the same shape.
+    """Return the node that a kernel computes; Inductor reports the last node with its memory: an in-place collective, a
+    wait, or a view of the same shape.
     """
     found = node
     while True:
@@ -226,10 +227,10 @@ def _in_order(nodes: set[fx.Node], names: dict[str, fx.Node]) -> tuple[fx.Node, 
 
 
 class _Interface(DeviceInterface):
-    """What torch's compiler asks of a device."""
+    """The device interface of torch's compiler."""
 
     class Worker:
-        """The same, asked in a process that compiles."""
+        """The same for compile workers."""
 
         @staticmethod
         def current_device() -> int:

@@ -1,4 +1,4 @@
-"""replace: puts something in the place of one of torch's names, which has to be there."""
+"""replace(): replaces an attribute of torch, which has to exist."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SUPPORTED = "torch 2.11 to 2.15"
 
 
 def replace(owner: Any, name: str, by: Callable[[Any], Any]) -> None:
-    """Put `by(what is there)` in the place of a name of `owner`, a module or a class, for good.
+    """Replace an attribute of `owner`, a module or a class, by `by(original)`, permanently.
 
-    Raises UnsupportedError where this torch has no such name: it would go on as if nothing had been replaced.
+    Raises UnsupportedError if this torch has no such attribute.
     """
     if not hasattr(owner, name):
         raise UnsupportedError(

@@ -1,7 +1,7 @@
-"""What torch does otherwise under fake tensors than on a device, put right while a step is traced.
+"""Patches for behaviour of torch that differs under fake tensors from that on a device.
 
-Each patch names what would go wrong without it. Tried in torch 2.11, 2.13, 2.14 and 2.15, and what each patch relies on
-is tested against the torch at hand.
+Each patch documents what would go wrong without it. Tried in torch 2.11, 2.13, 2.14 and 2.15; what each patch relies on
+is tested against the installed torch.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from meshwright.tracer.numbers.unknown_number import UnknownNumber
+from meshwright.tracer.numbers.scalar_placeholders import UnknownNumber
 from meshwright.tracer.programs.program_lines import line_of_program
 from meshwright.tracer.record.attention_kernels import as_on_cuda
-from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import (
     refuse_fsdp1,
     refuse_number,
@@ -45,30 +45,29 @@ from meshwright.tracer.record.untraceable import (
 )
 from meshwright.tracer.torch_distributed.torch_coalescing import coalesce_collectives
 from meshwright.tracer.torch_distributed.torch_data_parallel import reduce_by_hook
-from meshwright.tracer.torch_distributed.torch_futures import hold_results
 from meshwright.tracer.torch_distributed.torch_pipelining import (
     follow_schedules,
     mark_stage_messages,
     vote_by_own_stages,
 )
+from meshwright.tracer.torch_distributed.torch_works import hold_results
 from meshwright.tracer.torch_patches.torch_data_loader import read_without_workers
-from meshwright.tracer.torch_patches.torch_fused_optimizer import update_shards_in_place
-from meshwright.tracer.torch_patches.torch_moved_states import move_states_in_place
 from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_parameters import move_states_in_place, update_shards_in_place
 
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
-"""Methods of a mesh that never look at its ranks."""
+"""Methods of a mesh that never read its ranks."""
 
 
-def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
-    """Apply all of them to this process, for good."""
+def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
+    """Apply all patches to this process, permanently."""
     _real_mesh_algebra()
     replace(device_mesh, "new_group", _own_groups_only)
     replace(_fsdp_param, "_chunk_with_empty", lambda _: LazyChunks)
     replace(FSDPParamGroup, "finalize_backward", _waiting_for_unused_gathers)
     replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", _unrecorded(recorder))
     if hasattr(_fsdp_collectives, "record_grad_output_stream"):
-        # Since 2.15: tells who reads a gradient last to devices that free memory by an operation; CUDA does not.
+        # Since 2.15: for devices that free memory by an operation, unlike CUDA.
         replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
     reduce_by_hook(mode)
     hold_results(mode)
@@ -83,11 +82,11 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     vote_by_own_stages()
     mark_stage_messages()
     follow_schedules(recorder.scopes)
-    # Draws by a state of random numbers that it keeps on the device; nothing is drawn here. Up to torch 2.12 making one
-    # compares the states of all ranks.
+    # The tracker keeps an RNG state on the device; nothing is drawn here. Up to torch 2.12 its construction compares
+    # the states of all ranks.
     replace(_dispatch, "is_rng_supported_mesh", lambda _: lambda _: False)
     replace(OffsetBasedRNGTracker, "_distribute_region", lambda _: lambda *_, **__: nullcontext())
-    # By default an optimizer works on lists of tensors, if it knows their type.
+    # An optimizer uses its foreach implementation only for known tensor types.
     replace(optimizer, "_foreach_supported_types", lambda types: [*types, FakeTensor])
     replace(_foreach_utils, "_foreach_supported_types", lambda types: [*types, FakeTensor])
     _silent_kernels()
@@ -95,13 +94,13 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
     replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
     replace(FakeTensorMode, "avoid_device_init", lambda _: property(_is_not_there))
     replace(torch, "tensor", lambda make: _tensor_by_way_of_cpu(make, mode))
-    # torch asks for a stream of its own kind, which a device written in Python has none of.
+    # torch requires a torch.Stream, which a device in Python does not have.
     replace(Tensor, "record_stream", lambda _: _as_method(mode.record_stream))
     replace(FakeTensor, "tolist", lambda _: _list_read_at_once(mode))
     replace(FakeTensor, "item", lambda _: _number_read(mode))
     replace(FakeTensor, "__bool__", lambda _: lambda tensor: bool(tensor.item()))
     replace(FakeTensor, "data_ptr", lambda _: _address)
-    # As torch's own, which does so for its own type of tensors only.
+    # As Tensor.__format__, which formats values for exact Tensors only.
     replace(
         FakeTensor,
         "__format__",
@@ -110,7 +109,7 @@ def apply_patches(recorder: Recorder, mode: RecordingMode) -> None:
 
 
 def _waiting_for_unused_gathers(finalize: Callable[..., None]) -> Callable[..., None]:
-    """Up to torch 2.14 a stream of torch's own waits for what was gathered ahead and not used, as by an evaluation."""
+    """Wait for unused prefetched all-gathers: up to torch 2.14 a stream of torch's own does, which is not recorded."""
 
     @functools.wraps(finalize)
     def finalized(group: Any) -> None:
@@ -124,12 +123,12 @@ def _waiting_for_unused_gathers(finalize: Callable[..., None]) -> Callable[..., 
 
 
 def _is_not_there(_: FakeTensorMode) -> bool:
-    """Fake mode copies numbers that it knows to the device, really, unless it thinks that there is none."""
+    """Without it, fake mode copies known numbers to the device for real."""
     return True
 
 
 def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> Callable[..., Tensor]:
-    """torch.tensor() on a device copies below all modes, to a device that is not there."""
+    """Make torch.tensor() copy by an operator: torch's own copies below all modes, to a device that does not exist."""
 
     @functools.wraps(make)
     def made(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
@@ -139,25 +138,25 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
                 mode.numbers.know(tensor, [data])
             return tensor
         if get_proxy_mode() is not None:
-            # In a graph that is compiled, a copy of a constant decomposes into one that makes a real tensor.
+            # In a compiled graph a copy of a constant would decompose into a real tensor.
             return torch.empty_like(tensor, device=device).copy_(tensor)
         moved = tensor.to(device)
         mode.numbers.know(moved, np.asarray(data).ravel().tolist())
         return moved
 
-    # TorchScript, which parts of torch are compiled by as they are imported, knows functions by their identity.
+    # TorchScript, which compiles parts of torch on import, identifies functions by identity.
     torch.jit._builtins._register_builtin(made, "aten::tensor")
     return made
 
 
 _ADDRESS_BITS = 41
-"""Enough for the elements of any tensor between the addresses of two."""
+"""Address space of each storage."""
 _numbers = itertools.count(1)
 _addresses = weakref.WeakKeyDictionary[torch.UntypedStorage, int]()
 
 
 def _address(tensor: Tensor) -> int:
-    """Fake tensors are all at the same address, by which programs tell parameters from each other."""
+    """Return a distinct address for each storage: fake tensors all have the same."""
     storage = tensor.untyped_storage()
     if tensor.device.type == "meta" or not storage.nbytes():
         return 0
@@ -167,7 +166,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:
-    """A fake tensor is read number by number, each a wait for the device; a real one is copied once."""
+    """Read a list in one copy; torch reads a fake tensor element by element, each with a device sync."""
 
     def tolist(tensor: Tensor) -> Any:
         mode.numbers.read(tensor)
@@ -178,7 +177,7 @@ def _list_read_at_once(mode: RecordingMode) -> Callable[[Tensor], Any]:
 
 
 def _number_read(mode: RecordingMode) -> Callable[[Tensor], Any]:
-    """Torch reads a number as one of its own, which cannot be unknown."""
+    """Read a scalar, which may be unknown."""
 
     def item(tensor: Tensor) -> Any:
         if mode.numbers.is_unknown(tensor):
@@ -190,7 +189,7 @@ def _number_read(mode: RecordingMode) -> Callable[[Tensor], Any]:
 
 
 def _real_mesh_algebra() -> None:
-    """A mesh keeps its ranks in a real tensor, which fake mode refuses to index; offsets of shards are computed so."""
+    """Run mesh algebra outside fake mode, which refuses to index the mesh's real tensor of ranks."""
     for name, found in list(DeviceMesh.__dict__.items()):
         if name in _WITHOUT_TENSORS:
             continue
@@ -206,7 +205,7 @@ def _real_mesh_algebra() -> None:
 
 
 def _own_groups_only(new_group: Callable[..., Any]) -> Callable[..., Any]:
-    """A mesh makes every group along its axes, though a rank is in one of each: 100,000 of them take seconds."""
+    """Make only this rank's groups of a mesh: making all, up to 100,000, takes seconds."""
 
     @functools.wraps(new_group)
     def made(ranks: Any = None, **kwargs: Any) -> Any:
@@ -226,7 +225,7 @@ def _outside_of_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LazyChunks:
-    """FSDP2 cuts each parameter in as many views as there are ranks and looks at two: 16,384 of them take minutes."""
+    """Lazy views of shards: FSDP2 makes one per rank and uses two, which takes minutes for 16,384 ranks."""
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
         self.tensor, self.num_chunks, self.dim = tensor, num_chunks, dim
@@ -243,8 +242,8 @@ class LazyChunks:
         return self.tensor.narrow(self.dim, start, min(share, size - start))
 
 
-def _unrecorded(recorder: Recorder) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """DTensor finds out shapes by running an operator on whole tensors, which no rank has."""
+def _unrecorded(recorder: TraceRecorder) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Pause recording while DTensor runs an operator on unsharded tensors to infer shapes."""
 
     def by(find: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(find)
@@ -261,21 +260,21 @@ def _unrecorded(recorder: Recorder) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def _as_method(function: Callable[[Tensor, Any], None]) -> Callable[[Tensor, Any], None]:
-    """Return a function that a class takes for one of its methods."""
+    """Return a plain function that binds as a method."""
     return lambda tensor, stream: function(tensor, stream)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for what does nothing on CUDA."""
+    """Replace a function without effect on CUDA."""
 
 
 def _is_compiling() -> bool:
-    """Under fake tensors torch thinks that it compiles, and waits for a collective at once, not when it is used."""
+    """Return whether torch compiles: under fake tensors it assumes so, and waits for collectives immediately."""
     return torch.compiler.is_compiling() or get_proxy_mode() is not None
 
 
 def _silent_kernels() -> None:
-    """These have one kernel on CUDA; where the device has none, torch puts several in its place."""
+    """Register operators with one kernel on CUDA, which torch would otherwise decompose."""
     library = torch.library.Library("aten", "IMPL")
     for name in ("silu_backward", "_fused_rms_norm"):
         library.impl(name, _never_run, "PrivateUse1")
@@ -286,4 +285,4 @@ _kept: list[torch.library.Library] = []
 
 
 def _never_run(*_: Any, **__: Any) -> Any:
-    raise AssertionError("fake tensors are answered before any kernel runs")
+    raise AssertionError("fake tensors never reach a kernel")

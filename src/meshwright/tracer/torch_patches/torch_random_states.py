@@ -1,4 +1,4 @@
-"""Random states in compiled graphs: a traced step saves none."""
+"""RNG states in compiled graphs: a traced step saves none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from meshwright.tracer.torch_patches.torch_names import replace
 
 @cache
 def save_no_random_states() -> None:
-    """Have the graphs of a recomputed block hand no random states from forward to backward, for good.
+    """Make the graphs of a recomputed block save no RNG states from forward for backward, permanently.
 
     torch saves and restores them by higher-order operators that run on CPU and CUDA only (2.13: also around attention
-    without dropout). They are a few bytes, and fake tensors hold no numbers to draw again.
+    without dropout). They are a few bytes, and fake tensors have no values.
     """
-    # A rank that recomputes replaces the same function, once: before, so that it does not undo this.
+    # Recomputation replaces the same function, once: call it first, so that it does not undo this.
     save_meshes_last()
     replace(partitioners, "functionalize_rng_ops", lambda _: lambda _, forward, backward, *__: (forward, backward))

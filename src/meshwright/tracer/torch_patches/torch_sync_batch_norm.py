@@ -1,7 +1,7 @@
 """SyncBatchNorm on the simulated accelerator: its operators exist on CUDA only; checked in torch 2.13.
 
-Their shapes are registered here. Its forward leaves out ranks without rows by a mask that it reads, which CUDA waits
-for; all ranks are taken to have some.
+Their output shapes are registered here. Its forward excludes ranks without rows by a mask, which makes the host wait on
+CUDA; all ranks are assumed to have rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _kept: list[torch.library.Library] = []
 
 
 def normalize_over_ranks() -> None:
-    """Have SyncBatchNorm work under fake tensors, for good."""
+    """Make SyncBatchNorm work under fake tensors, permanently."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("batch_norm_stats", lambda x, _: _per_channel(x, 2), "Meta")
     library.impl("batch_norm_gather_stats_with_counts", lambda x, *_: _per_channel(x, 2), "Meta")

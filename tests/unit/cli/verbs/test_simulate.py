@@ -144,7 +144,7 @@ def test_conditions_are_refused_before_tracing(
     parts: tuple[str, ...],
     target: tuple[str, ...],
 ) -> None:
-    for name in ("dry_run.trace_job", "programs.program_ranks.trace_program"):
+    for name in ("trace_job.trace_job", "programs.program_ranks.trace_program"):
         monkeypatch.setattr(f"meshwright.tracer.{name}", lambda *_, **__: pytest.fail("traced"))
     said = refusal(capsys, *target, "--cluster", "h100-ib400:2", option)
     assert all(part in said for part in parts)
@@ -164,7 +164,7 @@ def test_a_rank_is_slower_by_a_factor_above_zero(capsys: pytest.CaptureFixture[s
 def test_a_folder_that_cannot_be_written_is_refused_before_tracing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr("meshwright.tracer.dry_run.trace_job", lambda *_, **__: pytest.fail("traced"))
+    monkeypatch.setattr("meshwright.tracer.trace_job.trace_job", lambda *_, **__: pytest.fail("traced"))
     # A folder in which no file can be made, not by root either.
     folder = "/proc/report" if option == "--out" else "/proc"
     file = folder if option == "--out" else "/proc/file"
@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_tracing(
 def test_a_folder_that_does_not_exist_is_not_made_for_a_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
 ) -> None:
-    monkeypatch.setattr("meshwright.tracer.dry_run.trace_job", lambda *_, **__: pytest.fail("traced"))
+    monkeypatch.setattr("meshwright.tracer.trace_job.trace_job", lambda *_, **__: pytest.fail("traced"))
     file = tmp_path / "missing" / "page"
     said = refusal(capsys, TINY, "--cluster", "h100-ib400:2", option, str(file))
     assert f"there is no folder {file.parent}" in said
@@ -194,7 +194,7 @@ def test_a_file_is_no_folder_for_everything(capsys: pytest.CaptureFixture[str], 
 def test_a_missing_package_is_named_before_tracing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("meshwright.tracer.dry_run.trace_job", lambda *_, **__: pytest.fail("traced"))
+    monkeypatch.setattr("meshwright.tracer.trace_job.trace_job", lambda *_, **__: pytest.fail("traced"))
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert run(["simulate", TINY, "--cluster", "h100-ib400:2", "--html", str(tmp_path / "page.html")]) != ExitCode.DONE
     assert "pip install '.[report]'" in capsys.readouterr().err

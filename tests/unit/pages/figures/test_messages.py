@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.hardware.choice import choose_cluster
 from meshwright.pages.figures.messages import messages_of
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.trace import RecordKind, Trace
 from meshwright.spec.trace.traces import Traces

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hand_traces import ALL_GATHER, Script, all_of
-from meshwright.simulator.checks.check import check
+from meshwright.simulator.checks.check_traces import check
 from meshwright.spec.trace.problem import Problem
 
 FOUR = (0, 1, 2, 3)
@@ -59,16 +59,16 @@ def test_the_one_rank_that_differs_is_to_blame_in_every_problem(step: Step, culp
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         (_other_reduction, "in the same order, with the same reduction and root"),
         (_other_splits, "which expects 16 from it"),
         (_missing_barrier, "same collectives in the same order"),
     ],
 )
-def test_the_rule_says_what_differs(step: Step, told: str) -> None:
+def test_the_rule_says_what_differs(step: Step, message: str) -> None:
     (problem,) = _checked(step, 2)
-    assert told in problem.rule
+    assert message in problem.rule
 
 
 def test_all_to_all_of_uneven_splits_that_fit_each_other_is_sound() -> None:

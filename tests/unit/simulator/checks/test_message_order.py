@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hand_traces import Script, all_of
-from meshwright.simulator.checks.message_order import message_hazards
+from meshwright.simulator.checks.hazards import message_hazards
 from meshwright.spec.trace.problem import Hazard
 
 PAIR = (0, 1)

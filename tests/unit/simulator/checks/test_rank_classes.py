@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hand_traces import Script, all_of, play_scripts
-from meshwright.simulator.checks.check import check
-from meshwright.simulator.checks.rank_classes import grouped
+from meshwright.simulator.checks.check_traces import check
+from meshwright.simulator.checks.rank_classes import group_equivalent
 
 FOUR = (0, 1, 2, 3)
 
@@ -27,7 +27,7 @@ def _scripts(num_ops: tuple[int, ...] = (1, 1, 1, 1)) -> tuple[Script, ...]:
 
 def test_a_ring_is_one_class() -> None:
     scripts = _scripts()
-    classes = grouped(all_of(*scripts))
+    classes = group_equivalent(all_of(*scripts))
     assert classes.class_of_rank.tolist() == [0, 0, 0, 0]
     assert check(classes) == ()
     by_class, by_rank = (play_scripts(classes, scripts[:1])[1], play_scripts(all_of(*scripts), scripts)[1])
@@ -35,7 +35,7 @@ def test_a_ring_is_one_class() -> None:
 
 
 def test_neighbours_of_another_rank_are_other_classes() -> None:
-    classes = grouped(all_of(*_scripts((2, 1, 1, 1))))
+    classes = group_equivalent(all_of(*_scripts((2, 1, 1, 1))))
     assert classes.class_of_rank.tolist() == [0, 1, 2, 3]
     assert check(classes) == ()
 
@@ -48,6 +48,6 @@ def test_stages_of_a_pipeline_that_do_the_same_stay_apart() -> None:
         script.op(1.0)
         if rank < 3:
             script.wait(script.send(rank + 1, FOUR))
-    classes = grouped(all_of(*scripts))
+    classes = group_equivalent(all_of(*scripts))
     assert np.unique(classes.class_of_rank).tolist() == [0, 1, 2, 3]
     assert check(classes) == ()

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hand_traces import ALL_GATHER, ALL_REDUCE, Script, all_of
-from meshwright.simulator.checks.check import check
+from meshwright.simulator.checks.check_traces import check
 from meshwright.simulator.checks.hazards import hazards
-from meshwright.simulator.checks.rank_classes import grouped
+from meshwright.simulator.checks.rank_classes import group_equivalent
 from meshwright.spec.trace.traces import Traces
 
 NUM_RANKS = 6
@@ -62,7 +62,7 @@ def test_a_sound_program_has_no_problem_and_no_warning(program: list[Collective]
     traces = traces_of(program)
     assert check(traces) == ()
     assert hazards(traces) == ()
-    assert check(grouped(traces)) == ()
+    assert check(group_equivalent(traces)) == ()
 
 
 @given(programs, st.data())

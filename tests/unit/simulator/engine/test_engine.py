@@ -172,9 +172,9 @@ def test_computing_and_communicating_at_once_slows_both(computing_s: float, comm
         script.op(computing_s / 4)
     script.wait(work)
     script.op()
-    _, played, found = play_scripts(all_of(script), (script,), slowdown=0.25)
+    _, execution, found = play_scripts(all_of(script), (script,), slowdown=0.25)
     shorter_s, longer_s = sorted((computing_s, communicating_s))
-    assert played.end_s == longer_s + 0.25 * shorter_s
+    assert execution.end_s == longer_s + 0.25 * shorter_s
     computed_s = (found[0].end_s - found[0].start_s)[1:5].sum()
     # What is added is the communication's.
     assert computed_s == computing_s
@@ -233,7 +233,7 @@ def test_what_never_comes_is_never_played() -> None:
     first.wait(first.collective(BOTH))
     first.op(1.0)
     second.op(1.0)
-    _, played, found = play_scripts(all_of(first, second), (first, second))
-    assert not played.is_done
+    _, execution, found = play_scripts(all_of(first, second), (first, second))
+    assert not execution.is_done
     assert np.isnan(found[0].end_s[2])
-    assert played.ended_at.tolist() == [NONE]
+    assert execution.ended_at.tolist() == [NONE]

@@ -94,7 +94,7 @@ def test_the_engine_plays_any_step_as_the_rules_say(actions: list[tuple[object, 
     for name, *arguments in actions:
         getattr(oracle, str(name))(*arguments)
     scripts = tuple(oracle.scripts)
-    _, played, found = play_scripts(all_of(*scripts), scripts, load=0.0)
-    assert played.is_done
+    _, execution, found = play_scripts(all_of(*scripts), scripts, load=0.0)
+    assert execution.is_done
     for rank in range(WORLD_SIZE):
         assert found[rank].end_s.tolist() == oracle.ends[rank]

@@ -11,7 +11,7 @@ from meshwright.cost.communication.point_to_point import mean_send_s, send_s
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.engine.collective_times import comm_op_times, reached_fabric
 from meshwright.simulator.engine.matching import match
-from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.trace.timeline import SpanKind
 from meshwright.spec.trace.traces import Traces

@@ -144,7 +144,7 @@ def test_any_program_gets_blocks_of_its_own_and_gives_all_back(
     for block in live:
         allocator.free(block)
     assert allocator.allocated_bytes == 0
-    allocator.give_back()
+    allocator.release_cached()
     assert allocator.reserved_bytes == 0
     # What was given back is taken again as it was at first.
     assert allocator.allocate(30 * MIB) >= 0

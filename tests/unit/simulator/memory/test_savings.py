@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.simulator.memory.liveness import liveness_of
-from meshwright.simulator.memory.savings import savings_of
+from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
 from meshwright.spec.step.liveness import SavedTensors
 from meshwright.spec.trace.trace import RecordKind
 from written_steps import WrittenStep

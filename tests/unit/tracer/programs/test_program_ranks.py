@@ -10,8 +10,8 @@ import pytest
 
 from hand_traces import Script
 from meshwright.errors import UnsupportedError
-from meshwright.simulator.checks.check import check, with_earlier
-from meshwright.simulator.engine.apart import apart
+from meshwright.simulator.checks.check_traces import check, with_earlier
+from meshwright.simulator.engine.split_classes import split_classes
 from meshwright.spec.trace.trace import GroupCall, Trace
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs import program_ranks
@@ -116,7 +116,7 @@ def test_messages_among_all_ranks_are_a_pipeline_of_as_many_stages_as_follow_eac
     assert len(asked) < 64
     assert check(traces) == ()
     # A slow rank's peers are kept apart from those of others.
-    assert check(apart(traces, [3])) == ()
+    assert check(split_classes(traces, [3])) == ()
 
 
 def test_a_pipeline_within_each_replica_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshwright.tracer.record.attention_kernels import Asked, cuda_kernel
+from meshwright.tracer.record.attention_kernels import AttentionCall, cuda_kernel
 
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 EFFICIENT, MATH = SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
@@ -22,9 +22,9 @@ def head(heads: int = 4, length: int = 64, width: int = 64, dtype: torch.dtype =
     return torch.empty(batch, heads, length, width, dtype=dtype, device="meta")
 
 
-def kernel(*heads: Tensor, **asked: Any) -> SDPBackend:
+def kernel(*heads: Tensor, **call: Any) -> SDPBackend:
     """Return what is chosen for query, key and value, or for one that stands for all three."""
-    return cuda_kernel(Asked(*(heads * 3 if len(heads) == 1 else heads), **asked))
+    return cuda_kernel(AttentionCall(*(heads * 3 if len(heads) == 1 else heads), **call))
 
 
 @pytest.mark.parametrize("width", [8, 64, 128, 256])

@@ -1,0 +1,120 @@
+"""Tables of a simulated step: seconds by kind and rank, and the memory peak of each rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from meshwright.simulator.analysis.exposure import text_at
+from meshwright.simulator.checks.describe import without_numbers
+from meshwright.simulator.memory.roles import first_writers, roles_of
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.op_kind import OP_KINDS, op_kind
+from meshwright.spec.step.dry_run import LiveTensors, RankMemory, RankTime
+from meshwright.spec.step.step_decomposition import COMPONENTS
+from meshwright.spec.step.timeline_decomposition import components_of_compute, decompose
+from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
+from meshwright.spec.trace.trace import NONE, RecordKind, Trace
+from meshwright.spec.trace.traces import Traces
+
+_NUM_LARGEST = 8
+
+
+def compute_seconds(timeline: Timeline) -> dict[str, float]:
+    """Return the seconds of StepDecomposition.compute_s by kind of operation, the mean over all ranks.
+
+    Work of other streams while the default stream is idle, such as copies, counts as "other".
+    """
+    spans = timeline.spans
+    is_counted = components_of_compute(timeline) == COMPONENTS.index("compute_s")
+    rows = np.flatnonzero((spans.kind == SpanKind.COMPUTE) & (spans.stream == 0) & is_counted)
+    kinds = np.array([OP_KINDS.index(op_kind(name)) for name in timeline.names] + [OP_KINDS.index("other")])
+    weights = np.array(timeline.multiplicity, float)
+    share = (weights / weights.sum())[np.searchsorted(timeline.ranks, spans.rank[rows])]
+    took_s = share * (spans.end_s[rows] - spans.start_s[rows])
+    seconds = np.bincount(kinds[spans.name[rows]], took_s, minlength=len(OP_KINDS))
+    found: dict[str, float] = dict(zip(OP_KINDS, seconds.tolist(), strict=True))
+    return found | {"other": found["other"] + max(decompose(timeline).compute_s - sum(found.values()), 0.0)}
+
+
+def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None = None) -> tuple[RankTime, ...]:
+    """Return the time of each rank by part; its pipeline rank follows from `layout`, else from `traces`."""
+    return tuple(
+        RankTime(
+            rank=rank,
+            num_ranks=count,
+            pipeline_rank=_pipeline_rank(rank, layout, traces),
+            parts=decompose(timeline, rank),
+        )
+        for rank, count in zip(timeline.ranks, timeline.multiplicity, strict=True)
+    )
+
+
+def rank_memory(timeline: Timeline, traces: Traces, layout: Layout | None) -> tuple[RankMemory, ...]:
+    """Return the memory peak of each rank that holds memory."""
+    counts = dict(zip(timeline.ranks, timeline.multiplicity, strict=True))
+    return tuple(
+        _peak(curve, traces.of_rank(curve.rank), counts[curve.rank], _pipeline_rank(curve.rank, layout, traces))
+        for curve in timeline.memory
+        if len(curve.allocated_bytes)
+    )
+
+
+def _pipeline_rank(rank: int, layout: Layout | None, traces: Traces | None) -> int:
+    """Return a rank's position in its pipeline: without a layout, in its group named pp, else 0."""
+    if layout is not None:
+        return rank // (layout.num_ranks // layout.pp)
+    if traces is None:
+        return 0
+    trace = traces.of_rank(rank)
+    rank = trace.traced.rank
+    named = zip(trace.group_names, trace.groups, strict=True)
+    stages = (ranks for name, ranks in named if name.partition(" (")[0] == "pp" and rank in ranks)
+    return next((ranks.index(rank) for ranks in stages), 0)
+
+
+def _peak(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) -> RankMemory:
+    moment = int(curve.allocated_bytes.argmax())
+    # NONE for an idle rank, which has no records.
+    record = min(int(curve.record[moment]), len(trace.records) - 1)
+    by_role = zip(TensorRole, curve.by_role[moment].tolist(), strict=True)
+    return RankMemory(
+        rank=curve.rank,
+        num_ranks=num_ranks,
+        pipeline_rank=pipeline_rank,
+        allocated_bytes=int(curve.allocated_bytes.max()),
+        reserved_bytes=int(curve.reserved_bytes.max()),
+        by_role={role.name.lower(): num_bytes for role, num_bytes in by_role if num_bytes},
+        at_s=float(curve.at_s[moment]),
+        phase="" if record == NONE else text_at(trace.phases, trace.records.phase[record]),
+        scope="" if record == NONE else text_at(trace.scopes, trace.records.scope[record]),
+        op="" if record == NONE else _op(trace, record),
+        largest=_largest(trace, record),
+    )
+
+
+def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
+    """Return the largest tensors when `record` runs, those of one line of the program together."""
+    storages, roles = trace.storages, roles_of(trace)
+    is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
+    rows = np.flatnonzero(is_live & (storages.num_bytes > 0))
+    makers = first_writers(trace)[rows].tolist()
+    groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for row, maker in zip(rows.tolist(), makers, strict=True):
+        scope = "" if maker == NONE else text_at(trace.scopes, trace.records.scope[maker])
+        line = "" if maker == NONE else text_at(trace.lines, trace.records.line[maker])
+        op = "before the step" if maker == NONE else _op(trace, maker)
+        groups[TensorRole(int(roles[row])).name.lower(), op, without_numbers(scope), line].append(row)
+    found = [
+        LiveTensors(
+            num_bytes=int(storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope, line=line
+        )
+        for (role, op, scope, line), own in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda live: -live.num_bytes)[:_NUM_LARGEST])
+
+
+def _op(trace: Trace, record: int) -> str:
+    signature = trace.records.signature[record]
+    return trace.signatures[signature].op if signature != NONE else RecordKind(trace.records.kind[record]).name.lower()

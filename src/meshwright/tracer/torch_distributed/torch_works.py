@@ -1,0 +1,139 @@
+"""Work objects and futures of collectives, their reductions, and resized storages: effects that no operator shows.
+
+FSDP2 and messages wait for Work objects, and FSDP frees all-gathered parameters by resizing their storages to 0. torch
+passes the reduction of a collective in an object that Python cannot read from the operator. Futures of fake works are
+empty; real ones run their callbacks on a stream of a pool, so that the compute stream does not wait. Here that is one
+stream, which runs callbacks in the order of their registration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import FakeWork, ProcessGroup, Work
+from torch.utils._pytree import tree_leaves
+
+from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.simulated_device import NAME, SimulatedStream, device
+from meshwright.tracer.torch_patches.torch_names import replace
+
+
+@contextmanager
+def resizing_watched(mode: RecordingMode) -> Iterator[None]:
+    """Report resized storages to `mode`."""
+    resize = torch.UntypedStorage.resize_
+
+    def watched(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        mode.resized(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+@contextmanager
+def waiting_watched(mode: RecordingMode) -> Iterator[None]:
+    """Report waits for Work objects to `mode`."""
+    originals = [(kind, kind.wait) for kind in (FakeWork, Work)]
+
+    def watched(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
+            mode.waited(work)
+            return wait(work, *args, **kwargs)
+
+        return waited
+
+    for kind, wait in originals:
+        kind.wait = watched(wait)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kind, wait in originals:
+            kind.wait = wait  # type: ignore[method-assign]
+
+
+@contextmanager
+def reductions_watched(mode: RecordingMode) -> Iterator[None]:
+    """Set `mode.reduce_op` to the reduction of each call of a process group."""
+    names = [name for name in dir(ProcessGroup) if "reduce" in name and callable(getattr(ProcessGroup, name))]
+    originals = {name: getattr(ProcessGroup, name) for name in names}
+    for name, method in originals.items():
+        setattr(ProcessGroup, name, _watched(method, mode))
+    try:
+        yield
+    finally:
+        for name, method in originals.items():
+            setattr(ProcessGroup, name, method)
+
+
+def _watched(method: Callable[..., Any], mode: RecordingMode) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        mode.reduce_op = _reduction((*args, *kwargs.values()))
+        try:
+            return method(*args, **kwargs)
+        finally:
+            mode.reduce_op = ""
+
+    return called
+
+
+def _reduction(arguments: tuple[Any, ...]) -> str:
+    """Return the name of the reduction among the arguments or their options; "" without any."""
+    for one in arguments:
+        reduction = getattr(one, "reduceOp", one if isinstance(one, dist.ReduceOp | dist.ReduceOp.RedOpType) else None)
+        if reduction is not None:
+            members = dist.ReduceOp.RedOpType.__members__.items()
+            return next((name.lower() for name, member in members if reduction == member), "")
+    return ""
+
+
+def hold_results(mode: RecordingMode) -> None:
+    """Make futures of collectives hold their outputs, permanently."""
+
+    def future(work: Any) -> Arriving:
+        return Arriving(mode.results_of(work), work)
+
+    replace(FakeWork, "get_future", lambda _: future)
+
+
+class Arriving(torch.futures.Future[Any]):
+    """The result of a collective or of a callback."""
+
+    _following: SimulatedStream | None = None
+    """The stream of callbacks; None before the first."""
+
+    def __init__(self, value: Any, work: Any = None) -> None:
+        super().__init__()
+        self.set_result(None)
+        self._value, self._work = value, work
+
+    def value(self) -> Any:
+        """Return the result."""
+        return self._value
+
+    def wait(self) -> Any:
+        """Make the current stream wait for it, and return the result."""
+        if self._work is not None:
+            self._work.wait()
+        elif Arriving._following not in (None, device.current):
+            device.current.wait_stream(Arriving._following)
+        return self._value
+
+    def then(self, callback: Callable[..., Any]) -> Any:
+        """Return a future of the result of `callback`."""
+        stream = Arriving._following = Arriving._following or SimulatedStream()
+        with device.stream(stream):
+            self.wait()
+            for tensor in tree_leaves(self._value):
+                if isinstance(tensor, Tensor) and tensor.device.type == NAME:
+                    tensor.record_stream(stream)  # type: ignore[arg-type]
+            return Arriving(callback(self))
