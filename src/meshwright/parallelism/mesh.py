@@ -2,7 +2,7 @@
 
     dense      pp, dp_replicate, fsdp, tp                fsdp = dp_shard x cp: they share one copy of the parameters
     batch      pp, dp_replicate, dp_shard, cp, tp        who sees which samples, and which part of a sequence
-    experts    pp, dp_replicate, efsdp, ep, etp          efsdp x ep x etp = dp_shard x cp x tp
+    experts    pp, dp_replicate, expert_dp_shard, ep, etp          expert_dp_shard x ep x etp = dp_shard x cp x tp
 
 FSDP2 wants the mesh that it shards over and that of tensor or expert parallelism to be parts of one, so all three are
 made from one mesh of all ranks.
@@ -20,7 +20,7 @@ from meshwright.spec.layout.layout import AXES, Layout
 _VIEWS = {
     "dense": ("pp", "dp_replicate", "fsdp", "tp"),
     "batch": AXES,
-    "experts": ("pp", "dp_replicate", "efsdp", "ep", "etp"),
+    "experts": ("pp", "dp_replicate", "expert_dp_shard", "ep", "etp"),
 }
 _VIEW_OF_AXIS = {axis: view for view, axes in reversed(_VIEWS.items()) for axis in axes}
 
@@ -65,7 +65,7 @@ class Meshes:
         return self.rank("dp_replicate") * self.layout.dp_shard + self.rank("dp_shard")
 
     def sharding(self, shard_axis: str) -> DeviceMesh:
-        """Return the mesh that FSDP2 shards over: (fsdp) or (efsdp), with dp_replicate before it for HSDP."""
+        """Return the mesh that FSDP2 shards over: (fsdp) or (expert_dp_shard), with dp_replicate before it for HSDP."""
         view: DeviceMesh = getattr(self, _VIEW_OF_AXIS[shard_axis])
         return view[shard_axis] if self.layout.dp_replicate == 1 else view["dp_replicate", shard_axis]
 

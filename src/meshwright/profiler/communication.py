@@ -57,7 +57,7 @@ def axis_of(name: str, description: str | None, fsdp_mark: str | None, groups: M
     if fsdp_mark is not None:
         if "allreduce" in name:
             return "dp_replicate"
-        return "efsdp" if "experts" in fsdp_mark else "fsdp"
+        return "expert_dp_shard" if "experts" in fsdp_mark else "fsdp"
     if name.split(".")[-1] in ("send", "recv_") and description is None:
         return "pp"
     if description is None and not name.startswith("_c10d_functional"):

@@ -17,7 +17,7 @@ OF_ALL = {"mesh_pp": (0, 4), "mesh_cp": (0,), "mesh_ep": (0,), "mesh_tp": (0, 1)
         ("_c10d_functional.all_reduce", "default_pg", None, OF_TP, "tp"),
         ("_c10d_functional.all_reduce", None, None, OF_ALL, "tp"),
         ("c10d._allgather_base_", None, "FSDP::all_gather (blocks.1)", OF_TP, "fsdp"),
-        ("c10d._allgather_base_", None, "FSDP::all_gather (blocks.1.experts)", OF_TP, "efsdp"),
+        ("c10d._allgather_base_", None, "FSDP::all_gather (blocks.1.experts)", OF_TP, "expert_dp_shard"),
         ("c10d.allreduce_", None, "FSDP::post_backward_reduce (blocks.1)", OF_TP, "dp_replicate"),
         ("c10d.send", None, None, OF_TP, "pp"),
     ],

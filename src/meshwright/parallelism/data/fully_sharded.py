@@ -82,7 +82,7 @@ def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_las
     model.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.fsdp)))
     for experts in expert_modules(model) if have_own_ranks(layout) else ():
         assert isinstance(experts, FSDPModule)
-        experts.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.efsdp)))
+        experts.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.expert_dp_shard)))
 
 
 def accumulate_gradients(model: nn.Module) -> None:
@@ -148,13 +148,13 @@ def _shard_experts(block: nn.Module, shard: Callable[..., Any], meshes: Meshes) 
     if not have_own_ranks(layout):
         return
     # torch keeps no groups of n for what ep has cut (2.13), so these free all that the block's would keep a part of.
-    reshard = bool(_reshard_after_forward(layout, layout.efsdp))
+    reshard = bool(_reshard_after_forward(layout, layout.expert_dp_shard))
     for experts in expert_modules(block):
         shard(
             experts,
-            mesh=meshes.sharding("efsdp"),
+            mesh=meshes.sharding("expert_dp_shard"),
             reshard_after_forward=reshard,
-            shard_placement_fn=_placement_of_experts(experts, layout.efsdp),
+            shard_placement_fn=_placement_of_experts(experts, layout.expert_dp_shard),
         )
         hide_from_selective_checkpoint(experts)
 

@@ -38,7 +38,7 @@ def apply_expert_parallel(model: nn.Module, meshes: Meshes) -> None:
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose parameters are FSDP2's to shard over "efsdp", and not with those of their block."""
+    """Return the modules whose parameters FSDP2 shards over "expert_dp_shard", not with the rest of their block."""
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
@@ -47,15 +47,15 @@ def have_own_ranks(layout: Layout) -> bool:
     return layout.ep > 1 or layout.tp > 1
 
 
-def expert_shard_dim(parameter: nn.Parameter, efsdp: int) -> int:
-    """Return the dim of an expert parameter that FSDP2 should shard over `efsdp` ranks.
+def expert_shard_dim(parameter: nn.Parameter, expert_dp_shard: int) -> int:
+    """Return the dim of an expert parameter that FSDP2 should shard over `expert_dp_shard` ranks.
 
     That of the experts if it divides evenly, else one that does, preferably not cut already; FSDP2 pads dim 0 only.
     """
     part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     is_cut = [part.shape[dim] != parameter.shape[dim] for dim in range(part.dim())]
     dims = [0, *sorted(range(1, part.dim()), key=lambda dim: is_cut[dim])]
-    return next((dim for dim in dims if part.shape[dim] % efsdp == 0), 0)
+    return next((dim for dim in dims if part.shape[dim] % expert_dp_shard == 0), 0)
 
 
 def _place_experts(experts: Experts, meshes: Meshes) -> None:

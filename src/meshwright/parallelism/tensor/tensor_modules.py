@@ -139,4 +139,4 @@ def _read(module: ReadsParts, name: str) -> Tensor | None:
 
 def _is_sharded(parameter: Tensor | None) -> bool:
     axes = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
-    return bool(axes) and not {"fsdp", "efsdp"}.isdisjoint(axes or ())
+    return bool(axes) and not {"fsdp", "expert_dp_shard"}.isdisjoint(axes or ())

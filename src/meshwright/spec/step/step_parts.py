@@ -30,8 +30,8 @@ class StepParts(Noun):
     ep_s: NonNegativeFloat = 0.0
     """Expert-parallel all-to-alls that no computation hides."""
     dp_s: NonNegativeFloat = 0.0
-    """Data-parallel gathers and reductions that no computation hides (fsdp, efsdp, dp_replicate), and copies of
-    offloaded parameters and gradients between the memories of the host and the device."""
+    """Data-parallel gathers and reductions that no computation hides (fsdp, expert_dp_shard, dp_replicate), and copies
+    of offloaded parameters and gradients between the memories of the host and the device."""
     pp_s: NonNegativeFloat = 0.0
     """Messages between pipeline stages, under way while nothing is computed."""
     other_s: NonNegativeFloat = 0.0
@@ -66,7 +66,7 @@ PART_OF_AXIS = {
     "ep": "ep_s",
     "dp": "dp_s",
     "fsdp": "dp_s",
-    "efsdp": "dp_s",
+    "expert_dp_shard": "dp_s",
     "dp_shard": "dp_s",
     "dp_replicate": "dp_s",
     "pp": "pp_s",

@@ -12,7 +12,7 @@ from meshwright.parallelism.expert.token_exchange import expert_order
 
 
 @pytest.mark.parametrize(
-    ("shape", "efsdp", "dim"),
+    ("shape", "expert_dp_shard", "dim"),
     [
         ((8, 6, 4), 1, 0),
         ((8, 6, 4), 4, 0),
@@ -24,8 +24,8 @@ from meshwright.parallelism.expert.token_exchange import expert_order
         ((3, 5, 7), 2, 0),
     ],
 )
-def test_the_dim_that_divides_evenly_is_cut(shape: tuple[int, ...], efsdp: int, dim: int) -> None:
-    assert expert_shard_dim(nn.Parameter(torch.empty(shape)), efsdp) == dim
+def test_the_dim_that_divides_evenly_is_cut(shape: tuple[int, ...], expert_dp_shard: int, dim: int) -> None:
+    assert expert_shard_dim(nn.Parameter(torch.empty(shape)), expert_dp_shard) == dim
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=4))
