@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from meshwright.calibrator.timing import Stopwatch
 from meshwright.models.llama import Block
 from meshwright.models.rope import rope_tables
-from meshwright.parallelism.torch_private.torch_kernel_count import count_kernels
+from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.model.architecture import LlamaArchitecture
 
 BlockStep = Literal["plain", "gathered", "reduced"]

@@ -22,7 +22,7 @@ import torch
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshwright.parallelism.torch_private.torch_operator import (
+from meshwright.parallelism.torch_private.torch_dispatch import (
     is_causal_attention,
     only_views,
     signature_of,

@@ -21,7 +21,7 @@ from typing import Self
 from meshwright.fault_tolerance.heartbeat import HeartbeatFile
 from meshwright.fault_tolerance.step_record import StepRecord, groups
 from meshwright.log import logger
-from meshwright.parallelism.module_trail import module_names
+from meshwright.parallelism.module_tracker import module_names
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_fsdp import modules_of_unit
 from meshwright.spec.run.flight_record import FlightRecord, Frame

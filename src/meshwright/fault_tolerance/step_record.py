@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from meshwright.fault_tolerance.collective_order import CollectiveOrder
-from meshwright.parallelism.module_trail import ModuleTrail
+from meshwright.parallelism.module_tracker import ModuleTracker
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_flight_recorder import (
     RecordedCollective,
@@ -29,7 +29,7 @@ class StepRecord:
     def __init__(self) -> None:
         self._step: int | None = None
         self._phases: list[tuple[int, str]] = []
-        self._trail: ModuleTrail | None = None
+        self._trail: ModuleTracker | None = None
         self._order: CollectiveOrder | None = None
 
     def begin(self, step: int) -> None:
@@ -44,7 +44,7 @@ class StepRecord:
     @contextmanager
     def learning(self, stages: Stages) -> Iterator[None]:
         """Learn the order of the collectives, and the module of each, from the step that runs meanwhile."""
-        with ModuleTrail(stages) as self._trail:
+        with ModuleTracker(stages) as self._trail:
             yield
         step = [one for one in self._collectives() if _is_in_step(one)]
         self._trail = None

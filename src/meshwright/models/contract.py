@@ -19,7 +19,7 @@
                                         inputs stand (1-D), and of which document each token is, or None. It is needed
                                         to share a sequence over ranks (cp), and for data.mask_documents
     tensor_parallel = {...}             optional: how ranks share each layer (tp): a role such as "column" for a pattern
-                                        of module names such as "blocks.*.up"; parallelism/sharding/role.py has all. The
+                                        of module names such as "blocks.*.up" (parallelism/tensor/sharding_plan.py). The
                                         embedding is "vocabulary", the last layer "head"; x is [batch, sequence, width]
     casts_block_inputs = False          optional: a block gets its inputs as the model passes them. Without it those in
                                         floating point are cast to precision.compute

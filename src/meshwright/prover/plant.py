@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share
-from meshwright.parallelism.context.sequence_split import sequence_indices
+from meshwright.parallelism.context.sequence_shards import sequence_indices
 from meshwright.parallelism.expert.token_exchange import TokenExchange
 from meshwright.prover.faults import degree
 from meshwright.spec.run.proof import PlantedAxis

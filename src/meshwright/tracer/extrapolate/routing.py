@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Routing = Callable[[Any, str, int, int, int], list[int]]
-"""Stands in for parallelism.host_values, whose tensor has an element for each rank, twice: sent, and received."""
+"""Stands in for parallelism.host_sync, whose tensor has an element for each rank, twice: sent, and received."""
 
 
 def parse_routing(text: str) -> Routing:

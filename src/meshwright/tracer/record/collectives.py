@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
-from meshwright.parallelism.torch_private.torch_operator import argument_names, tensors_in
+from meshwright.parallelism.torch_private.torch_dispatch import argument_names, tensors_in
 from meshwright.spec.trace.trace import BATCHED, NONE, RecordKind
 from meshwright.tracer.record.exchange import agreed_of, exchange_of
 from meshwright.tracer.torch_distributed.torch_process_group import serves_host

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
-from meshwright.parallelism.torch_private.torch_operator import argument_names
+from meshwright.parallelism.torch_private.torch_dispatch import argument_names
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:

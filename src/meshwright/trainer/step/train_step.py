@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
 from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
-from meshwright.parallelism.context.sequence_split import sequence_indices
+from meshwright.parallelism.context.sequence_shards import sequence_indices
 from meshwright.parallelism.data.buffers import share_buffers
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.gradients import Gradients
