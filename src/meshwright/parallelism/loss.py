@@ -97,8 +97,8 @@ def vocab_parallel_losses(logits_BSV: Tensor, targets_BS: Tensor, group: dist.Pr
             f"{tuple(targets_BS.shape)}: under layout.tp it must return logits of the whole sequence for the rank's "
             "shard of the vocabulary; give the last layer the role head in tensor_parallel"
         )
-    losses_T: Tensor = _VocabParallelLosses.apply(logits_BSV.flatten(0, -2), targets_BS.flatten(), group)  # type:
-    ignore[no-untyped-call] return losses_T
+    losses_T: Tensor = _VocabParallelLosses.apply(logits_BSV.flatten(0, -2), targets_BS.flatten(), group)  # type: ignore[no-untyped-call]
+    return losses_T
 
 
 class _VocabParallelLosses(torch.autograd.Function):

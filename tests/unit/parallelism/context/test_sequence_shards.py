@@ -49,7 +49,7 @@ def test_a_sequence_is_refused_exactly_when_it_cannot_be_split(seq_len: int, cp:
     if seq_len % num_chunks == 0:
         assert len(sequence_indices(seq_len, 0, cp, method)) == seq_len // cp
         return
-    with pytest.raises(InfeasibleLayout, match=rf"train.seq_len = {seq_len} .*set train.seq_len to (.*), or") as error:
+    with pytest.raises(InfeasibleLayout, match=rf"train.seq_len = {seq_len}: .*set train.seq_len to (.*), or") as error:
         sequence_indices(seq_len, 0, cp, method)
     named = str(error.value).split("set train.seq_len to ")[1].split(",")[0]
     for choice in named.split(" or "):

@@ -1,4 +1,4 @@
-"""What a table may say, and where each parameter then lies. One process plays the second rank of four."""
+"""Errors of a sharding plan, and where each parameter is sharded. One process simulates the second rank of four."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def second_of_four() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _cut(model: nn.Module, **layout: int) -> nn.Module:
+def _sharded(model: nn.Module, **layout: int) -> nn.Module:
     apply_tensor_parallel(model, build_meshes(Layout(**{"tp": 4} | layout), "cpu"))
     return model
 
@@ -56,8 +56,8 @@ def _llama(**changes: Any) -> nn.Module:
         return build_architecture(LlamaArchitecture(**{**_SIZES, **changes}))
 
 
-def test_where_each_parameter_of_a_llama_lies() -> None:
-    assert _placements(_cut(_llama(qk_norm=True))) == {
+def test_placements_of_a_llama() -> None:
+    assert _placements(_sharded(_llama(qk_norm=True))) == {
         "embedding.weight": Shard(0),
         "blocks.0.attention_norm.weight": Replicate(),
         "blocks.0.attention.query.weight": Shard(0),
@@ -76,20 +76,20 @@ def test_where_each_parameter_of_a_llama_lies() -> None:
 
 
 @pytest.mark.parametrize("etp", [1, 4])
-def test_what_is_cut_of_a_mixture_with_latent_attention(etp: int) -> None:
+def test_placements_of_a_mixture_with_latent_attention(etp: int) -> None:
     latent = {"query_rank": 8, "kv_rank": 8, "plain_head_dim": 6, "rope_head_dim": 2, "value_head_dim": 4}
     sizes = {**_SIZES, "num_experts": 4, "experts_per_token": 2, "expert_ffn_dim": 8, "num_shared_experts": 1}
     with torch.device("meta"):
         model = build_architecture(MoEArchitecture(**sizes, latent=latent))
-    _cut(model, etp=etp)
+    _sharded(model, etp=etp)
     parameters = dict(model.named_parameters())
     experts = {name for name in parameters if ".experts." in name}
-    # They are cut later, over other ranks.
+    # They are sharded later, over other ranks.
     assert not any(isinstance(parameters[name], DTensor) for name in experts)
     for name in experts:
         parameters.pop(name)
-    cut = {name for name, parameter in parameters.items() if parameter.placements != (Replicate(),)}  # type:
-    ignore[attr-defined] assert cut == {
+    cut = {name for name, parameter in parameters.items() if parameter.placements != (Replicate(),)}  # type: ignore[attr-defined]
+    assert cut == {
         "embedding.weight",
         "blocks.0.attention.query_up.weight",
         "blocks.0.attention.kv_up.weight",
@@ -101,15 +101,15 @@ def test_what_is_cut_of_a_mixture_with_latent_attention(etp: int) -> None:
     }
 
 
-def test_without_memory_there_is_none_afterwards() -> None:
-    model = _cut(_llama())
+def test_meta_parameters_stay_meta() -> None:
+    model = _sharded(_llama())
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_a_part_of_a_model_that_is_built_is_cut_out_of_it() -> None:
+def test_a_built_model_is_sliced() -> None:
     model = Own()
     whole = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    _cut(model)
+    _sharded(model)
     # A user may freeze a parameter.
     assert not dict(model.named_parameters())["up.bias"].requires_grad
     assert torch.equal(model.up.weight, whole["up.weight"][2:4])
@@ -117,8 +117,8 @@ def test_a_part_of_a_model_that_is_built_is_cut_out_of_it() -> None:
     assert torch.equal(model.norm.weight, whole["norm.weight"])
 
 
-def test_without_ranks_to_share_nothing_changes() -> None:
-    model = _cut(_llama(), tp=1, dp_shard=4)
+def test_tp_1_changes_nothing() -> None:
+    model = _sharded(_llama(), tp=1, dp_shard=4)
     assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -135,29 +135,29 @@ class Own(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("table", "kind", "said"),
+    ("plan", "kind", "message"),
     [
-        (None, UnsupportedError, "Own has no tensor_parallel: give the class one"),
+        (None, UnsupportedError, "Own has no attribute tensor_parallel"),
         (["up"], ConfigError, "Own.tensor_parallel holds ['up']"),
-        ({"up": "columns"}, ConfigError, "holds 'columns', but it gives a role to each pattern"),
-        ({"upp": "column"}, ConfigError, "names 'upp', but no module of the model matches it, out of norm, up, down"),
-        ({"norm": "row"}, UnsupportedError, "norm is a LayerNorm, but only an nn.Linear can have the role row"),
+        ({"up": "columns"}, ConfigError, "Own.tensor_parallel holds 'columns'"),
+        ({"upp": "column"}, ConfigError, "names 'upp', which matches no module of the model (norm, up, down"),
+        ({"norm": "row"}, UnsupportedError, "norm is a LayerNorm: the role row needs an nn.Linear"),
         ({"words": "vocabulary"}, UnsupportedError, "words has padding_idx or max_norm"),
-        ({"down": "column"}, InfeasibleLayout, "layout.tp = 4 does not divide down.weight, whose dim 0 is 6: "),
-        ({"up": "kv"}, UnsupportedError, "up has the role kv, for which the module around it must have head_dim"),
+        ({"down": "column"}, InfeasibleLayout, "layout.tp = 4: must divide dim 0 of down.weight, which is 6; "),
+        ({"up": "kv"}, UnsupportedError, "up has the role kv: its parent module must have the attribute head_dim"),
     ],
     ids=str,
 )
-def test_what_a_table_cannot_say_is_told(table: Any, kind: type[MeshwrightError], said: str) -> None:
+def test_an_invalid_plan_is_an_error(plan: Any, kind: type[MeshwrightError], message: str) -> None:
     model = Own()
-    model.tensor_parallel = table
+    model.tensor_parallel = plan
     with pytest.raises(kind, match=r".*") as error:
-        _cut(model)
-    assert said in str(error.value)
+        _sharded(model)
+    assert message in str(error.value)
 
 
-def test_the_nearest_degrees_are_offered() -> None:
-    with pytest.raises(InfeasibleLayout, match=r"whose dim 0 is 6: set layout.tp to 2 or 3, or change"):
-        _cut(_llama(vocab_size=6))
-    with pytest.raises(InfeasibleLayout, match=r"share out the 6 key/value heads of .*: .* set layout.tp to 2 or 3$"):
-        _cut(_llama(num_heads=12, num_kv_heads=6))
+def test_the_nearest_degrees_are_named() -> None:
+    with pytest.raises(InfeasibleLayout, match=r"which is 6; set layout.tp to 2 or 3, or change"):
+        _sharded(_llama(vocab_size=6))
+    with pytest.raises(InfeasibleLayout, match=r"the 6 key/value heads of .*; set layout.tp to 2 or 3$"):
+        _sharded(_llama(num_heads=12, num_kv_heads=6))
