@@ -1,1 +1,1 @@
-"""Guards against silent damage now; quorum, heartbeat, recovery and injection later."""
+"""Fault tolerance: guards against silent errors, heartbeats, flight records, diagnosis of hangs."""

@@ -1,1 +1,1 @@
-"""Builds the train step, runs the loop, writes the run folder, launches the local ranks."""
+"""Training: the step, the loop, the run folder, the launch of local ranks."""

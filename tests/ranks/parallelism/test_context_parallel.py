@@ -224,7 +224,12 @@ def _refusal(layout: dict[str, Any], seq_len: int, kind: str) -> str:
 @pytest.mark.parametrize(
     ("method", "seq_len", "kind", "message"),
     [
-        ("ring", 30, "ours", r"InfeasibleLayout: train.seq_len = 30: .* multiple of 4 .* set train.seq_len to 28 or 32"),
+        (
+            "ring",
+            30,
+            "ours",
+            r"InfeasibleLayout: train.seq_len = 30: .* multiple of 4 .* set train.seq_len to 28 or 32",
+        ),
         ("ulysses", 31, "ours", r"InfeasibleLayout: train.seq_len = 31: .* multiple of 2 .* to 30 or 32"),
         (
             "ulysses",

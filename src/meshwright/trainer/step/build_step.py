@@ -1,4 +1,4 @@
-"""build_step: the trainer's own step for whoever wants to run it without data, such as the tracer."""
+"""The trainer's step without a data pipeline, for the tracer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from meshwright.trainer.step.training import build_pipeline
 
 
 def build_step(device: torch.device, rank: int, world_size: int, job_file: str, *overrides: str) -> Callable[[], None]:
-    """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective.
+    """Return the optimizer step of a job on this rank, with constant tokens; a collective.
 
-    The first call runs two microbatches: enough to compile, to add up gradients, and to leave what a whole step does.
+    The first call runs only two microbatches: enough to compile, to accumulate gradients and to reach a steady state.
     """
     return _build(_load(job_file, overrides), Ranks(rank, world_size, device))
 
@@ -29,7 +29,7 @@ def build_step(device: torch.device, rank: int, world_size: int, job_file: str, 
 def build_part_of_step(
     device: torch.device, rank: int, world_size: int, microbatches: str, job_file: str, *overrides: str
 ) -> Callable[[], None]:
-    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order.
+    """Return the same step with a subset of its microbatches, such as 0,1,2,31, in the schedule's order.
 
     The first call runs one of them.
     """
@@ -38,7 +38,7 @@ def build_part_of_step(
 
 
 def _load(job_file: str, overrides: Sequence[str]) -> Job:
-    """Return the job; code of its own is found next to it, as `meshwright train` finds it."""
+    """Return the job, with its folder on sys.path as in `meshwright train`."""
     resolved = load_job(job_file, overrides)
     sys.path.insert(0, str(resolved.folder))
     return resolved.job
@@ -61,7 +61,7 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
 
 
 def _microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
-    """Return microbatches of token 0, or of the first sample where somebody's own object makes them."""
+    """Return microbatches of token 0, or of the first sample of a user's data object."""
     inputs = targets = torch.zeros(size, job.train.seq_len, dtype=torch.int64)
     if is_object_source(job.data.source):
         sample = read_pair(load_user_data(job.data), 0, job.data.source)

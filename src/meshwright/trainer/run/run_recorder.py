@@ -1,4 +1,4 @@
-"""Rank 0's record of a run: log lines, progress bar, metrics, manifest; other ranks have none."""
+"""Rank 0's record of a run: log lines, progress bar, metrics, manifest. Other ranks have none."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
 from meshwright.trainer.run.metrics import StepMetrics
-from meshwright.trainer.run.run_folder import ManifestKeeper
+from meshwright.trainer.run.run_folder import ManifestFile
 from meshwright.trainer.run.sinks import open_sinks
 from meshwright.units import format_duration
 
-# Time left is judged by the latest steps: the first ones of an attempt warm caches up.
+# The remaining time is estimated from the latest steps, since the first ones of an attempt are slower.
 _RECENT_STEPS = 20
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log records above the progress bar, never wrapped, so that a line can be pasted whole."""
+    """Handler that prints log records above the progress bar, never wrapped."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -35,10 +35,10 @@ class ConsoleHandler(logging.Handler):
         self._console.print(self.format(record), soft_wrap=True, markup=False, highlight=False)
 
 
-class Recorder:
-    """Takes each step's metrics and writes them wherever the job asks."""
+class RunRecorder:
+    """Writer of each step's metrics to all sinks of the job."""
 
-    def __init__(self, job: Job, run: Run, manifest: ManifestKeeper, peak_name: str | None) -> None:
+    def __init__(self, job: Job, run: Run, manifest: ManifestFile, peak_name: str | None) -> None:
         self._job, self._manifest, self._peak_name = job, manifest, peak_name
         self._sinks = open_sinks(run, job)
         self._step_ms: list[float] = []
@@ -95,7 +95,7 @@ class Recorder:
         logger.info("step %d/%d | validation loss %.4f", step, self._job.train.steps, loss)
 
     def finish(self, last_step: int, exit_code: int, **results: Any) -> None:
-        """Write what the attempt came to, and how it ended, into the manifest, and say it in one line."""
+        """Write the results and the exit code of the attempt to the manifest, and log a summary."""
         self._manifest.add_results(last_step=last_step, **self._losses, **self._speed(), **results)
         speed = ""
         if self._step_ms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.fault_tolerance.collective_order import CollectiveOrder
+from meshwright.fault_tolerance.step_record import CollectiveOrder
 from meshwright.spec.run.flight_record import Collective
 
 

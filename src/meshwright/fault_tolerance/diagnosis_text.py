@@ -1,4 +1,4 @@
-"""How a collective, a place in the code and the way that it is known are said."""
+"""Texts of a diagnosis: collectives, code locations, and how they are known."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from meshwright.spec.layout.schedule.action import ACTION_MARK
 from meshwright.spec.run.flight_record import Collective, Departure, FlightRecord, Frame, Group
 from meshwright.spec.run.heartbeat import Heartbeat
 
-# Whose frames say nothing about a user's code.
+# Paths of libraries, whose frames are not user code.
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python")
-# FSDP2's own object, which gathers and reduces the parameters of one module.
+# FSDP2's class that all-gathers and reduces the parameters of one module.
 _UNIT = "FSDPParamGroup."
 
 
 def module_of_wait(wait: Wait, record: FlightRecord | None) -> str | None:
-    """Return the module that a collective belongs to, None where nothing tells.
+    """Return the module that a collective belongs to, None if unknown.
 
-    Parameters that are gathered ahead are those of another module than the one that was entered last, which only the
-    stack shows. Elsewhere the module that was entered before it counts: a stack in a backward pass names none.
+    Prefetched parameters belong to another module than the last one entered, which only the stack shows. Otherwise it
+    is the last module entered: a stack in a backward pass names none.
     """
     unit = _unit(record)
     return unit or wait.collective.module or (None if record is None else _innermost_module(record.stack))
 
 
-def how_known(wait: Wait, record: FlightRecord | None) -> list[str]:
-    """Return what the module of a wait is known from, in a sentence or none."""
+def module_source(wait: Wait, record: FlightRecord | None) -> list[str]:
+    """Return how the module of a wait is known, in one sentence or none."""
     if _unit(record) is not None:
-        return [f"the module is the one whose parameters rank {wait.rank}'s stack is gathering or reducing"]
+        return [f"the module is the one whose parameters rank {wait.rank}'s stack is all-gathering or reducing"]
     if wait.collective.module is not None:
         return [f"the module is the last that rank {wait.rank} entered before the same collective of its first step"]
     if record is not None and _innermost_module(record.stack) is not None:
@@ -36,46 +36,47 @@ def how_known(wait: Wait, record: FlightRecord | None) -> list[str]:
     return []
 
 
-def say_collective(collective: Collective, group: Group) -> str:
-    """Return such as "all_reduce 17 of tp (ranks 0 and 1)"."""
-    members = "all ranks" if group.axis == "world" else f"{group.axis} ({say_ranks(group.ranks)})"
+def collective_text(collective: Collective, group: Group) -> str:
+    """Return a text such as "all_reduce 17 of tp (ranks 0 and 1)"."""
+    members = "all ranks" if group.axis == "world" else f"{group.axis} ({ranks_text(group.ranks)})"
     number = f" {collective.sequence}" if collective.sequence else ""
     return f"{collective.op}{number} of {members}"
 
 
-def say_kind(collective: Collective) -> str:
-    """Return what a collective is and where it was asked for, without its group."""
+def op_text(collective: Collective) -> str:
+    """Return the op, the shapes, the module and the phase of a collective."""
     shapes = ", ".join("x".join(map(str, sizes)) or "scalar" for sizes in collective.sizes)
     where = f" in {collective.module}" if collective.module else ""
     phase = f" ({collective.phase})" if collective.phase else ""
     return f"{collective.op} of {shapes or 'nothing'}{where}{phase}"
 
 
-def say_next(record: FlightRecord) -> str:
-    """Return what a rank is expected to ask for next, empty where that is not known."""
+def expected_text(record: FlightRecord) -> str:
+    """Return the collective that a rank is expected to call next, "" if unknown."""
     one = record.expected
-    return "" if one is None else f"rank {record.rank}'s next is {say_kind(one)}, as in its first step"
+    return "" if one is None else f"rank {record.rank}'s next is {op_text(one)}, as in its first step"
 
 
-def place_of_call(record: FlightRecord, collective: Collective) -> tuple[str, str | None]:
-    """Return the line, in words, and the module from which a rank called a collective; "" and None of one that it has
-    left: only the stack shows both.
+def call_location(record: FlightRecord, collective: Collective) -> tuple[str, str | None]:
+    """Return the location, as text, and the module from which a rank called a pending collective, from its stack.
+
+    "" and None for a collective that it has left.
     """
     key = (collective.group, collective.sequence)
     if not any((one.group, one.sequence) == key and not one.is_done for one in record.collectives):
         return "", None
-    return f" {say_place(record.stack)}", _innermost_module(record.stack)
+    return f" {location_text(record.stack)}", _innermost_module(record.stack)
 
 
-def say_departure(departure: Departure, place: str = "") -> str:
-    """Return what a step asked for at a place, and what an earlier one had asked for instead."""
-    known = "no more collectives" if departure.known is None else say_kind(departure.known)
-    step = f"in step {departure.found.step} it asked for {say_kind(departure.found)}{place},"
+def departure_text(departure: Departure, place: str = "") -> str:
+    """Return what a step called at a position, and what its first step had called there."""
+    known = "no more collectives" if departure.known is None else op_text(departure.known)
+    step = f"in step {departure.found.step} it asked for {op_text(departure.found)}{place},"
     return f"{step} where its first step had {known}"
 
 
-def say_ranks(ranks: Sequence[int]) -> str:
-    """Return such as "rank 1", "ranks 1 and 3" or "ranks 0, 1, 2 and 5 more"."""
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return a text such as "rank 1", "ranks 1 and 3" or "ranks 0, 1, 2 and 5 more"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = [str(rank) for rank in ranks[:3]]
@@ -84,13 +85,13 @@ def say_ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(most)} and {last}"
 
 
-def say_when(beat: Heartbeat) -> str:
+def phase_text(beat: Heartbeat) -> str:
     """Return a rank's step and phase."""
     return f"step {beat.step}, {beat.phase}" if beat.step else beat.phase
 
 
-def say_place(stack: Sequence[Frame]) -> str:
-    """Return the line of code at which a rank is: the innermost that is no library's."""
+def location_text(stack: Sequence[Frame]) -> str:
+    """Return the innermost location in a stack that is not in a library."""
     own = [frame for frame in stack if not any(part in frame.file for part in _LIBRARIES)] or stack
     if not own:
         return "at an unknown place"
@@ -99,20 +100,20 @@ def say_place(stack: Sequence[Frame]) -> str:
     return f"at {own[-1].file}:{own[-1].line} in {own[-1].function}{where}"
 
 
-def say_doing(beat: Heartbeat, waits: Sequence[Wait], record: FlightRecord | None, stack: Sequence[Frame]) -> str:
-    """Return what a rank is waiting in, or the line that it is at."""
+def activity_text(beat: Heartbeat, waits: Sequence[Wait], record: FlightRecord | None, stack: Sequence[Frame]) -> str:
+    """Return what a rank waits for, or its location."""
     if beat.waits_for_rank is not None:
         what = "exchange" if beat.phase.startswith(ACTION_MARK) else beat.phase
         return f"{what} with rank {beat.waits_for_rank}"
     if waits:
         wait = waits[-1]
         module = module_of_wait(wait, record)
-        return say_collective(wait.collective, wait.group) + (f", {module}" if module else "")
-    return say_place(stack)
+        return collective_text(wait.collective, wait.group) + (f", {module}" if module else "")
+    return location_text(stack)
 
 
 def _unit(record: FlightRecord | None) -> str | None:
-    """Return the module whose parameters the rank is gathering or reducing right now."""
+    """Return the module whose parameters the rank is all-gathering or reducing."""
     stack = [] if record is None else record.stack
     units = [frame.module for frame in stack if frame.function.startswith(_UNIT) and frame.module]
     return units[-1] if units else None
