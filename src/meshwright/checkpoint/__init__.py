@@ -1,1 +1,1 @@
-"""Saving and loading a training state as whole directories; Hugging Face folders through name maps."""
+"""Checkpoints: saving and loading of a training state as one directory; Hugging Face folders."""

@@ -27,7 +27,7 @@ class HangNotice:
     def __init__(self, run: Run, hang_after_s: float) -> None:
         self._run, self._hang_after_s = run, hang_after_s
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="hang_notice", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="hang_notice", daemon=True)
 
     def __enter__(self) -> Self:
         if self._hang_after_s:

@@ -41,7 +41,7 @@ class HangWatch:
         self._modules: dict[int, str] = {}
         self._loop_thread = threading.get_ident()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="hang_watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="hang_watch", daemon=True)
 
     def __enter__(self) -> Self:
         self.mark("start")

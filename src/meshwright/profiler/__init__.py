@@ -1,1 +1,1 @@
-"""Real steps under torch.profiler: their Chrome traces, and the Timeline that those of all ranks make."""
+"""Profiles of real steps by torch.profiler: Chrome traces of all ranks, merged into a Timeline."""

@@ -14,8 +14,8 @@ def build_optimizer(model: nn.Module, section: OptimizerSection) -> AdamW:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ConfigError(
-            "the model has no trainable parameters, but the optimizer needs one: assign an nn.Parameter, or modules that "
-            "hold some, to the model in its constructor"
+            "the model has no trainable parameters, but the optimizer needs one: assign an nn.Parameter, or modules "
+            "that hold some, to the model in its constructor"
         )
     matrices = [parameter for parameter in trainable if parameter.dim() >= 2]
     vectors = [parameter for parameter in trainable if parameter.dim() < 2]

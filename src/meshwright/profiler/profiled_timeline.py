@@ -1,4 +1,4 @@
-"""timeline_of: a step of a real run as a Timeline, from what torch.profiler wrote on each rank."""
+"""Timeline of a real step, from torch.profiler's traces of all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwright.errors import ConfigError
 from meshwright.log import logger
 from meshwright.profiler.chrome_trace import ON_DEVICE, OPERATOR, Event, RankTrace, read_chrome_trace
-from meshwright.profiler.communication import Communication, begin_together
+from meshwright.profiler.communication_op import CommunicationOp, align_starts
 from meshwright.profiler.device_rank import spans_of_device, waits_of_device
 from meshwright.profiler.host_rank import spans_of_host
 from meshwright.profiler.span_table import Span, spans_from
@@ -17,17 +17,16 @@ from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
 
 
 def timeline_of(files: Sequence[Path], name: str, step: int | None = None) -> Timeline:
-    """Return the last step, or the one asked for, that the traces in `files` have in common, one file a rank.
+    """Return the last step, or `step`, that all traces in `files` contain, one file per rank.
 
-    Raises ConfigError for what is no trace, ranks that are there twice, and steps that are not. A trace without marks
-    of steps counts as one step.
+    Raises ConfigError for invalid traces, duplicate ranks and missing steps. Traces without step marks are one step.
     """
     traces = sorted((read_chrome_trace(file) for file in files), key=lambda trace: trace.rank)
     ranks = tuple(trace.rank for trace in traces)
     if len(set(ranks)) < len(ranks):
         raise ConfigError(f"the traces are of ranks {list(ranks)}: name one file of each rank, of one window of steps")
     if len({trace.host for trace in traces}) > 1:
-        logger.warning("the ranks ran on several hosts, and their clocks are taken as equal: waits may be off")
+        logger.warning("the ranks ran on several hosts, whose clocks are assumed equal: waits may be inaccurate")
     marks = _marks(traces, step)
     begin_ns, end_ns = min(mark.start_ns for mark in marks), max(mark.end_ns for mark in marks)
     columns, texts = spans_from(_spans(traces, marks), begin_ns)
@@ -47,10 +46,10 @@ def timeline_of(files: Sequence[Path], name: str, step: int | None = None) -> Ti
 
 
 def _spans(traces: Sequence[RankTrace], marks: Sequence[Event]) -> list[Span]:
-    """Return the spans of all ranks' step."""
+    """Return the spans of the step on all ranks."""
     spans: list[Span] = []
-    communications: list[Communication] = []
-    of_devices: list[tuple[list[Span], list[Communication]]] = []
+    communications: list[CommunicationOp] = []
+    of_devices: list[tuple[list[Span], list[CommunicationOp]]] = []
     for trace, mark in zip(traces, marks, strict=True):
         has_device = any(event.category in ON_DEVICE for event in trace.events)
         own, found = (spans_of_device if has_device else spans_of_host)(trace, mark)
@@ -58,10 +57,10 @@ def _spans(traces: Sequence[RankTrace], marks: Sequence[Event]) -> list[Span]:
         communications += found
         if has_device:
             of_devices.append((own, found))
-    begin_together(communications)
+    align_starts(communications)
     for own, found in of_devices:
         spans += waits_of_device(own, found)
-    return [*spans, *map(_under_way, communications)]
+    return [*spans, *map(_communication_span, communications)]
 
 
 def _marks(traces: Sequence[RankTrace], step: int | None) -> list[Event]:
@@ -72,20 +71,20 @@ def _marks(traces: Sequence[RankTrace], step: int | None) -> list[Event]:
     common = sorted(set(steps[0]).intersection(*steps[1:]))
     chosen = step if step is not None else max(common, default=None)
     if chosen not in common:
-        told = ", ".join(map(str, common)) or "none"
-        raise ConfigError(f"step {chosen} is not in the traces of all ranks, which have in common: {told}")
+        shared = ", ".join(map(str, common)) or "none"
+        raise ConfigError(f"step {chosen}: must be in the traces of all ranks, which share: {shared}")
     return [marks[chosen] for marks in steps]
 
 
 def _whole(trace: RankTrace) -> Event:
-    """Return a mark around everything, on the thread with the most operators."""
+    """Return a mark around all events, on the thread with the most operators."""
     threads = [event.thread for event in trace.events if event.category == OPERATOR]
     busiest = max(set(threads), key=threads.count, default=0)
     ends = chain(event.end_ns for event in trace.events)
     return Event("", "", busiest, trace.events[0].start_ns, max(ends), {})
 
 
-def _under_way(one: Communication) -> Span:
+def _communication_span(one: CommunicationOp) -> Span:
     return Span(
         one.rank,
         one.stream,

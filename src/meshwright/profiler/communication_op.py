@@ -1,8 +1,8 @@
-"""Communication: one rank's part in a collective or a message, and when it began for all who take part.
+"""Communication ops in a profile, and when each started on all of its ranks.
 
-A rank that comes early waits in it for the others. So what is communication begins when the last one is there; before
-that it is waiting. Ranks are matched by order: the n-th collective of a group, the n-th message from one rank to
-another. The clocks of the ranks are taken as equal, as they are within a host.
+A rank that arrives early waits for the others. Communication starts when the last rank has arrived; before that a rank
+waits. Ops are matched across ranks by order: the n-th collective of a group, the n-th message from one rank to another.
+The clocks of the ranks are assumed equal, as within one host.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.profiler.places import Place
+from meshwright.profiler.step_location import Place
 
 _FUNCTIONAL_AXES = ("ep", "tp", "cp")
-"""Axes along which the runtime's own functional collectives run; all others are FSDP2's or a pipeline's."""
+"""Axes of the runtime's functional collectives; other axes belong to FSDP2 or the pipeline."""
 
 
 @dataclass
-class Communication:
-    """One rank's part."""
+class CommunicationOp:
+    """One rank's part in a collective or a message."""
 
     rank: int
     name: str
@@ -29,28 +29,28 @@ class Communication:
     num_bytes: int
     place: Place
     issued_ns: int
-    """When the host asked for it."""
+    """Time of the call on the host."""
     start_ns: int
-    """When this rank was there."""
+    """When this rank arrived."""
     end_ns: int
     stream: int
     source: int = -1
-    """Global rank that a message comes from; -1 of collectives, and where the profile does not tell."""
+    """Global rank of the sender; -1 for collectives, and if unknown."""
     target: int = -1
     began_ns: int = 0
-    """When all who take part were there, as far as their profiles are known."""
+    """When all ranks with a profile had arrived."""
 
     @property
     def is_message(self) -> bool:
-        """Return whether it is a message whose two ends are known."""
+        """Return whether it is a P2P message with a known sender and receiver."""
         return self.source >= 0 and self.target >= 0
 
 
 def axis_of(name: str, description: str | None, fsdp_mark: str | None, groups: Mapping[str, Sequence[int]]) -> str:
-    """Return the mesh axis of a collective by what is known of it, "" where it is along none.
+    """Return the mesh axis of a collective, "" for none.
 
-    `description` is that of its process group, where anything tells it. A mesh takes torch's group of all ranks for an
-    axis that spans them, so that `groups` does not list the axis.
+    `description` is that of its process group, None if unknown. `groups` does not list an axis that spans all ranks,
+    for which a mesh uses torch's default group.
     """
     if description is not None and description.startswith("mesh_"):
         return description.removeprefix("mesh_")
@@ -67,10 +67,10 @@ def axis_of(name: str, description: str | None, fsdp_mark: str | None, groups: M
     return next(iter(unlisted or listed), "")
 
 
-def begin_together(all_ranks: Iterable[Communication]) -> None:
-    """Fill in when each communication began for all who take part; a message ends for both when it is received."""
-    collectives: dict[tuple[str, tuple[int, ...]], dict[int, list[Communication]]] = defaultdict(_by_rank)
-    messages: dict[tuple[str, int, int], dict[int, list[Communication]]] = defaultdict(_by_rank)
+def align_starts(all_ranks: Iterable[CommunicationOp]) -> None:
+    """Set when each op started on all of its ranks; a message ends on both ranks when it is received."""
+    collectives: dict[tuple[str, tuple[int, ...]], dict[int, list[CommunicationOp]]] = defaultdict(_by_rank)
+    messages: dict[tuple[str, int, int], dict[int, list[CommunicationOp]]] = defaultdict(_by_rank)
     for one in sorted(all_ranks, key=lambda one: one.issued_ns):
         one.began_ns = one.start_ns
         if one.is_message:
@@ -79,14 +79,14 @@ def begin_together(all_ranks: Iterable[Communication]) -> None:
             collectives[one.axis, one.group][one.rank].append(one)
     for by_rank in (*collectives.values(), *messages.values()):
         for parts in zip(*by_rank.values(), strict=False):
-            _meet(parts)
+            _align(parts)
 
 
-def _by_rank() -> dict[int, list[Communication]]:
+def _by_rank() -> dict[int, list[CommunicationOp]]:
     return defaultdict(list)
 
 
-def _meet(parts: Sequence[Communication]) -> None:
+def _align(parts: Sequence[CommunicationOp]) -> None:
     began_ns = max(part.start_ns for part in parts)
     if parts[0].is_message and len(parts) == 2:
         received_ns = next(part.end_ns for part in parts if part.rank == part.target)

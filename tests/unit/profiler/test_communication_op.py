@@ -2,8 +2,8 @@
 
 import pytest
 
-from meshwright.profiler.communication import Communication, axis_of, begin_together
-from meshwright.profiler.places import Place
+from meshwright.profiler.communication_op import CommunicationOp, align_starts, axis_of
+from meshwright.profiler.step_location import StepLocation
 
 OF_TP = {"mesh_pp": (0,), "mesh_cp": (0,), "mesh_ep": (0,), "default_pg": (0, 1)}
 OF_ALL = {"mesh_pp": (0, 4), "mesh_cp": (0,), "mesh_ep": (0,), "mesh_tp": (0, 1)}
@@ -28,14 +28,14 @@ def test_the_axis_follows_from_what_is_known(
     assert axis_of(name, description, fsdp_mark, groups) == axis
 
 
-def part_of(rank: int, start_ns: int, end_ns: int, source: int = -1, target: int = -1) -> Communication:
-    return Communication(
+def part_of(rank: int, start_ns: int, end_ns: int, source: int = -1, target: int = -1) -> CommunicationOp:
+    return CommunicationOp(
         rank=rank,
         name="c10d.x",
         axis="tp",
         group=(0, 1),
         num_bytes=4,
-        place=Place("forward", "", ""),
+        place=StepLocation("forward", "", ""),
         issued_ns=start_ns,
         start_ns=start_ns,
         end_ns=end_ns,
@@ -47,17 +47,17 @@ def part_of(rank: int, start_ns: int, end_ns: int, source: int = -1, target: int
 
 def test_a_collective_begins_with_the_last_rank() -> None:
     parts = [part_of(0, 10, 50), part_of(1, 40, 52), part_of(0, 60, 70), part_of(1, 61, 71)]
-    begin_together(parts)
+    align_starts(parts)
     assert [part.began_ns for part in parts] == [40, 40, 61, 61]
 
 
 def test_a_message_ends_when_it_is_received() -> None:
     sent, received = part_of(0, 10, 900, source=0, target=1), part_of(1, 30, 45, source=0, target=1)
-    begin_together([sent, received])
+    align_starts([sent, received])
     assert (sent.began_ns, sent.end_ns, received.began_ns) == (30, 45, 30)
 
 
 def test_what_only_one_rank_tells_begins_when_it_says() -> None:
     alone = part_of(0, 10, 50)
-    begin_together([alone])
+    align_starts([alone])
     assert alone.began_ns == 10
