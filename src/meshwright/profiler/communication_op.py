@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.profiler.step_location import Place
+from meshwright.profiler.step_location import StepLocation
 
 _FUNCTIONAL_AXES = ("ep", "tp", "cp")
 """Axes of the runtime's functional collectives; other axes belong to FSDP2 or the pipeline."""
@@ -27,7 +27,7 @@ class CommunicationOp:
     group: tuple[int, ...]
     """Global ranks."""
     num_bytes: int
-    place: Place
+    place: StepLocation
     issued_ns: int
     """Time of the call on the host."""
     start_ns: int

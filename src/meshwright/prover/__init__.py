@@ -1,1 +1,1 @@
-"""Proves that layouts train what one process trains: a small model of the same architecture, compared name by name."""
+"""Equivalence proofs: layouts train what one process trains, on a small model of the same architecture."""

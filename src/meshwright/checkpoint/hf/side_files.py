@@ -37,8 +37,8 @@ def write_side_files(model: SavedModel, folder: Path, dtype: str) -> None:
     tokenizer = model.load_tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > model.architecture.vocab_size:
         raise ConfigError(
-            f"the tokenizer of {model.run.folder} has {tokenizer.vocab_size} tokens, more than the model's vocab_size = "
-            f"{model.architecture.vocab_size}: put the tokenizer.json that it was trained with into that folder"
+            f"the tokenizer of {model.run.folder} has {tokenizer.vocab_size} tokens, more than the model's vocab_size "
+            f"= {model.architecture.vocab_size}: put the tokenizer.json that it was trained with into that folder"
         )
     ids = _token_ids(model, tokenizer)
     # transformers 4 and 5 and inference engines read torch_dtype.
