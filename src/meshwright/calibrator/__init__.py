@@ -1,1 +1,1 @@
-"""Measures this machine -> Device and Cluster, in the catalogue's own form."""
+"""Calibration: measures this machine as a Device and a Cluster in the catalogue's format."""

@@ -141,7 +141,7 @@ class Writer(StorageWriter):
 def _write(file: BinaryIO, name: str, item: WriteItem, tensor: Tensor) -> WriteResult:
     assert item.tensor_data is not None
     data = _bytes_of(tensor)
-    start = file.tell()
+    start = file.seek(0, os.SEEK_CUR)
     file.write(data)
     chunk = StoredShard(
         offsets=tuple(item.tensor_data.chunk.offsets),

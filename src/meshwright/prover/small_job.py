@@ -20,7 +20,7 @@ from meshwright.spec.run.proof import Change, ProofPrecision
 _SEQ_LEN = 32
 _NUM_DOCUMENTS = 2000
 # AdamW divides a gradient by its magnitude plus eps. With the usual 1e-8, rounding noise in a near-zero element moves
-# its weight as far as any other, which no bar could distinguish from an error.
+# its weight as much as any other, which no bar could distinguish from an error.
 _EPS = 1e-2
 _LEARNING_RATE = 1e-2
 # Below the gradient norm of a new model, so that clipping is tested too.

@@ -14,7 +14,7 @@ from meshwright.cli.finite_range import FiniteRange
 
 if TYPE_CHECKING:
     from meshwright.calibrator.measure import Measurements
-    from meshwright.calibrator.watched_step import WatchedStep
+    from meshwright.calibrator.profiled_step import ProfiledStep
     from meshwright.spec.machine.cluster import Cluster
     from meshwright.spec.machine.device import Device
 
@@ -65,12 +65,12 @@ def calibrate(
     device_type: str, num_ranks: int, *, name: str | None = None, duration_s: float = 30
 ) -> tuple[Device, Cluster]:
     """Return this machine's "cpu" or "cuda" device and the cluster of `num_ranks`, measured in about `duration_s`."""
+    from meshwright.calibrator.calibrated_machine import num_threads, this_machine
     from meshwright.calibrator.describe import describe
-    from meshwright.calibrator.machine import num_threads, this_machine
     from meshwright.calibrator.measure import mean_of
-    from meshwright.calibrator.menu import CPU_MENU, CUDA_MENU
+    from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
 
-    menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
+    menu = CUDA_SIZES if device_type == "cuda" else CPU_SIZES
     machine = this_machine(device_type, num_ranks, name)
     # Before ranks are started, which sets OMP_NUM_THREADS where it is not set.
     threads = num_threads(num_ranks)
@@ -80,10 +80,10 @@ def calibrate(
     )
 
 
-def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[WatchedStep]:
+def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[ProfiledStep]:
     """Return what steps of small jobs are made of, on all ranks; on an accelerator the host's clock would not tell."""
+    from meshwright.calibrator.profiled_step import profiled_steps
     from meshwright.calibrator.step_jobs import JOB_TEXT, step_jobs
-    from meshwright.calibrator.watched_step import watched_steps
     from meshwright.errors import MeshwrightError
     from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
     from meshwright.units import counted
@@ -94,7 +94,7 @@ def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[Wat
         jobs = [[str(job_file), *changes] for changes in step_jobs(num_ranks)]
         try:
             watched = run_ranks(
-                watched_steps,
+                profiled_steps,
                 num_ranks,
                 _BUILD,
                 jobs,
@@ -109,12 +109,12 @@ def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[Wat
 
 def _measure_on_ranks(device_type: str, num_ranks: int, threads: int, duration_s: float) -> list[Measurements]:
     from meshwright.calibrator.measure import measure
-    from meshwright.calibrator.menu import CPU_MENU, CUDA_MENU
+    from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
     from meshwright.errors import MeshwrightError
     from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
     from meshwright.units import counted
 
-    menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
+    menu = CUDA_SIZES if device_type == "cuda" else CPU_SIZES
     try:
         return run_ranks(
             measure,
@@ -155,7 +155,7 @@ def _num_ranks(device_type: str, ranks: int | None) -> int:
 
 def _files(folder: Path, device_type: str, num_ranks: int, name: str | None) -> tuple[Path, Path]:
     """Return the files to write, before minutes are spent; raises ConfigError for those that are somebody else's."""
-    from meshwright.calibrator.machine import this_machine
+    from meshwright.calibrator.calibrated_machine import this_machine
     from meshwright.errors import ConfigError
     from meshwright.spec.machine.device import NAME_PATTERN
 

@@ -1,4 +1,4 @@
-"""this_machine(): what no clock tells of the machine that is measured."""
+"""Properties of the machine that calibration does not measure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from meshwright.calibrator.describe import Machine
+from meshwright.calibrator.describe import CalibratedMachine
 from meshwright.hardware.catalogue import recognise_device
 from meshwright.hardware.local import CALIBRATED
 from meshwright.hardware.machine import num_usable_cores, processor_name, usable_memory_bytes
@@ -17,10 +17,10 @@ from meshwright.spec.machine.figure import Figure, Source
 from meshwright.units import counted
 
 
-def this_machine(device_type: str, num_ranks: int, name: str | None) -> Machine:
-    """Return this machine as `num_ranks` ranks on its processor or its CUDA devices, to be called `name`.
+def this_machine(device_type: str, num_ranks: int, name: str | None) -> CalibratedMachine:
+    """Return this machine as `num_ranks` ranks on its CPU or its CUDA devices, with `name` or a default.
 
-    Of an accelerator that the catalogue knows, the datasheet's figures are kept next to the measured ones.
+    A known accelerator keeps its datasheet figures next to the measured ones.
     """
     is_cuda = device_type == "cuda"
     hardware = torch.cuda.get_device_name() if is_cuda else processor_name()
@@ -30,11 +30,11 @@ def this_machine(device_type: str, num_ranks: int, name: str | None) -> Machine:
         kind="measured",
     )
     device = _cuda_device(hardware, name, source) if is_cuda else _cpu_device(hardware, name, source, num_ranks)
-    return Machine(device, "NCCL" if is_cuda else "gloo", num_ranks, source)
+    return CalibratedMachine(device, "NCCL" if is_cuda else "gloo", num_ranks, source)
 
 
 def num_threads(num_ranks: int) -> int:
-    """Return the processor threads of each rank as in training: OMP_NUM_THREADS, or its share of the cores."""
+    """Return the CPU threads of each rank as in training: OMP_NUM_THREADS, or cores / ranks."""
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     return int(chosen) if chosen.isdigit() and int(chosen) else max(1, num_usable_cores() // num_ranks)
 

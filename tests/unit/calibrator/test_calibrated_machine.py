@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.calibrator.machine import num_threads, this_machine
+from meshwright.calibrator.calibrated_machine import num_threads, this_machine
 from meshwright.hardware.machine import num_usable_cores
 
 

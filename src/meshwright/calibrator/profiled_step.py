@@ -1,11 +1,10 @@
-"""WatchedStep: what operators cost in a step of training, the host's seconds before each of them included.
+"""Operator costs in a training step, including host time before each operator.
 
-    seconds = inside the operator + share x between the one before and this one
+    seconds = inside the operator + share x between the previous operator and this one
 
-Watching makes what lies between operators (Python, autograd, hooks, views) take longer, so of that only a share counts:
-the one with which the samples of a step add up to what it takes unwatched. All are seconds of the thread, which stand
-still while another program has the core. What a step takes by the wall's clock besides is that of its exchanges, waits
-included.
+Profiling slows down what is between operators (Python, autograd, hooks, views), so only a share of it counts: the share
+with which the samples of a step add up to the duration of a step without profiling. These are thread seconds, which
+exclude other programs. The rest of a step's wall time is its collectives, waits included.
 """
 
 from __future__ import annotations
@@ -37,79 +36,81 @@ _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 @dataclass(frozen=True)
 class OpSample:
-    """An operator on tensors of certain shapes, as often as a step has it."""
+    """An operator on certain shapes, and its number in a step."""
 
     signature: Signature
     count: int
     mean_s: float
-    """Of one of them, in the mean of a step."""
+    """Mean seconds of one."""
 
 
 @dataclass(frozen=True)
-class WatchedStep:
-    """What a step is made of."""
+class ProfiledStep:
+    """Operators and collectives of a step."""
 
     ops: list[OpSample]
     num_exchanges: int
-    """Collectives, all of them those of sharded parameters and gradients but for two small ones."""
+    """Collectives; all but two small ones are all-gathers and reductions of FSDP."""
     exchanged_bytes: int
-    """Of their whole tensors."""
+    """Bytes of their whole tensors."""
     exchanges_s: float
-    """Seconds of the step next to its operators."""
+    """Wall seconds of the step minus its operators."""
 
 
-def watched_steps(build: str, jobs: Sequence[Sequence[str]], num_threads: int, duration_s: float) -> list[WatchedStep]:
-    """Return what a step of each job is made of on this rank; a collective over the group that exists.
+def profiled_steps(
+    build: str, jobs: Sequence[Sequence[str]], num_threads: int, duration_s: float
+) -> list[ProfiledStep]:
+    """Return the profiled step of each job on this rank; a collective over the existing process group.
 
-    It takes about `duration_s`, or a step of each job. `build` names a builder, as module:function, that takes (device,
-    rank, world_size, *arguments) and returns a step.
+    Takes about `duration_s`, at least a step per job. `build` is module:function of a builder that takes (device, rank,
+    world_size, *arguments) and returns a step.
     """
     torch.set_num_threads(num_threads)
     module, _, function = build.partition(":")
     builder = getattr(importlib.import_module(module), function)
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    watched = []
+    profiled = []
     for job in jobs:
         step = builder(torch.device("cpu"), rank, num_ranks, *job)
-        # The first makes the optimizer's state.
+        # The first step creates optimizer state.
         step()
         started_s = time.perf_counter()
         step()
         passed_s = time.perf_counter() - started_s
-        watched.append(watched_step(step, _agreed(duration_s / len(jobs) / (2 * passed_s))))
-    return watched
+        profiled.append(profiled_step(step, _agreed(duration_s / len(jobs) / (2 * passed_s))))
+    return profiled
 
 
 def _agreed(wanted: float) -> int:
-    """Return how many steps the slowest rank has time for: all run the same."""
+    """Return the number of steps that the slowest rank has time for; a collective."""
     count = torch.tensor(min(max(1, int(wanted)), _MOST_STEPS))
     dist.all_reduce(count, op=dist.ReduceOp.MIN)
     return int(count)
 
 
-def watched_step(step: Callable[[], object], num_steps: int) -> WatchedStep:
-    """Return what a step is made of, from `num_steps` that are watched and as many that are not."""
+def profiled_step(step: Callable[[], object], num_steps: int) -> ProfiledStep:
+    """Return the profile of a step, from `num_steps` with profiling and as many without."""
     watches, shares, walls_s = [], [], []
     for _ in range(num_steps):
         started_s, began_s = time.thread_time(), time.perf_counter()
         step()
         plain_s = time.thread_time() - started_s
         walls_s.append(time.perf_counter() - began_s)
-        with torch.autograd.set_multithreading_enabled(False), _Watch() as watch:
+        with torch.autograd.set_multithreading_enabled(False), _OpTimer() as watch:
             step()
         watches.append(watch)
         shares.append((plain_s - watch.inside_s) / watch.between_s)
     share = min(max(statistics.median(shares), 0.0), 1.0)
     first = watches[0]
     ops = [
-        OpSample(first.signatures[key], len(rows), _usual_s(watches, key, share)) for key, rows in first.rows.items()
+        OpSample(first.signatures[key], len(rows), _median_s(watches, key, share)) for key, rows in first.rows.items()
     ]
-    beside_s = statistics.median(walls_s) - sum(one.count * one.mean_s for one in ops)
-    return WatchedStep(ops, first.num_exchanges, first.exchanged_bytes, max(beside_s, 0.0))
+    exchanges_s = statistics.median(walls_s) - sum(one.count * one.mean_s for one in ops)
+    return ProfiledStep(ops, first.num_exchanges, first.exchanged_bytes, max(exchanges_s, 0.0))
 
 
-def _usual_s(watches: list[_Watch], key: Any, share: float) -> float:
-    """Return the mean seconds of the operator in the median step."""
+def _median_s(watches: list[_OpTimer], key: Any, share: float) -> float:
+    """Return the mean seconds of an operator in the median step."""
     return statistics.median(
         statistics.fmean(inside_s + share * between_s for inside_s, between_s in watch.rows[key])
         for watch in watches
@@ -117,8 +118,8 @@ def _usual_s(watches: list[_Watch], key: Any, share: float) -> float:
     )
 
 
-class _Watch(TorchDispatchMode):
-    """Times what is dispatched: `rows` are seconds (inside, between) of each operator, by operator and shapes."""
+class _OpTimer(TorchDispatchMode):
+    """Dispatch mode that times operators: `rows` are seconds (inside, between), by operator and shapes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -127,12 +128,12 @@ class _Watch(TorchDispatchMode):
         self.inside_s, self.between_s = 0.0, 0.0
         self.num_exchanges, self.exchanged_bytes = 0, 0
         self._since_s = 0.0
-        """Between the last operator that asked something of the device and now."""
+        """Seconds since the last recorded operator."""
         self._ended_s = time.thread_time()
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Return True: torch.compile refuses to run below other modes."""
+        """Return True: torch.compile does not run under other modes."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Menu: the sizes that calibrate measures, and how they fill the time it is given."""
+"""Grids of sizes that calibration measures."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from meshwright.units import KiB, MiB
 
 
 @dataclass(frozen=True)
-class Menu:
-    """Sizes to measure; every combination of those of one operation is a point, so that points form a grid."""
+class SizeGrid:
+    """Sizes to measure; an operation is measured at every combination of its sizes."""
 
     dtypes: tuple[str, ...]
-    """Formats of matrix products, of attention and of what moves numbers."""
+    """dtypes of matmuls, attention and memory-bound operations."""
     matmul_rows: tuple[int, ...]
     """Tokens of a linear layer."""
     matmul_widths: tuple[int, ...]
     """Inputs, and outputs, of a linear layer."""
     seq_lens: tuple[int, ...]
-    """Positions that attention is measured on."""
+    """Sequence lengths of attention."""
     head_dims: tuple[int, ...]
     """Widths of a head."""
     num_heads: int
-    """Heads of all sequences that attention is measured on at once."""
+    """Heads of attention, times sequences."""
     num_elements: tuple[int, ...]
-    """Of what moves numbers."""
+    """Elements of memory-bound operations."""
     collective_bytes: tuple[int, ...]
-    """Of the whole tensor."""
+    """Bytes of the whole tensor of collectives."""
     block_widths: tuple[int, ...]
-    """Of blocks that FSDP shards, whose parameters are about 15 x width^2."""
+    """Widths of FSDP-sharded blocks of about 15 x width^2 parameters."""
 
     @property
     def num_points(self) -> int:
-        """Return about how many things are measured: each gets an equal share of the time."""
+        """Return the approximate number of measurements, which share the time equally."""
         matmuls = len(self.matmul_rows) * len(self.matmul_widths) ** 2
         attentions = 2 * len(self.seq_lens) * len(self.head_dims)
         memory_ops = 2 * len(get_args(MemoryOp)) * len(self.num_elements)
@@ -42,7 +42,7 @@ class Menu:
         return len(self.dtypes) * (matmuls + attentions + memory_ops) + collectives
 
 
-CPU_MENU = Menu(
+CPU_SIZES = SizeGrid(
     dtypes=("float32", "bfloat16"),
     matmul_rows=(64, 512),
     matmul_widths=(128, 512, 2048),
@@ -53,9 +53,9 @@ CPU_MENU = Menu(
     collective_bytes=(4 * KiB, 64 * KiB, 1 * MiB, 16 * MiB),
     block_widths=(32, 128, 256),
 )
-"""For a rank on a core or a few: small models, caches of KiB and MiB."""
+"""For a rank on one or a few CPU cores: small models, caches of KiB and MiB."""
 
-CUDA_MENU = Menu(
+CUDA_SIZES = SizeGrid(
     dtypes=("float32", "bfloat16"),
     matmul_rows=(256, 1024, 4096, 16384),
     matmul_widths=(256, 1024, 4096, 16384),
