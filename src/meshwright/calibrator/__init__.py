@@ -1,1 +1,1 @@
-"""Calibration: measures this machine as a Device and a Cluster in the catalogue's format."""
+"""Measures this machine and writes it as a Device and a Cluster of the catalogue."""

@@ -1,1 +1,1 @@
-"""Checkpoints: saving and loading of a training state as one directory; Hugging Face folders."""
+"""Saves and loads training states as whole folders; converts to and from Hugging Face folders."""

@@ -1,1 +1,1 @@
-"""Fault tolerance: guards against silent errors, heartbeats, flight records, diagnosis of hangs."""
+"""Guards against silent errors, heartbeats, and the diagnosis of hangs."""

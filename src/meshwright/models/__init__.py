@@ -1,1 +1,1 @@
-"""Plain nn.Module models, without ranks, meshes or process groups."""
+"""Plain nn.Module models: no rank, no mesh, no process group."""

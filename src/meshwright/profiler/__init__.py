@@ -1,1 +1,1 @@
-"""Profiles of real steps by torch.profiler: Chrome traces of all ranks, merged into a Timeline."""
+"""Profiles real steps with torch.profiler and turns the Chrome traces of all ranks into a Timeline."""

@@ -1,1 +1,1 @@
-"""Equivalence proofs: layouts train what one process trains, on a small model of the same architecture."""
+"""Proves layouts: trains a small model of the same architecture and compares it with one process, tensor by tensor."""

@@ -1,1 +1,1 @@
-"""Training: the step, the loop, the run folder, the launch of local ranks."""
+"""Builds the training step, runs the loop, writes the run folder, launches local ranks."""
