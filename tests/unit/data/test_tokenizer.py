@@ -157,7 +157,7 @@ def test_the_config_beside_it_names_the_end_of_text(tmp_path: Path, form: Any) -
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": the}))
     assert load_tokenizer(str(path)).end_of_text_token == "the"
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(DataError, match=r"tokenizer_config.json is no JSON object"):
+    with pytest.raises(DataError, match=r"tokenizer_config.json is not a JSON object"):
         load_tokenizer(str(path))
 
 
