@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from meshwright.parallelism.context.partial_attention import Pair
+from meshwright.parallelism.context.ring_attention import PartialAttention
 from meshwright.parallelism.torch_private.torch_attention import Attended, Heads, has_flash_kernel
 
 pytestmark = [
@@ -34,7 +34,7 @@ def test_a_part_equals_that_of_the_cpu(
 def _attend(
     heads: Heads, gradient: torch.Tensor, is_causal: bool, documents: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    pair = Pair(heads, 0.2, is_causal, None if documents is None else (documents, documents))
+    pair = PartialAttention(heads, 0.2, is_causal, None if documents is None else (documents, documents))
     attended, logsumexp = pair.attend()
     whole: Attended = (attended.to(heads[0].dtype), logsumexp)
     return *whole, *pair.backward(gradient, whole)

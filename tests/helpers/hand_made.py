@@ -62,7 +62,7 @@ def _block(index: int, meshes: Meshes) -> nn.Module:
         whole = whole_value(f"blocks.{index}.experts.{name}", SHAPES[f"experts.{name}"])
         experts.register_parameter(name, nn.Parameter(distribute_tensor(whole, meshes.axis("ep"), [Shard(0)])))
     block.experts = experts
-    fully_shard(experts, mesh=meshes.sharding("efsdp"))
+    fully_shard(experts, mesh=meshes.sharding("expert_dp_shard"))
     fully_shard(block, mesh=meshes.sharding("fsdp"))
     return block
 

@@ -17,8 +17,7 @@ from meshwright.models.contract import blocks_of, loss_of
 from meshwright.parallelism.data.materialize import materialize
 from meshwright.parallelism.loss import NextTokenLoss, counted_share, make_loss
 from meshwright.parallelism.mesh import build_meshes
-from meshwright.parallelism.tensor.async_tensor import apply_async_tensor_parallel
-from meshwright.parallelism.tensor.tensor import apply_tensor_parallel
+from meshwright.parallelism.tensor.tensor_parallel import apply_async_tensor_parallel, apply_tensor_parallel
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 

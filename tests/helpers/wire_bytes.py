@@ -19,7 +19,7 @@ from meshwright.cost.work import BLOCK, LAST, work_of
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 
 Sent = Counter[tuple[str, str]]
-"""Bytes by mesh axis and phase; fsdp, efsdp and dp_replicate are one axis, dp."""
+"""Bytes by mesh axis and phase; fsdp, expert_dp_shard and dp_replicate are one axis, dp."""
 
 _CONSTANTS = {
     **fitted_constants(),
@@ -28,7 +28,7 @@ _CONSTANTS = {
     "overlap_slowdown": 1.0,
 }
 """Nothing hides."""
-_DP_AXES = ("fsdp", "efsdp", "dp_replicate")
+_DP_AXES = ("fsdp", "expert_dp_shard", "dp_replicate")
 
 
 def unit_fabric(of: Cases) -> Fabric:

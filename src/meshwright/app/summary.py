@@ -96,7 +96,7 @@ def _layout_line(job: Job, layout: Layout | None) -> str:
 def _split_choices(layout: Layout) -> Iterator[str]:
     """Yield how the axes split that are more than one rank."""
     if layout.ep > 1 or layout.etp > 1:
-        yield f"experts over ep {layout.ep} x etp {layout.etp} x efsdp {layout.efsdp}"
+        yield f"experts over ep {layout.ep} x etp {layout.etp} x expert_dp_shard {layout.expert_dp_shard}"
     if layout.cp > 1:
         yield f"cp_method {layout.cp_method}"
     if layout.async_tp:

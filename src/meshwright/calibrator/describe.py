@@ -1,4 +1,4 @@
-"""What was measured, as a Device and a Cluster of the catalogue."""
+"""Measurements as a Device and a Cluster of the catalogue."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from meshwright.calibrator.measure import Measurements
-from meshwright.calibrator.menu import Menu
 from meshwright.calibrator.op_lines import exchange_line, fitted_lines
+from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
+from meshwright.calibrator.size_grid import SizeGrid
 from meshwright.calibrator.tiny_step import NUM_BLOCKS
-from meshwright.calibrator.watched_step import OpSample, WatchedStep
 from meshwright.hardware import quantity
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import Device, MatmulRates
@@ -28,40 +28,40 @@ from meshwright.spec.machine.measured import (
 
 # Fused AdamW reads parameter, gradient and both moments, and writes all but the gradient, in float32.
 _UPDATE_BYTES_PER_PARAMETER = 28
-# What no clock of a training step would notice.
+# Below the resolution of a training step's clock.
 _SHORTEST_S, _LEAST_S_PER_BYTE = 1e-6, 1e-14
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What was measured on, as far as no clock tells it."""
+class CalibratedMachine:
+    """Properties of the machine that are not measured."""
 
     device: Device
-    """What is known of the device besides: name, memory, and of an accelerator its datasheet."""
+    """Name and memory of the device, and the datasheet of a known accelerator."""
     backend: str
-    """What collectives went through: gloo or NCCL."""
+    """Backend of collectives: gloo or NCCL."""
     num_ranks: int
     source: Source
     """The measurement."""
 
     def figure(self, value: float, units: Mapping[str, float]) -> Figure:
-        """Return a measured value, rounded to the digits that a measurement has."""
+        """Return a measured value, rounded to significant digits."""
         return Figure(value=quantity.round_quantity(value, units), source=self.source)
 
 
 def describe(
-    machine: Machine, menu: Menu, measured: Measurements, steps: Sequence[WatchedStep] = ()
+    machine: CalibratedMachine, sizes: SizeGrid, measured: Measurements, steps: Sequence[ProfiledStep] = ()
 ) -> tuple[Device, Cluster]:
-    """Return the machine's device, as one rank of all that work at once sees it, and the cluster of all ranks.
+    """Return the device of one rank while all ranks work, and the cluster of all ranks.
 
-    `steps` are those that were watched, where any were.
+    `steps` are profiled training steps, if any.
     """
     device = machine.device.replace(
         measured_memory_bytes_per_s=_memory_rate(machine, measured),
         measured_matmul_flops_per_s=_best_matmuls(machine, measured),
         host_launch_s=machine.figure(measured.host_s["kernel"], quantity.SECONDS),
         matmul_points=_matmul_points(machine, measured),
-        attention_points=_attention_points(machine, menu, measured),
+        attention_points=_attention_points(machine, sizes, measured),
         memory_op_points=_memory_op_points(machine, measured),
         op_lines=_op_lines(machine, [op for step in steps for op in step.ops]),
     )
@@ -81,24 +81,24 @@ def describe(
 
 
 def _matmul_flops(rows: int, columns: int, inner: int) -> float:
-    """Return the FLOPs of the three products that are timed together."""
+    """Return the FLOPs of the three matmuls that are timed together."""
     return 6.0 * rows * columns * inner
 
 
-def _best_matmuls(machine: Machine, measured: Measurements) -> MatmulRates:
+def _best_matmuls(machine: CalibratedMachine, measured: Measurements) -> MatmulRates:
     rates: dict[str, Any] = {}
     for (dtype, *sizes), took_s in measured.matmul_s.items():
         rates[dtype] = max(rates.get(dtype, 0.0), _matmul_flops(*sizes) / took_s)
     return MatmulRates(**{dtype: machine.figure(rate, quantity.FLOPS_PER_S) for dtype, rate in rates.items()})
 
 
-def _memory_rate(machine: Machine, measured: Measurements) -> Figure:
+def _memory_rate(machine: CalibratedMachine, measured: Measurements) -> Figure:
     num_parameters = max(elements for op, _, elements in measured.forward_memory_op_s if op == "update")
     took_s = measured.forward_memory_op_s["update", "float32", num_parameters]
     return machine.figure(_UPDATE_BYTES_PER_PARAMETER * num_parameters / took_s, quantity.BYTES_PER_S)
 
 
-def _matmul_points(machine: Machine, measured: Measurements) -> tuple[MatmulPoint, ...]:
+def _matmul_points(machine: CalibratedMachine, measured: Measurements) -> tuple[MatmulPoint, ...]:
     return tuple(
         MatmulPoint(
             dtype=dtype,
@@ -111,16 +111,18 @@ def _matmul_points(machine: Machine, measured: Measurements) -> tuple[MatmulPoin
     )
 
 
-def _attention_points(machine: Machine, menu: Menu, measured: Measurements) -> tuple[AttentionPoint, ...]:
+def _attention_points(
+    machine: CalibratedMachine, sizes: SizeGrid, measured: Measurements
+) -> tuple[AttentionPoint, ...]:
     points = []
     for at, took_s in measured.forward_attention_s.items():
         dtype, seq_len, head_dim = at
-        flops = 2.0 * menu.num_heads * seq_len**2 * head_dim
+        flops = 2.0 * sizes.num_heads * seq_len**2 * head_dim
         backward = 2.5 * flops / measured.backward_attention_s[at]
         points.append(
             AttentionPoint(
                 dtype=dtype,
-                num_heads=menu.num_heads,
+                num_heads=sizes.num_heads,
                 seq_len=seq_len,
                 head_dim=head_dim,
                 forward_flops_per_s=machine.figure(flops / took_s, quantity.FLOPS_PER_S),
@@ -130,7 +132,7 @@ def _attention_points(machine: Machine, menu: Menu, measured: Measurements) -> t
     return tuple(points)
 
 
-def _memory_op_points(machine: Machine, measured: Measurements) -> tuple[MemoryOpPoint, ...]:
+def _memory_op_points(machine: CalibratedMachine, measured: Measurements) -> tuple[MemoryOpPoint, ...]:
     def rate(elements: int, took_s: float | None) -> Figure | None:
         return None if took_s is None else machine.figure(elements / took_s, quantity.ELEMENTS_PER_S)
 
@@ -151,7 +153,7 @@ def _memory_op_points(machine: Machine, measured: Measurements) -> tuple[MemoryO
     return tuple(points)
 
 
-def _op_lines(machine: Machine, samples: Sequence[OpSample]) -> tuple[OpLine, ...]:
+def _op_lines(machine: CalibratedMachine, samples: Sequence[OpSample]) -> tuple[OpLine, ...]:
     def rate(s_per_one: float, units: Mapping[str, float]) -> Figure | None:
         return machine.figure(1 / s_per_one, units) if s_per_one > 0 else None
 
@@ -167,8 +169,8 @@ def _op_lines(machine: Machine, samples: Sequence[OpSample]) -> tuple[OpLine, ..
     )
 
 
-def _link(machine: Machine, measured: Measurements, steps: Sequence[WatchedStep]) -> Link:
-    """Return what joins the ranks: each collective's own line, and from all-gathers what a ring's step would be."""
+def _link(machine: CalibratedMachine, measured: Measurements, steps: Sequence[ProfiledStep]) -> Link:
+    """Return the link between ranks: a line per collective, and ring-step bandwidth and latency from all-gathers."""
     by_group: dict[tuple[CollectiveKind, int], list[tuple[int, float]]] = {}
     for (kind, num_ranks, num_bytes), took_s in measured.collective_s.items():
         by_group.setdefault((kind, num_ranks), []).append((num_bytes, took_s))
@@ -196,10 +198,10 @@ def _link(machine: Machine, measured: Measurements, steps: Sequence[WatchedStep]
 
 
 def _unit_points(measured: Measurements) -> dict[CollectiveKind, list[tuple[int, float]]]:
-    """Return (bytes, seconds) of one gather and one reduction of an FSDP unit: what each adds to a step of blocks."""
+    """Return (bytes, seconds) of an FSDP unit's all-gather and reduction, as added to a step of blocks."""
     step_s = measured.block_step_s
     sizes = sorted({num_bytes for _, num_bytes in step_s})
-    # Each block is gathered for forward and for backward, and reduced once.
+    # Each block is all-gathered in forward and in backward, and reduced once.
     return {
         "unshard": [(n, (step_s["gathered", n] - step_s["plain", n]) / (2 * NUM_BLOCKS)) for n in sizes],
         "reduce-grads": [(n, (step_s["reduced", n] - step_s["gathered", n]) / NUM_BLOCKS) for n in sizes],
@@ -207,10 +209,9 @@ def _unit_points(measured: Measurements) -> dict[CollectiveKind, list[tuple[int,
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return (latency, seconds per byte) of the line that is nearest in proportion to the (bytes, seconds) measured.
+    """Return (latency, seconds per byte) of a line fitted to (bytes, seconds) by relative error.
 
-    In proportion: a microsecond matters to a small message. A message that a smaller one outlasts, which only
-    noise can make, counts as long as that one.
+    A message faster than a smaller one, by noise, counts as equally long.
     """
     num_bytes, took_s = np.array(sorted(points), np.float64).T
     took_s = np.maximum.accumulate(took_s)

@@ -1,4 +1,4 @@
-"""Seconds of a rank's matrix products and attention, by size."""
+"""Timings of a rank's matmuls and attention, by size."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.calibrator.menu import Menu
+from meshwright.calibrator.size_grid import SizeGrid
 from meshwright.calibrator.timing import Stopwatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Formats by the name that the catalogue has for them."""
+"""dtypes by their names in the catalogue."""
 
 
-def matmul_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int, int], float]:
-    """Return the seconds of the three products of a linear layer, by (dtype, rows, columns, inner).
+def matmul_seconds(sizes: SizeGrid, watch: Stopwatch) -> dict[tuple[str, int, int, int], float]:
+    """Return the seconds of the three matmuls of a linear layer, by (dtype, rows, columns, inner).
 
-    Training needs all three, and their rates differ: the output reads the weight along its rows, the input's gradient
-    across them, and the weight's gradient sums over tokens.
+    Output, input gradient and weight gradient have different memory layouts, so their rates differ.
     """
     took_s = {}
     for dtype, rows, columns, inner in itertools.product(
-        menu.dtypes, menu.matmul_rows, menu.matmul_widths, menu.matmul_widths
+        sizes.dtypes, sizes.matmul_rows, sizes.matmul_widths, sizes.matmul_widths
     ):
         operands = (
             torch.randn(shape, dtype=DTYPES[dtype], device=watch.device)
@@ -36,11 +35,11 @@ def matmul_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int, in
     return took_s
 
 
-def attention_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int], tuple[float, float]]:
+def attention_seconds(sizes: SizeGrid, watch: Stopwatch) -> dict[tuple[str, int, int], tuple[float, float]]:
     """Return the seconds of causal attention, forward and backward, by (dtype, seq_len, head_dim)."""
     took_s = {}
-    for dtype, seq_len, head_dim in itertools.product(menu.dtypes, menu.seq_lens, menu.head_dims):
-        shape = (1, menu.num_heads, seq_len, head_dim)
+    for dtype, seq_len, head_dim in itertools.product(sizes.dtypes, sizes.seq_lens, sizes.head_dims):
+        shape = (1, sizes.num_heads, seq_len, head_dim)
         inputs = (torch.randn(shape, dtype=DTYPES[dtype], device=watch.device, requires_grad=True) for _ in range(3))
         attention = partial(F.scaled_dot_product_attention, is_causal=True)
         took_s[dtype, seq_len, head_dim] = both_ways_seconds(watch, attention, *inputs)
@@ -48,7 +47,7 @@ def attention_seconds(menu: Menu, watch: Stopwatch) -> dict[tuple[str, int, int]
 
 
 def both_ways_seconds(watch: Stopwatch, function: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, float]:
-    """Return the seconds of `function(*inputs)`, and of its gradient with respect to those inputs that want one."""
+    """Return the seconds of `function(*inputs)` and of its backward."""
     forwards = [partial(function, *copy) for copy in watch.copies(*inputs)]
     backwards = []
     for forward in forwards:
@@ -58,5 +57,5 @@ def both_ways_seconds(watch: Stopwatch, function: Callable[..., Tensor], *inputs
 
 
 def _products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-    """Return what a linear layer makes in a step: its output, and the gradients of its input and its weight."""
+    """Return a linear layer's output, input gradient and weight gradient."""
     return torch.mm(x, weight.t()), torch.mm(gradient, weight), torch.mm(gradient.t(), x)

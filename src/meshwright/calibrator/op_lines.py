@@ -1,10 +1,9 @@
-"""fitted_lines: what operators cost in watched steps, as a line in bytes and FLOPs for each operator and format.
+"""Cost of operators in profiled steps, as a line in bytes and FLOPs per operator and dtype.
 
     seconds = start + bytes x seconds per byte + FLOPs x seconds per FLOP        each at least 0
 
-by least squares over all samples of an operator, weighted by how many there are and by one over their seconds, as if
-a second were made of so many equal moments, each as uncertain: sums over a step are then right. What was met only in
-small tensors says nothing of bytes, and takes the rate of all operators together.
+Fitted by least squares over all samples of an operator, weighted by count / seconds (variance proportional to time), so
+that sums over a step are right. Operators with only small tensors take the median rate of all others.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.calibrator.watched_step import OpSample, WatchedStep
+from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
 from meshwright.cost.calibrated.host_op_time import dtype_of
 from meshwright.cost.compute.op_shapes import op_flops
 from meshwright.units import KiB
 
 Line = tuple[float, float, float]
-"""Seconds of the start, of a byte, of a FLOP."""
+"""Seconds per call, per byte, per FLOP."""
 
 _LARGE_BYTES = 64 * KiB
 _SHORTEST_S = 1e-6
 _LEAST_S_PER_BYTE = 1e-14
 _LEAST = 1e-30
-"""Of a column that is nothing but zeros."""
+"""Scale of a column of zeros."""
 
 
 def fitted_lines(samples: Sequence[OpSample]) -> dict[tuple[str, str], Line]:
-    """Return the line of each operator and format."""
+    """Return the line of each operator and dtype."""
     by_op: dict[tuple[str, str], list[OpSample]] = defaultdict(list)
     for sample in samples:
         by_op[sample.signature.op, dtype_of(sample.signature)].append(sample)
@@ -44,8 +43,8 @@ def fitted_lines(samples: Sequence[OpSample]) -> dict[tuple[str, str], Line]:
     return lines | small
 
 
-def exchange_line(steps: Sequence[WatchedStep]) -> tuple[float, float]:
-    """Return (seconds of one, seconds per byte) of the exchanges in steps, each step's error in proportion."""
+def exchange_line(steps: Sequence[ProfiledStep]) -> tuple[float, float]:
+    """Return (latency, seconds per byte) of collectives in steps, fitted by relative error."""
     seconds = np.array([max(step.exchanges_s, _SHORTEST_S) for step in steps])
     columns = np.array([(step.num_exchanges, step.exchanged_bytes) for step in steps], np.float64)
     start_s, s_per_byte = least_squares(columns / seconds[:, None], np.ones(len(steps)))
@@ -75,7 +74,7 @@ def _line(samples: Sequence[OpSample]) -> Line:
 
 
 def least_squares(columns: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the best coefficients [columns] of which none is negative: of few columns every set can be tried."""
+    """Return non-negative least-squares coefficients [columns], by trying every subset of columns."""
     best, least = np.zeros(columns.shape[1]), float(target @ target)
     scale = np.maximum(np.abs(columns).max(axis=0), _LEAST)
     used = np.flatnonzero(columns.any(axis=0))

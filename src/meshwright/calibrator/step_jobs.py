@@ -1,4 +1,4 @@
-"""step_jobs: the jobs whose steps calibrate watches, small ones of many shapes: lines need points far apart."""
+"""Small jobs of many shapes, whose steps calibration profiles."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SHAPES = (
     _Shape(192, 4, 2, 576, 192, 2, "bfloat16"),
     _Shape(320, 5, 5, 1024, 384, 1, "bfloat16"),
 )
-"""Widths from what is all host to what is all matmuls, sequences from short to long; none of a preset."""
+"""Widths from CPU-bound to compute-bound, sequences from short to long; none of a preset."""
 
 
 def step_jobs(num_ranks: int) -> Iterator[Job]:
-    """Yield each job, for `num_ranks` ranks that share the model's state."""
+    """Yield each job, for `num_ranks` ranks that shard the model."""
     for shape in _SHAPES:
         options = {
             **{"dim": shape.dim, "head_dim": shape.dim // shape.num_heads, "ffn_dim": shape.ffn_dim},

@@ -1,4 +1,4 @@
-"""Seconds of steps with next to no tokens in them: the host's part of any step, and what FSDP adds to it."""
+"""Timings of tiny steps: host overhead per kernel, and the cost of FSDP."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from meshwright.calibrator.timing import Stopwatch
 from meshwright.models.llama import Block
 from meshwright.models.rope import rope_tables
-from meshwright.parallelism.torch_private.torch_kernel_count import count_kernels
+from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.model.architecture import LlamaArchitecture
 
 BlockStep = Literal["plain", "gathered", "reduced"]
-"""Not sharded; sharded by FSDP, which gathers each block for forward and for backward; gradients reduced as well."""
+"""Unsharded; sharded by FSDP with all-gathers in forward and backward; with reduction of gradients too."""
 
 NUM_BLOCKS = 4
 """Blocks of each of these steps."""
 
-# Few, for steps that are the host's; enough, for the cores to be busy while ranks exchange blocks, as in training.
+# Few for CPU-bound steps; many to keep cores busy during all-gathers, as in training.
 _FEW_TOKENS, _MANY_TOKENS = 4, 128
 _SMALLEST_WIDTH = 32
 
 
 def host_seconds(watch: Stopwatch) -> float:
-    """Return the host's seconds for each kernel of an eager model, forward and backward, modules and autograd included.
+    """Return host seconds per kernel of an eager model, forward and backward, with modules and autograd.
 
-    From blocks so narrow that their time is the host's; views are no kernels.
+    Measured on blocks so narrow that they are CPU-bound; views are not kernels.
     """
     step, counted = (_Step(_SMALLEST_WIDTH, _FEW_TOKENS, device) for device in (watch.device, torch.device("cpu")))
     return watch.seconds(step) / count_kernels(counted)
 
 
 def block_step_seconds(widths: tuple[int, ...], watch: Stopwatch) -> dict[tuple[BlockStep, int], float]:
-    """Return the seconds of a step of NUM_BLOCKS blocks, by (how they are sharded, bytes of one of them)."""
+    """Return the seconds of a step of NUM_BLOCKS blocks, by (sharding, bytes of one block)."""
     took_s: dict[tuple[BlockStep, int], float] = {}
     for width in widths:
         plain, sharded = (_Step(width, _MANY_TOKENS, watch.device) for _ in range(2))
@@ -75,9 +75,9 @@ class _Step:
 
 
 class _Blocks(nn.Module):
-    """Blocks of Llama, one after the other: a root for FSDP, which has no parameters of its own.
+    """Sequence of Llama blocks: the FSDP root, without parameters of its own.
 
-    No ModuleList: fully_shard() refuses one up to torch 2.11, even one with a forward.
+    Not a ModuleList, which fully_shard() rejects up to torch 2.11, even with a forward.
     """
 
     def __init__(self, architecture: LlamaArchitecture) -> None:
@@ -92,7 +92,7 @@ class _Blocks(nn.Module):
 
 
 def _shard(blocks: _Blocks, device: torch.device) -> None:
-    """Shard as training does (parallelism/data/fully_sharded.py): one block gathered ahead, and sums that stay sums."""
+    """Shard as in parallelism/data/fully_sharded.py: prefetch of one block, sums without division."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     units: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks.each]
     fully_shard(blocks, mesh=mesh)
@@ -107,5 +107,5 @@ def _shard(blocks: _Blocks, device: torch.device) -> None:
 def _reduce(blocks: nn.Module, *, is_on: bool) -> None:
     assert isinstance(blocks, FSDPModule)
     blocks.set_requires_gradient_sync(is_on)
-    # As between the microbatches of a step: what was gathered for backward is freed after it.
+    # As between microbatches: parameters are resharded after backward.
     blocks.set_reshard_after_backward(True)

@@ -1,11 +1,11 @@
-"""What checkpoint.json says: which bytes of which file hold which part of which tensor, and their hashes.
+"""checkpoint.json: the file, byte range and hash of each shard of each tensor.
 
     step-20/
       checkpoint.json     {"checksum": hash of the rest, "contents": {...}}: written last
       rank-00000.bin      raw little-endian tensor data, one chunk after the other
       rank-00001.bin
 
-JSON and raw bytes only: reading a checkpoint runs no pickle, so a damaged or foreign one cannot run code.
+JSON and raw bytes only, no pickle, so that a damaged or foreign checkpoint cannot run code.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from meshwright.spec.noun import Noun
 FORMAT_VERSION: Final = 1
 
 
-class Chunk(Noun):
-    """One rank's box of one tensor, and where it lies on disk."""
+class StoredShard(Noun):
+    """A rank's shard of one tensor, and its bytes on disk."""
 
     offsets: tuple[int, ...]
-    """Index of the box's first element in the whole tensor, by dim."""
+    """Index of the shard's first element in the whole tensor, by dim."""
     shape: tuple[int, ...]
-    """Elements of the box, by dim."""
+    """Elements of the shard, by dim."""
     file: str
     """Name of the file next to checkpoint.json."""
     start: int
@@ -43,43 +43,43 @@ class Chunk(Noun):
 
 
 class StoredTensor(Noun):
-    """One tensor: its chunks tile it."""
+    """One tensor, covered by its shards."""
 
     dtype: str
     """Name of the torch dtype, such as float32."""
     shape: tuple[int, ...]
     """Elements of the whole tensor, by dim."""
-    chunks: list[Chunk]
-    """Its parts, without empty ones."""
+    chunks: list[StoredShard]
+    """Its shards, without empty ones."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Return the dtype as torch has it."""
+        """Return the torch dtype; raises CheckpointError for an unknown one."""
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise CheckpointError(
-                f"a tensor was saved as {self.dtype}, which torch {torch.__version__} does not have: "
+                f"a tensor has dtype {self.dtype}, which torch {torch.__version__} does not have: "
                 "load it with the torch version that saved it (versions are in the run's manifest.json)"
             )
         return dtype
 
 
 class Contents(Noun):
-    """The whole of one checkpoint."""
+    """Contents of one checkpoint."""
 
     format_version: Literal[1] = FORMAT_VERSION
     """Version of this format."""
     save_id: str
-    """Random name of this save."""
+    """Random id of this save."""
     metadata: dict[str, Any]
-    """What the saver added: step, layout, data position, ..."""
+    """Metadata given to save: step, layout, data position, ..."""
     file_bytes: dict[str, int]
     """Size of every data file."""
     tensors: dict[str, StoredTensor]
     """By name: section/fqn, such as model/norm.weight or optimizer/norm.weight/exp_avg."""
 
     def section(self, name: str) -> dict[str, StoredTensor]:
-        """Return the tensors below one top-level key of the saved state, by their full names."""
+        """Return the tensors under one top-level key of the saved state, by their full names."""
         return {full: tensor for full, tensor in self.tensors.items() if full.startswith(f"{name}/")}
 
 
@@ -89,7 +89,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def hash_bytes(data: bytes | bytearray | memoryview) -> str:
-    """Return the xxh3_128 of `data` in hexadecimal: 5 GB/s on one core, and no accidental damage has its hash."""
+    """Return the xxh3_128 of `data` in hexadecimal; 5 GB/s on one core."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -100,12 +100,12 @@ def contents_to_text(contents: Contents) -> str:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Return what checkpoint.json in `folder` says; raises CheckpointError if it is missing, damaged or too new."""
+    """Return the contents of the checkpoint in `folder`; raises CheckpointError if missing, damaged or too new."""
     body = _read_body(folder)
     version = body.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{folder} has checkpoint format {version}, this version of meshwright reads {FORMAT_VERSION}: "
+            f"{folder} has checkpoint format {version}, but this version of meshwright reads {FORMAT_VERSION}: "
             "load it with the meshwright that saved it (see versions in the run's manifest.json)"
         )
     try:
@@ -132,7 +132,7 @@ def _read_body(folder: Path) -> dict[str, Any]:
 
 
 def remedy(folder: Path) -> str:
-    """Return what to do about a damaged checkpoint: which older one would be next."""
+    """Return the fix for a damaged checkpoint: the next older one, if any."""
     steps = {int(name): folder.parent / f"step-{name}" for name in _step_numbers(folder.parent)}
     own = folder.name.removeprefix("step-")
     older = [step for step in steps if own.isdigit() and step < int(own) and (steps[step] / FILE_NAME).is_file()]

@@ -1,4 +1,4 @@
-"""Making files and folders survive a crash: fsync, rename, and removal that is never seen half done."""
+"""Crash-safe files and folders: fsync, atomic rename, and removal by rename."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from meshwright.log import logger
 _TEMPORARY = re.compile(r".+\.tmp-[0-9a-f]{32}")
 
 
-def temporary_beside(folder: Path) -> Path:
-    """Return a new name next to `folder` that no reader takes for a checkpoint."""
+def temporary_sibling(folder: Path) -> Path:
+    """Return a new temporary path in the parent of `folder`."""
     return folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex}")
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable, as fsync of a file does for its bytes."""
+    """Make the directory entries of `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -28,7 +28,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a new file and return when its bytes are on disk."""
+    """Write a new file durably."""
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -36,18 +36,18 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def commit(temporary: Path, folder: Path) -> None:
-    """Give the finished `temporary` its name: a crash leaves the old state or the new one, never a part."""
+    """Rename the complete folder `temporary` to `folder`, atomically and durably."""
     fsync_folder(temporary)
     temporary.rename(folder)
     fsync_folder(folder.parent)
 
 
 def remove(folder: Path) -> None:
-    """Remove `folder`; what cannot be removed is logged, since no valid checkpoint depends on it."""
+    """Remove `folder`; log a failure, since no valid checkpoint depends on it."""
     try:
         if _TEMPORARY.fullmatch(folder.name) is None:
-            # By rename first, so that a half-deleted checkpoint never bears a checkpoint's name.
-            folder = folder.rename(temporary_beside(folder))
+            # Renamed first, so that no partly deleted folder has the name of a checkpoint.
+            folder = folder.rename(temporary_sibling(folder))
         shutil.rmtree(folder)
     except FileNotFoundError:
         pass
@@ -56,7 +56,7 @@ def remove(folder: Path) -> None:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove what saves and removals that were killed left in `parent`; no other save may be under way there."""
+    """Remove leftovers of killed saves and removals in `parent`, where no other save may be running."""
     for path in sorted(parent.iterdir()):
         if _TEMPORARY.fullmatch(path.name) is not None:
             logger.info("removing %s, left by a save that did not finish", path.name)

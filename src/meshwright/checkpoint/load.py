@@ -1,4 +1,4 @@
-"""load: puts back a saved state in place, on any number of ranks, or says what is wrong with the checkpoint."""
+"""Loading of a saved state in place, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch.distributed import checkpoint as dcp
 
 from meshwright.checkpoint.contents import Contents, StoredTensor, dtype_name, read_contents
-from meshwright.checkpoint.planned import Group, flatten, has_group, held_by_any, one_error_for_all, raise_on_all
+from meshwright.checkpoint.planned import ProcessGroup, flatten, has_group, held_by_any, one_error_for_all, raise_on_all
 from meshwright.checkpoint.reader import Reader, file_problems, read_chunk
 from meshwright.errors import CheckpointError
 from meshwright.spec.run.run import Run
@@ -22,22 +22,21 @@ _SAME_JOB = "set [model] and [optimizer] to what they were when it was saved"
 
 
 def newest(run: Run) -> Path | None:
-    """Return the folder of the newest committed checkpoint, None where there is none yet."""
+    """Return the folder of the newest committed checkpoint, or None."""
     steps = run.checkpoint_steps()
     return run.checkpoint(steps[-1]) if steps else None
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return the metadata that was given to `save`; raises CheckpointError for a damaged checkpoint."""
+    """Return the metadata given to `save`; raises CheckpointError for a damaged checkpoint."""
     return read_contents(folder).metadata
 
 
-def load(folder: Path, state: Mapping[str, Any], group: Group = None) -> dict[str, Any]:
+def load(folder: Path, state: Mapping[str, Any], group: ProcessGroup = None) -> dict[str, Any]:
     """Fill the tensors of `state` in place from `folder` and return its metadata; a collective.
 
-    Under each top-level key of `state` the ranks together must hold exactly the names, shapes and dtypes that were
-    saved under it; who holds what, and how it is split, may be another matter. Raises CheckpointError on all ranks
-    alike, before or after a part was filled.
+    Under each top-level key of `state` all ranks together must hold exactly the saved names, shapes and dtypes; the
+    sharding may differ. Raises CheckpointError on all ranks, possibly after some tensors were filled.
     """
     flat = flatten(state)
     contents, problem = None, None
@@ -64,9 +63,9 @@ def load(folder: Path, state: Mapping[str, Any], group: Group = None) -> dict[st
 
 
 def load_parameters(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Return the model's tensors, whole and on the CPU, by name: all, or only `names`; needs no other rank.
+    """Return the model's whole tensors on the CPU by name, all or only `names`; not a collective.
 
-    Reads and verifies only what it returns; raises CheckpointError for a damaged or missing tensor.
+    Reads and verifies these only; raises CheckpointError for a damaged or missing tensor.
     """
     contents = read_contents(folder)
     stored = {full.removeprefix("model/"): tensor for full, tensor in contents.section("model").items()}
@@ -85,16 +84,16 @@ def _whole(folder: Path, name: str, stored: StoredTensor) -> Tensor:
 
 
 def _problem(
-    folder: Path, contents: Contents, flat: Mapping[str, list[Tensor]], sections: Collection[str], group: Group
+    folder: Path, contents: Contents, flat: Mapping[str, list[Tensor]], sections: Collection[str], group: ProcessGroup
 ) -> str | None:
-    """Return what stands against loading, as far as this rank can see; each rank looks at a share of the files."""
+    """Return the problems that this rank finds, or None; each rank checks some of the files."""
     rank, num_ranks = (dist.get_rank(group), dist.get_world_size(group)) if has_group() else (0, 1)
     problems = file_problems(folder, contents, sorted(contents.file_bytes)[rank::num_ranks])
     if absent := [section for section in sections if not contents.section(section)]:
         sections_here = sorted({name.partition("/")[0] for name in contents.tensors})
         problems.append(
             f"{folder} holds {', '.join(sections_here) or 'nothing'} but no {', '.join(absent)}, so it is no training "
-            "state to resume: start a new run from its weights, with model.initial_weights"
+            "state to resume: start a new run from its weights with model.initial_weights"
         )
         return "\n".join(problems)
     saved = _saved(contents, sections)
@@ -113,12 +112,12 @@ def _problem(
 
 
 def _require_all_used(
-    folder: Path, contents: Contents, flat: Collection[str], sections: Collection[str], group: Group
+    folder: Path, contents: Contents, flat: Collection[str], sections: Collection[str], group: ProcessGroup
 ) -> None:
-    """Raise CheckpointError, on all ranks alike, where something was saved that no rank holds; a collective."""
+    """Raise CheckpointError on all ranks for a saved tensor that no rank holds; a collective."""
     saved = _saved(contents, sections).keys()
     if unused := sorted(saved - held_by_any(saved, flat, group)):
-        raise CheckpointError(f"{folder} holds {_some(unused)}, which this model or its optimizer has not: {_SAME_JOB}")
+        raise CheckpointError(f"{folder} holds {_some(unused)}, which this model or its optimizer lacks: {_SAME_JOB}")
 
 
 def _saved(contents: Contents, sections: Collection[str]) -> dict[str, StoredTensor]:

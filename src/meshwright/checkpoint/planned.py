@@ -1,7 +1,7 @@
-"""Runs torch.distributed.checkpoint's planners over our files: who writes what, and who reads what after a reshard.
+"""torch.distributed.checkpoint's planners over our own storage: which rank writes and reads which shard.
 
-Its planners know every placement of a DTensor and are exact under any change of layout; its own files have no
-checksums, hold pickles, and report a full disk as a RuntimeError, so the bytes are ours (writer.py and reader.py).
+The planners handle any DTensor placement and any change of layout. torch's own storage has no checksums, uses pickle,
+and reports a full disk as a RuntimeError, so writer.py and reader.py replace it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch.distributed import checkpoint as dcp
 
 from meshwright.errors import CheckpointError
 
-Group = dist.ProcessGroup | None
-"""The ranks that save or load together, reachable over the CPU; None means all of them."""
+ProcessGroup = dist.ProcessGroup | None
+"""The ranks that save or load together, a group with a CPU backend; None for all ranks."""
 
 
 def has_group() -> bool:
-    """Return whether there are other ranks to agree with."""
+    """Return whether a process group exists."""
     return dist.is_available() and dist.is_initialized()
 
 
 def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, list[Tensor]]:
-    """Return the copies of each tensor of nested dicts by path, such as optimizer/norm.weight/step; mostly one.
+    """Return all copies of each tensor of nested dicts by path, such as optimizer/norm.weight/step.
 
-    A list in `state` is several copies of one tensor on this rank, as two stages of a pipeline hold what they tie.
+    A list in `state` holds copies of one tensor on this rank, such as a tied embedding in two pipeline stages.
     """
     flat: dict[str, list[Tensor]] = {}
     for key, value in state.items():
@@ -47,12 +47,12 @@ def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, list[Tensor
 
 @contextmanager
 def one_error_for_all(action: str) -> Iterator[None]:
-    """Turn what went wrong on some ranks into one CheckpointError, which every rank raises alike.
+    """Turn errors of some ranks into one CheckpointError that every rank raises.
 
-    A lost peer is none of these: the collective itself raises, and that passes.
+    A lost peer is not included: the collective itself raises.
     """
     with warnings.catch_warnings():
-        # Said by torch when there is one process only, which is no news here.
+        # torch warns when there is only one process.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         # torch 2.13 deprecates collectives that its own object collectives call.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
@@ -65,8 +65,8 @@ def one_error_for_all(action: str) -> Iterator[None]:
             raise CheckpointError(_explain(action, failures)) from exception
 
 
-def raise_on_all(problem: str | None, group: Group) -> None:
-    """Raise CheckpointError on every rank when any rank has a problem; a collective."""
+def raise_on_all(problem: str | None, group: ProcessGroup) -> None:
+    """Raise CheckpointError on every rank if any rank has a problem; a collective."""
     problems = [problem]
     if has_group():
         problems = [None] * dist.get_world_size(group)
@@ -75,8 +75,8 @@ def raise_on_all(problem: str | None, group: Group) -> None:
         raise CheckpointError("\n".join(found))
 
 
-def held_by_any(names: Collection[str], held: Collection[str], group: Group) -> set[str]:
-    """Return which of `names`, equal on all ranks, some rank holds; a collective."""
+def held_by_any(names: Collection[str], held: Collection[str], group: ProcessGroup) -> set[str]:
+    """Return those of `names`, equal on all ranks, that some rank holds; a collective."""
     ordered = sorted(names)
     is_held = torch.tensor([name in held for name in ordered], dtype=torch.uint8)
     if has_group():
@@ -85,7 +85,7 @@ def held_by_any(names: Collection[str], held: Collection[str], group: Group) -> 
 
 
 def _explain(action: str, failures: dict[int, BaseException]) -> str:
-    """Return one line for each different reason, with the ranks that met it."""
+    """Return one line per distinct reason, with its ranks."""
     ranks_by_reason: dict[str, list[int]] = {}
     for rank, error in sorted(failures.items()):
         ranks_by_reason.setdefault(_reason(error), []).append(rank)

@@ -1,4 +1,4 @@
-"""The storage side of a load: finds each part of a tensor, checks its hash, copies it in place."""
+"""Storage reader: finds each shard of a tensor, verifies its hash and copies it in place."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.futures import Future
 
-from meshwright.checkpoint.contents import Chunk, Contents, StoredTensor, hash_bytes, remedy
+from meshwright.checkpoint.contents import Contents, StoredShard, StoredTensor, hash_bytes, remedy
 from meshwright.errors import CheckpointError
 
 
-def read_chunk(folder: Path, name: str, stored: StoredTensor, chunk: Chunk) -> Tensor:
-    """Return one chunk of the tensor `name` as it was saved; CheckpointError if a single bit of it differs."""
+def read_chunk(folder: Path, name: str, stored: StoredTensor, chunk: StoredShard) -> Tensor:
+    """Return one shard of the tensor `name`; raises CheckpointError if its hash does not match."""
     path = folder / chunk.file
     data = bytearray(chunk.num_bytes)
     try:
@@ -36,13 +36,13 @@ def read_chunk(folder: Path, name: str, stored: StoredTensor, chunk: Chunk) -> T
     if num_read < chunk.num_bytes or hash_bytes(data) != chunk.xxh3_128:
         raise CheckpointError(
             f"{path} is damaged: bytes {chunk.start} to {chunk.start + chunk.num_bytes} "
-            f"({name} at {list(chunk.offsets)}) are not what was saved: {remedy(folder)}"
+            f"({name} at {list(chunk.offsets)}) do not match their hash: {remedy(folder)}"
         )
     return torch.frombuffer(data, dtype=stored.torch_dtype).view(chunk.shape)
 
 
 def file_problems(folder: Path, contents: Contents, names: Iterable[str]) -> list[str]:
-    """Return which of the files `names` are missing or of another size; fast, since it reads none."""
+    """Return the problems of the files `names` that are missing or of another size, without reading them."""
     problems = []
     for name in names:
         expected = contents.file_bytes[name]
@@ -57,7 +57,7 @@ def file_problems(folder: Path, contents: Contents, names: Iterable[str]) -> lis
 
 
 class Reader(StorageReader):
-    """Reads one checkpoint; torch.distributed.checkpoint calls the methods in the order in which they stand here."""
+    """Reader of one checkpoint; torch.distributed.checkpoint calls the methods in this order."""
 
     def __init__(self, folder: Path, contents: Contents) -> None:
         self._folder = folder
@@ -67,11 +67,11 @@ class Reader(StorageReader):
         }
 
     def read_metadata(self) -> Metadata:
-        """Return the shape of every tensor and of its chunks, as the planner wants them."""
-        return Metadata({name: _described(stored) for name, stored in self._contents.tensors.items()})
+        """Return the shapes of all tensors and their shards, for the planner."""
+        return Metadata({name: _tensor_metadata(stored) for name, stored in self._contents.tensors.items()})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Do nothing: the contents are known already."""
+        """Do nothing: the constructor has the contents."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is."""
@@ -82,7 +82,7 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what this rank needs into its tensors, reading each chunk once."""
+        """Copy the planned shards into this rank's tensors, reading each stored shard once."""
         items_by_chunk: dict[MetadataIndex, list[ReadItem]] = {}
         for item in plan.items:
             items_by_chunk.setdefault(item.storage_index, []).append(item)
@@ -106,7 +106,7 @@ class Reader(StorageReader):
         return True
 
 
-def _described(stored: StoredTensor) -> TensorStorageMetadata:
+def _tensor_metadata(stored: StoredTensor) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape)) for chunk in stored.chunks]
     return TensorStorageMetadata(TensorProperties(dtype=stored.torch_dtype), torch.Size(stored.shape), chunks)
 
@@ -117,7 +117,7 @@ def _narrow(data: Tensor, item: ReadItem) -> Tensor:
 
 
 def _read_into(file: Any, view: memoryview) -> int:
-    """Return the bytes read: one call to the system may return fewer than asked."""
+    """Fill `view` in as many reads as needed and return the number of bytes read."""
     num_read = 0
     while num_read < len(view):
         count = file.readinto(view[num_read:])

@@ -1,4 +1,4 @@
-"""save: a training state as one directory that appears whole, or not at all."""
+"""Saving of a training state as one directory, atomically."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from torch.distributed import checkpoint as dcp
 
 from meshwright.checkpoint.durable import remove
-from meshwright.checkpoint.planned import Group, flatten, has_group, one_error_for_all
+from meshwright.checkpoint.planned import ProcessGroup, flatten, has_group, one_error_for_all
 from meshwright.checkpoint.writer import Writer
 from meshwright.errors import CheckpointError
 from meshwright.spec.run.run import Run
 
 
-def save(folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], group: Group = None) -> None:
+def save(folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], group: ProcessGroup = None) -> None:
     """Commit `state`, nested dicts of tensors and DTensors, as `folder`, with JSON `metadata`; a collective.
 
-    Ranks may give different names, such as those of their stage: all are saved, each box of a tensor once, by one of
-    the ranks that hold it. The first rank's metadata counts. On return the checkpoint is on disk. Raises
-    CheckpointError on all ranks alike if any rank fails; then `folder` is not there and older ones are untouched.
+    Ranks may hold different names, such as those of their stage; each shard is saved once, by one of its ranks, and
+    metadata by rank 0. On return the checkpoint is on disk. Raises CheckpointError on all ranks if any rank fails;
+    then `folder` does not exist and older checkpoints are unchanged.
     """
     writer = Writer(folder, metadata)
     try:

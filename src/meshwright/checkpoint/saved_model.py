@@ -1,4 +1,4 @@
-"""find_saved_model: from what a user names, a run or one checkpoint, to the weights and what is known about them."""
+"""Lookup of a saved model: from a run or checkpoint folder to weights, job and architecture."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Manifest, Run
 
 IMPORTED_FROM = "imported_from"
-"""The metadata key of a checkpoint whose weights came from a Hugging Face folder; its value is that folder's name."""
+"""Metadata key of an imported checkpoint: the Hugging Face folder of its weights."""
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A checkpoint of a model of ours, and the run that it belongs to."""
+    """A checkpoint of a built-in model, and its run."""
 
     checkpoint: Path
     run: Run
     job: Job
     architecture: LlamaArchitecture
     is_imported: bool
-    """Whether the weights are those of a Hugging Face folder, whose other files then lie in the run folder."""
+    """Whether the weights were imported from a Hugging Face folder, whose other files are in the run folder."""
 
     def load_tokenizer(self) -> Tokenizer | None:
-        """Return what the model was trained with; None where nobody said: data of the user's own, or weights alone."""
+        """Return the model's tokenizer; None for user data and for imported weights without one."""
         own = self.run.folder / "tokenizer.json"
         if own.is_file():
             return load_tokenizer(str(own))
@@ -45,19 +45,19 @@ class SavedModel:
 def find_saved_model(source: Path, step: int | None = None) -> SavedModel:
     """Return the model in `source`: a run folder (its newest checkpoint, or that of `step`) or a checkpoint folder.
 
-    Raises ConfigError for another kind of folder, CheckpointError for a damaged one, UnsupportedError for a model class
-    of the user's own.
+    Raises ConfigError for another kind of folder, CheckpointError for a damaged one, UnsupportedError for a user's
+    model class.
     """
     run, checkpoint = find_checkpoint(source, step)
     job = _read_job(run)
     config = run.folder / "config.json"
-    # A run folder that holds its model's config may be moved, whatever path its job names.
+    # The run folder's own config comes first: the folder may have been moved.
     section = job.model.replace(source=str(config), options={}) if config.is_file() else job.model
     architecture = resolve_architecture(section)
     if architecture is None:
         raise UnsupportedError(
-            f"{run.folder} trained {job.model.source}, a class of your own, and only models of ours are known "
-            f"here: read its tensors with meshwright.checkpoint.load.load_parameters({str(checkpoint)!r})"
+            f"{run.folder} trained the class {job.model.source}: only built-in models are supported "
+            f"here; read its tensors with meshwright.checkpoint.load.load_parameters({str(checkpoint)!r})"
         )
     return SavedModel(checkpoint, run, job, architecture, IMPORTED_FROM in read_metadata(checkpoint))
 

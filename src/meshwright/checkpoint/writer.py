@@ -1,4 +1,4 @@
-"""The storage side of a save: each rank's file, then checkpoint.json and the rename on the first rank."""
+"""Storage writer: each rank's file, then checkpoint.json and the rename on rank 0."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from meshwright.checkpoint.contents import (
-    Chunk,
     Contents,
+    StoredShard,
     StoredTensor,
     contents_to_text,
     dtype_name,
     hash_bytes,
 )
-from meshwright.checkpoint.durable import commit, remove, remove_stale, temporary_beside, write_durably
+from meshwright.checkpoint.durable import commit, remove, remove_stale, temporary_sibling, write_durably
 from meshwright.checkpoint.find_checkpoint import FILE_NAME
 from meshwright.errors import CheckpointError
 
@@ -33,19 +33,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Writer(StorageWriter):
-    """Writes one checkpoint; torch.distributed.checkpoint calls the methods in the order in which they stand here.
+    """Writer of one checkpoint; torch.distributed.checkpoint calls the methods in this order.
 
-    An error in any of them, on any rank, reaches all ranks.
+    An error in any of them on any rank is raised on all ranks.
     """
 
     def __init__(self, folder: Path, metadata: dict[str, Any]) -> None:
         self._folder = folder
         self._metadata = metadata
-        self._temporary = temporary_beside(folder)
+        self._temporary = temporary_sibling(folder)
         self._is_first = False
 
     def set_up_storage_writer(self, is_coordinator: bool) -> None:
-        """Create the temporary folder, on the first rank; nothing is written by others before that is done."""
+        """Create the temporary folder on rank 0, before any rank writes."""
         self._is_first = is_coordinator
         if not is_coordinator:
             return
@@ -53,7 +53,7 @@ class Writer(StorageWriter):
         try:
             if self._folder.exists():
                 raise CheckpointError(
-                    f"{self._folder} exists and a checkpoint is never overwritten: "
+                    f"{self._folder} exists, and checkpoints are never overwritten: "
                     "resume from it, or move it away before saving this step again"
                 )
             self._folder.parent.mkdir(parents=True, exist_ok=True)
@@ -67,12 +67,12 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell each rank the folder and its file."""
+        """Assign each rank its file in the temporary folder."""
         places = [(self._temporary, f"rank-{rank:05d}.bin") for rank in range(len(plans))]
         return [replace(plan, storage_data=place) for plan, place in zip(plans, places, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's chunks to its file and return where each is, once they are on disk."""
+        """Write this rank's shards to its file, durably, and return where each is."""
         temporary, name = plan.storage_data
         results = []
         try:
@@ -90,8 +90,8 @@ class Writer(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write checkpoint.json and give the folder its name: from here on it is a checkpoint."""
-        chunks: dict[str, list[Chunk]] = {name: [] for name in metadata.state_dict_metadata}
+        """Write checkpoint.json and commit the folder."""
+        chunks: dict[str, list[StoredShard]] = {name: [] for name in metadata.state_dict_metadata}
         file_bytes: dict[str, int] = {}
         for result in (result for of_rank in results for result in of_rank):
             chunk = result.storage_data
@@ -113,7 +113,7 @@ class Writer(StorageWriter):
             raise self._explain(error) from error
 
     def discard(self) -> None:
-        """Remove what a failed save has written."""
+        """Remove the files of a failed save."""
         if self._is_first:
             remove(self._temporary)
 
@@ -141,9 +141,9 @@ class Writer(StorageWriter):
 def _write(file: BinaryIO, name: str, item: WriteItem, tensor: Tensor) -> WriteResult:
     assert item.tensor_data is not None
     data = _bytes_of(tensor)
-    start = file.tell()
+    start = file.seek(0, os.SEEK_CUR)
     file.write(data)
-    chunk = Chunk(
+    chunk = StoredShard(
         offsets=tuple(item.tensor_data.chunk.offsets),
         shape=tuple(item.tensor_data.chunk.sizes),
         file=name,
@@ -158,7 +158,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _stored(metadata: Any, chunks: list[Chunk]) -> StoredTensor:
+def _stored(metadata: Any, chunks: list[StoredShard]) -> StoredTensor:
     assert isinstance(metadata, TensorStorageMetadata)
     chunks = sorted(chunks, key=lambda chunk: chunk.offsets)
     return StoredTensor(dtype=dtype_name(metadata.properties.dtype), shape=tuple(metadata.size), chunks=chunks)

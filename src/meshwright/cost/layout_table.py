@@ -75,7 +75,7 @@ class LayoutTable:
         return self.dp_shard * self.cp
 
     @property
-    def efsdp(self) -> Ints:
+    def expert_dp_shard(self) -> Ints:
         """Return the ranks that share one copy of a rank's experts."""
         return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
 

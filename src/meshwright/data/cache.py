@@ -1,7 +1,7 @@
-"""Tokens on disk, made once per content and tokenizer and mapped into memory by every process.
+"""Token cache: tokens on disk, written once per content and tokenizer and memory-mapped by every process.
 
-A reader sees a whole file or none: it is written under another name, then renamed. That other name is also the
-lock, so several processes that need the same file make it once, and what a killed one left is taken over.
+A file is written under a temporary name, then renamed, so that readers see it complete or not at all. The temporary
+file is also the lock, so that several processes write it once, and leftovers of a killed process are reused.
 """
 
 import errno
@@ -30,9 +30,9 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def cached_tokens(section: DataSection, tokenizer: Tokenizer) -> tuple[Tokens, Content]:
-    """Return the tokens of data.source, each document ended by end of text, and the content they were made of.
+    """Return the tokens of data.source, with end of text after each document, and the content.
 
-    Tokenises only what no cache holds. The key is the content itself, so the source is read and hashed each time.
+    Tokenises only if the cache has no entry. The key is a hash of the content, so the source is read each time.
     Raises DataError when the source cannot be read or data.cache_dir cannot be written.
     """
     content = measure(pieces(section))
@@ -53,7 +53,7 @@ def cached_tokens(section: DataSection, tokenizer: Tokenizer) -> tuple[Tokens, C
 
 
 class _Cache:
-    """The file of one content and tokenizer, there already or not."""
+    """The cache file of one content and tokenizer."""
 
     def __init__(self, section: DataSection, tokenizer: Tokenizer, content: Content) -> None:
         parts = [FORMAT_VERSION, content.content_hash, tokenizer.identity, tokenizer.version, tokenizer.end_of_text]
@@ -70,12 +70,12 @@ class _Cache:
         return map_tokens(self.path, self._key)
 
     def build(self) -> Tokens:
-        """Return the mapped tokens after writing the file, or after waiting for a process that does."""
+        """Return the mapped tokens after this or another process has written the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             with open(os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as partial:
                 self._lock(partial)
-                # Who held the lock before has renamed the file we hold, or has failed and removed it.
+                # The previous owner of the lock has renamed the file, or failed and removed it.
                 tokens = self.open()
                 if tokens is None and self._is_in_place(partial):
                     tokens = self._write(partial)
@@ -97,23 +97,23 @@ class _Cache:
 
     def _write(self, partial: BinaryIO) -> Tokens:
         if self.path.exists():
-            logger.warning("the token cache %s is damaged and is made again", self.path)
+            logger.warning("the token cache %s is damaged and is rebuilt", self.path)
         logger.info("tokenising %s of %s", format_bytes(self._content.num_bytes), self._section.source)
         try:
             num_tokens = write_tokens(partial, self._key, self._dtype, self._runs())
-            # Not synced: what a power cut takes away is missed by the checksum, and made again.
+            # Not synced: after a power cut the checksum fails, and the file is rebuilt.
             os.rename(self._partial, self.path)
         except BaseException:
             self._partial.unlink(missing_ok=True)
             raise
         tokens = self.open()
         if tokens is None:
-            raise OSError(errno.EIO, "what was written reads back differently", str(self.path))
+            raise OSError(errno.EIO, "data read back differs from data written", str(self.path))
         logger.info("%s holds %s tokens", self._section.source, format_count(num_tokens))
         return tokens
 
     def _runs(self) -> Iterator[Tokens]:
-        """Return the tokens piece by piece, with an end of text after each document."""
+        """Yield the tokens piece by piece, with end of text after each document."""
         seen = Measure()
         end_of_text = np.array([self._tokenizer.end_of_text])
         for batch in _batches(pieces(self._section)):
@@ -125,12 +125,12 @@ class _Cache:
         if seen.content != self._content:
             raise DataError(
                 f"data.source = {self._section.source!r} changed while it was read: "
-                "start again once nothing writes to it"
+                "restart when no process writes to it"
             )
 
 
 def _batches(stream: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Return the stream in lists of a few MiB: enough for a tokenizer's threads, bounded in memory."""
+    """Yield lists of pieces of a few MiB: enough for a tokenizer's threads, bounded in memory."""
     batch: list[Piece] = []
     size_bytes = 0
     for piece in stream:

@@ -1,4 +1,4 @@
-"""What is wrong with [data], found before any process starts: without torch, and without reading a large corpus."""
+"""Check of [data] before any process starts, without torch and without reading a large corpus."""
 
 from collections.abc import Iterator
 
@@ -11,15 +11,15 @@ from meshwright.spec.job.sections import DataSection
 from meshwright.spec.job.user_object import is_object_source
 
 READ_BYTES = 32_000_000
-"""How far into a corpus problems are looked for; training reads the rest, with the same messages."""
+"""Bytes of a corpus that are checked; training checks the rest, with the same messages."""
 
 _MAX_FILE_PROBLEMS = 5
 
 
 def problems(section: DataSection, seq_len: int, vocab_size: int | None) -> list[str]:
-    """Return what is wrong with a job's data, one message each; empty when training can start on it.
+    """Return the problems of a job's data, one message each; [] if valid.
 
-    vocab_size is the model's, None where the model does not take tokens. A user's own class is not imported here.
+    vocab_size is the model's, None if it takes no tokens. A user's class is not imported.
     """
     if is_object_source(section.source):
         problem = unmaskable(section)
@@ -49,14 +49,14 @@ def _tokenizer(section: DataSection, found: list[str]) -> Tokenizer | None:
 
 
 class _CorpusCheck:
-    """Reads the start of a corpus, gathering every file's problem instead of stopping at the first."""
+    """Reads the start of a corpus and collects the problems of all files."""
 
     def __init__(self, section: DataSection) -> None:
         self.problems: list[str] = []
         self._section = section.replace(max_bytes=min(section.max_bytes, READ_BYTES))
 
     def count_tokens(self, tokenizer: Tokenizer | None, enough: int) -> int | None:
-        """Return the tokens of the corpus, or some number from `enough` on; None without a tokenizer."""
+        """Return the number of tokens, or any number of at least `enough`; None without a tokenizer."""
         num_tokens = num_pieces = 0
         for piece in first_bytes(self._pieces(), self._section):
             num_pieces += 1

@@ -1,4 +1,4 @@
-"""What a stream of documents holds: its size and a hash by which caches and checkpoints know it."""
+"""Size and hash of a corpus, which identify it in caches and checkpoints."""
 
 import hashlib
 from collections.abc import Iterable
@@ -9,16 +9,16 @@ from meshwright.data.readers import Piece
 
 @dataclass(frozen=True)
 class Content:
-    """Size and identity of a corpus, as far as data.max_bytes reaches."""
+    """Size and identity of a corpus, up to data.max_bytes."""
 
     num_bytes: int
     num_documents: int
     content_hash: str
-    """BLAKE2b of the documents' text in order, in hex; neither file names nor file formats enter it."""
+    """BLAKE2b of the documents' text in order, in hex; independent of file names and formats."""
 
 
 class Measure:
-    """Counts and hashes pieces as they pass."""
+    """Running count and hash of pieces."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -26,12 +26,12 @@ class Measure:
         self._num_documents = 0
 
     def add(self, piece: Piece) -> None:
-        """Take in one more piece."""
+        """Add a piece."""
         self._num_bytes += len(piece.utf8)
         self._hash.update(piece.utf8)
         if piece.ends_document:
             self._num_documents += 1
-            # UTF-8 never holds this byte, so two corpora that differ only in where a document ends hash apart.
+            # Not a UTF-8 byte: marks document ends in the hash.
             self._hash.update(b"\xff")
 
     @property
@@ -41,7 +41,7 @@ class Measure:
 
 
 def measure(stream: Iterable[Piece]) -> Content:
-    """Return size and hash of a whole stream, which is read to its end."""
+    """Return size and hash of a whole stream."""
     total = Measure()
     for piece in stream:
         total.add(piece)

@@ -1,4 +1,4 @@
-"""Samples by number, those kept for validation last: windows of a token stream, or a user's own."""
+"""Datasets of numbered samples, validation samples last: windows of a token stream, or a user's own."""
 
 import json
 from abc import ABC, abstractmethod
@@ -20,22 +20,22 @@ Sample = tuple[Any, Any]
 
 
 class Dataset(ABC):
-    """Numbered samples (inputs, targets); which of them a step takes is the order's business."""
+    """Numbered samples (inputs, targets)."""
 
     vocab_size: int | None
-    """One more than the largest token; None where samples are not tokens."""
+    """One more than the largest token; None for samples without tokens."""
     end_of_document: int | None = None
-    """The token that ends a document, where tokens attend within their own only (data.mask_documents)."""
+    """The token that ends a document, with data.mask_documents."""
 
     may_ignore_targets = False
-    """Whether targets may be -100, which the next-token loss does not count."""
+    """Whether targets may be -100, which the next-token loss ignores."""
 
     def __init__(self, num_samples: int, validation_fraction: float, fingerprint: dict[str, Any]) -> None:
         self.num_validation_samples = num_validation(num_samples, validation_fraction)
         self.num_training_samples = num_samples - self.num_validation_samples
         counts = {key: getattr(self, key) for key in ("num_training_samples", "num_validation_samples")}
         self.fingerprint: dict[str, Any] = {**fingerprint, **counts}
-        """What the data is, as JSON for manifests and checkpoints."""
+        """Identity of the data, as JSON for manifests and checkpoints."""
 
     def sample(self, index: int) -> Sample:
         """Return (inputs, targets) of training sample `index`."""
@@ -49,7 +49,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Sample:
-        """Return sample `index` of all of them, training first."""
+        """Return sample `index` of all samples, training first."""
 
 
 class TokenDataset(Dataset):
@@ -74,7 +74,7 @@ class TokenDataset(Dataset):
 
 
 class UserDataset(Dataset):
-    """The samples of an object that the user named."""
+    """Samples of a user's data object."""
 
     may_ignore_targets = True
 
@@ -97,12 +97,12 @@ class UserDataset(Dataset):
         super().__init__(num_samples, section.validation_fraction, fingerprint)
 
     def read(self, index: int) -> Sample:
-        """Return (inputs, targets) as the user's __getitem__ gives them."""
+        """Return (inputs, targets) of the user's __getitem__."""
         return read_pair(self._data, index, self._source)
 
 
 def build_dataset(section: DataSection, seq_len: int) -> Dataset:
-    """Return the dataset of a job's [data]; DataError or ConfigError say why there is none, or too short a one."""
+    """Return the dataset of a job's [data]; raises DataError or ConfigError if it is invalid or too short."""
     if is_object_source(section.source):
         problem = unmaskable(section)
         if problem:
@@ -112,7 +112,7 @@ def build_dataset(section: DataSection, seq_len: int) -> Dataset:
 
 
 def unmaskable(section: DataSection) -> str | None:
-    """Return why data.mask_documents cannot be carried out on this data; None if it can, or is not asked for."""
+    """Return why data.mask_documents is invalid for this data; None if it is valid or off."""
     if not section.mask_documents or not is_object_source(section.source):
         return None
     return (
@@ -122,17 +122,17 @@ def unmaskable(section: DataSection) -> str | None:
 
 
 def num_windows(num_tokens: int, seq_len: int) -> int:
-    """Return the samples in a stream: each shares its last token with the next one's first."""
+    """Return the number of samples in a stream; consecutive windows overlap by one token."""
     return max(0, num_tokens - 1) // seq_len
 
 
 def num_validation(num_samples: int, fraction: float) -> int:
-    """Return the samples kept for validation: the fraction rounded down, but 1 at least unless it is 0."""
+    """Return the number of validation samples: the fraction rounded down, at least 1 unless it is 0."""
     return max(1, int(num_samples * fraction)) if fraction else 0
 
 
 def token_shortage(num_tokens: int, seq_len: int, validation_fraction: float) -> str | None:
-    """Return what is wrong with so few tokens, to follow the name of their source; None if they are enough."""
+    """Return the message about too few tokens, without its subject; None if they are enough."""
     num_samples = num_windows(num_tokens, seq_len)
     if num_samples - num_validation(num_samples, validation_fraction) >= 1:
         return None

@@ -1,4 +1,4 @@
-"""The batches of one data-parallel rank, made one step ahead in a background thread."""
+"""Loader: batches of one data-parallel rank, prefetched one step ahead in a background thread."""
 
 import atexit
 import queue
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from meshwright.data.dataset import Dataset, Sample
-from meshwright.data.documents import document_numbers
 from meshwright.data.order import Indices, SampleOrder, Share
 from meshwright.errors import DataError
 
@@ -23,22 +22,22 @@ _CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Samples stacked along a new first dimension, and the slot of the first of them in the global batch."""
+    """Samples stacked along a new first dim, and the slot of the first sample in the global batch."""
 
     inputs: Tensor
     targets: Tensor
     first_slot: int
     documents: Tensor | None = None
-    """The document of each input token, where tokens attend within their own only (data.mask_documents)."""
+    """The document of each input token, with data.mask_documents."""
 
 
 _Request = tuple[Callable[[], list[Microbatch]], Future[list[Microbatch]]]
 
 
 class Loader:
-    """Serves any step in any order; the one after the step just served is made ahead.
+    """Random access to the batches of any step; the step after the last one requested is prefetched.
 
-    It holds no position: the batches of a step depend on (dataset, seed, shuffle, share, step) alone.
+    Stateless: the batches of a step depend only on (dataset, seed, shuffle, share, step).
     """
 
     def __init__(
@@ -51,15 +50,15 @@ class Loader:
         self._is_closed = False
         self._ahead: tuple[int, Future[list[Microbatch]]] | None = None
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        # A daemon: a sample that never comes must not keep an interrupted process alive.
+        # A daemon: a read that hangs must not keep an interrupted process alive.
         self._thread = threading.Thread(target=self._serve, name="meshwright-loader", daemon=True)
         self._thread.start()
-        # A thread that is inside torch when the interpreter ends aborts the process, so it is stopped before that.
+        # A thread inside of torch at interpreter exit would abort the process.
         atexit.register(self.close)
 
     @property
     def position(self) -> dict[str, Any]:
-        """Return what decides which sample stands at which position: JSON, for `resume.check_resumable`."""
+        """Return everything that determines the sample order, as JSON, for `resume.check_resumable`."""
         return {
             "data": self._dataset.fingerprint,
             "seed": self._order.seed,
@@ -69,12 +68,12 @@ class Loader:
 
     @property
     def num_validation_batches(self) -> int:
-        """Return the global batches that visit no validation sample twice, 1 at least when there are any."""
+        """Return the number of global batches without repeated validation samples, at least 1 if there are any."""
         num_samples = self._dataset.num_validation_samples
         return min(num_samples, max(1, num_samples // self._share.global_batch_size))
 
     def microbatches(self, step: int) -> list[Microbatch]:
-        """Return this rank's microbatches of `step`, first to last; raises what reading the samples raised."""
+        """Return this rank's microbatches of `step`, in order; re-raises errors of reading."""
         assert not self._is_closed, "the loader is closed"
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == step:
@@ -88,16 +87,16 @@ class Loader:
         return batches
 
     def validation_microbatches(self, batch_index: int) -> list[Microbatch]:
-        """Return this rank's microbatches of a validation batch; they follow the samples' own order and wrap."""
+        """Return this rank's microbatches of a validation batch, in the order of samples, wrapping around."""
         assert not self._is_closed, "the loader is closed"
         assert self._dataset.num_validation_samples, "validation without validation samples"
         order = SampleOrder(self._dataset.num_validation_samples, seed=0, shuffle=False)
         samples = order.samples_at(self._share.positions(batch_index))
-        # By the thread: a class in data.source need not bear being read by two at once.
+        # In the thread: a user's class need not be thread-safe.
         return self._submit(partial(self._stack, samples, self._dataset.validation_sample)).result()
 
     def close(self) -> None:
-        """Stop the thread after the sample that it is reading, which is waited for a few seconds at most."""
+        """Stop the thread after its current sample; wait a few seconds at most."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -120,7 +119,7 @@ class Loader:
             try:
                 future.set_result(make())
             except BaseException as error:
-                # Raised again by whoever asks for this batch, in the thread that can act on it.
+                # Re-raised in the thread that requests this batch.
                 future.set_exception(error)
 
     def _make(self, step: int) -> list[Microbatch]:
@@ -144,7 +143,7 @@ class Loader:
 
 
 def stack(values: Sequence[Any], indices: Sequence[int] | Indices, what: str) -> Tensor:
-    """Return arrays, tensors or numbers as one tensor with a new first dimension; DataError if they differ."""
+    """Return arrays, tensors or numbers as one tensor with a new first dim; raises DataError if they differ."""
     tensors = [_tensor(value, index, what) for value, index in zip(values, indices, strict=True)]
     first = tensors[0]
     for tensor, index in zip(tensors, indices, strict=True):
@@ -162,10 +161,16 @@ def _tensor(value: Any, index: int, what: str) -> Tensor:
         return value
     try:
         array = np.asarray(value)
-        # torch warns about read-only arrays (memory maps are), although stacking copies them anyway.
+        # Copied: torch warns about read-only arrays such as memory maps.
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
         raise DataError(
             f"the {what} of sample {index} are a {type(value).__name__} that no tensor can hold ({error}): "
             "return numbers, NumPy arrays of numbers or tensors from __getitem__ of the class in data.source"
         ) from error
+
+
+def document_numbers(tokens_BS: Tensor, end_of_text: int) -> Tensor:
+    """Return documents_BS (int64): 0 up to and including a row's first end of text, then 1, ..."""
+    ends_BS = (tokens_BS == end_of_text).long()
+    return ends_BS.cumsum(dim=1) - ends_BS

@@ -1,8 +1,8 @@
-"""Which sample stands where: a pure function of (seed, position) that knows nothing of ranks.
+"""Sample order: a pure function of (seed, position), independent of ranks.
 
-Global position = step * global_batch_size + slot. Position p lies in epoch p // num_samples; each epoch is one
-permutation of all samples, computed by a Feistel network with cycle walking (Black and Rogaway, "Ciphers with
-arbitrary finite domains", 2002), so no permutation is ever stored.
+Global position = step * global_batch_size + slot. Position p is in epoch p // num_samples. Each epoch is one
+permutation of all samples, computed by a Feistel network with cycle walking (Black and Rogaway, "Ciphers with arbitrary
+finite domains", 2002), so that no permutation is stored.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-# Four rounds make a Feistel network pseudo-random when its halves are wide; ours may be 1 bit, so take more.
+# Four rounds suffice for wide halves; ours may be 1 bit, so more are used.
 _NUM_ROUNDS = 8
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The endless sequence of sample indices, epoch after epoch."""
+    """Infinite sequence of sample indices, epoch after epoch."""
 
     num_samples: int
     seed: int
@@ -29,7 +29,7 @@ class SampleOrder:
         assert self.num_samples >= 1, "an order needs at least one sample"
 
     def samples_at(self, positions: Indices) -> Indices:
-        """Return the sample index in [0, num_samples) at each global position, in the shape of `positions`."""
+        """Return the sample index in [0, num_samples) at each global position, shaped as `positions`."""
         epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         if not self.shuffle:
             return offsets
@@ -42,7 +42,7 @@ class SampleOrder:
 
 @dataclass(frozen=True)
 class Share:
-    """The slots of every global batch that one data-parallel rank takes, in microbatches."""
+    """Slots of one data-parallel rank in every global batch, by microbatch."""
 
     global_batch_size: int
     microbatch_size: int = 1
@@ -51,7 +51,7 @@ class Share:
 
     def __post_init__(self) -> None:
         assert 0 <= self.dp_rank < self.dp_degree, f"dp_rank {self.dp_rank} of {self.dp_degree}"
-        # Job.num_microbatches has told the user already.
+        # Job.num_microbatches has raised for users.
         assert self.global_batch_size % (self.microbatch_size * self.dp_degree) == 0, f"uneven {self}"
 
     @property
@@ -69,11 +69,11 @@ class Share:
 
 
 def permute(indices: Indices, size: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
-    """Return where a keyed bijection of [0, size) sends each index; memory does not grow with `size`."""
+    """Return the image of each index under a keyed bijection of [0, size), in constant memory."""
     num_bits = (size - 1).bit_length()
     values = _feistel(indices.astype(np.uint64), num_bits, round_keys)
-    # The network permutes [0, 2**num_bits), less than twice `size`. Walking on from every value outside
-    # [0, size) until the walk comes back inside is again a bijection, after two steps on average at most.
+    # The network permutes [0, 2**num_bits), less than twice `size`. Repeating it for values outside of [0, size) until
+    # they are inside is again a bijection (cycle walking), with two steps on average at most.
     outside = np.flatnonzero(values >= size)
     while outside.size:
         values[outside] = _feistel(values[outside], num_bits, round_keys)
@@ -89,7 +89,7 @@ def _feistel(
     low_mask = np.uint64((1 << ((num_bits + 1) // 2)) - 1)
     high_mask = np.uint64((1 << (num_bits // 2)) - 1)
     high, low = values >> low_bits, values & low_mask
-    # The halves may differ by a bit, so they stay in place and are changed in turns instead of being swapped.
+    # Halves may differ by a bit, so they are updated in turn, not swapped.
     for round_index, key in enumerate(round_keys):
         if round_index % 2:
             high = high ^ (_mix(low + key) & high_mask)

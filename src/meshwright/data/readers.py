@@ -1,4 +1,4 @@
-"""Reads one file of text, JSONL or Parquet as pieces of documents, in bounded memory."""
+"""Readers of text, JSONL and Parquet files as pieces of documents, in bounded memory."""
 
 import json
 from collections.abc import Iterator
@@ -18,21 +18,21 @@ PARQUET_SUFFIXES = frozenset({".parquet"})
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of valid UTF-8, cut at a character; a document is one piece or, when it is long, several."""
+    """Valid UTF-8 text; a long document is several pieces."""
 
     utf8: bytes
     ends_document: bool
 
     @property
     def text(self) -> str:
-        """Return the piece as characters."""
+        """Return the piece as str."""
         return self.utf8.decode()
 
 
 def read_file(path: Path, text_key: str) -> Iterator[Piece]:
-    """Return the pieces of one file, by its suffix; raises one DataError naming the file and the place in it.
+    """Yield the pieces of one file, by its suffix; raises DataError with the file and the location.
 
-    A text file is one document, a JSONL line or Parquet row is one; empty documents are left out.
+    A document is a text file, a JSONL line or a Parquet row; empty documents are skipped.
     """
     suffix = path.suffix.lower()
     try:
@@ -49,7 +49,7 @@ def read_file(path: Path, text_key: str) -> Iterator[Piece]:
 
 
 def utf8_cut(utf8: bytes, end: int) -> int:
-    """Return the largest character boundary of `utf8` that is not beyond `end`."""
+    """Return the largest character boundary of `utf8` up to `end`."""
     if end >= len(utf8):
         return len(utf8)
     while end and utf8[end] & 0xC0 == 0x80:
@@ -63,7 +63,7 @@ def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
     while chunk:
         following = file.read(_PIECE_BYTES)
         rest += chunk
-        # A tokenizer sees each piece alone, so a long document is cut where words are not: after a line, if it can be.
+        # Pieces are tokenized separately, so a long document is split after a line if possible.
         end = len(rest) if not following else rest.rfind(b"\n") + 1 or _last_character(rest)
         piece, rest = rest[:end], rest[end:]
         try:
@@ -79,7 +79,7 @@ def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
 
 
 def _last_character(utf8: bytes) -> int:
-    """Return where the last character of `utf8`, which may be incomplete, starts."""
+    """Return the start of the last character of `utf8`, which may be incomplete."""
     start = len(utf8) - 1
     while start > 0 and utf8[start] & 0xC0 == 0x80:
         start -= 1
@@ -96,7 +96,7 @@ def _jsonl(path: Path, file: BinaryIO, text_key: str) -> Iterator[Piece]:
         except ValueError as error:
             raise DataError(
                 f"{where} is no JSON ({error}): each line of a JSONL file is one JSON object; "
-                "mend or remove the line, or change data.source"
+                "fix or remove the line, or change data.source"
             ) from error
         if not isinstance(record, dict):
             raise DataError(
@@ -136,7 +136,7 @@ def _document(text: Any, where: str, text_key: str) -> Iterator[Piece]:
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where}: field {text_key!r} holds half of a surrogate pair ({text[error.start]!a}), "
-            "which UTF-8 cannot express: mend or remove the record"
+            "which UTF-8 cannot express: fix or remove the record"
         ) from error
     if utf8:
         yield Piece(utf8, ends_document=True)

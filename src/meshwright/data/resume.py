@@ -1,4 +1,4 @@
-"""Whether a checkpoint's data position means the same samples now."""
+"""Check that a checkpoint's data position still refers to the same samples."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ _FIELDS = {
     "shuffle": "data.shuffle",
     "global_batch_size": "train.global_batch_size",
 }
-"""Every part of `Loader.position` that decides which sample stands where, and what in the job sets it.
+"""Parts of `Loader.position` that determine the sample order, with the key that sets each.
 
-A corpus's path is none of them: it may be moved.
+Not the path of a corpus, which may be moved.
 """
 
 
 def check_resumable(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise DataError naming each change between two `Loader.position`s; return when the samples are the same."""
+    """Raise DataError that lists the differences of two `Loader.position`s, if any."""
     old, new = _flat(saved), _flat(current)
     changes = [
         f"{key.removeprefix('data.')} was {old.get(key)} and is now {new.get(key)} (set by {origin})"

@@ -1,4 +1,4 @@
-"""Where the documents come from: data.source as a list of files, and their text up to data.max_bytes."""
+"""Sources of documents: the files of data.source and their text up to data.max_bytes."""
 
 import difflib
 import os
@@ -18,19 +18,19 @@ TEXT_SUFFIXES = frozenset(
     {".txt", ".text", ".md", ".rst", ".tex", ".html", ".xml", ".csv", ".tsv"}
     | {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".js", ".ts", ".sh"}
 )
-"""Suffixes of the files in a folder that are read as text; others are left out. A file named itself always is read."""
+"""Suffixes of text files that are read from a folder; a file named directly may have any suffix."""
 
 _READ_SUFFIXES = TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES
 _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
 def describe(section: DataSection) -> str:
-    """Return the source in words for a manifest: stdlib changes with the Python that runs."""
+    """Return the source as text for a manifest, with the Python version of stdlib."""
     return f"{STDLIB} (Python {platform.python_version()})" if section.source == STDLIB else section.source
 
 
 def list_files(section: DataSection) -> list[Path]:
-    """Return the files of a source in the order in which they are read; raises DataError if there are none."""
+    """Return the files of a source in reading order; raises DataError if there are none."""
     if section.source == STDLIB:
         return _stdlib_files()
     path = Path(os.path.expanduser(section.source))
@@ -47,7 +47,7 @@ def list_files(section: DataSection) -> list[Path]:
 
 
 def pieces(section: DataSection) -> Iterator[Piece]:
-    """Return all text of a source, cut at the last character within data.max_bytes; DataError if there is none."""
+    """Yield the text of a source up to data.max_bytes; raises DataError if there is none."""
     files = list_files(section)
     is_empty = True
     for piece in first_bytes((piece for path in files for piece in read_file(path, section.text_key)), section):
@@ -58,7 +58,7 @@ def pieces(section: DataSection) -> Iterator[Piece]:
 
 
 def first_bytes(stream: Iterable[Piece], section: DataSection) -> Iterator[Piece]:
-    """Return the first data.max_bytes bytes of a stream, less what would be the part of a character."""
+    """Yield the first data.max_bytes bytes of a stream, without a partial last character."""
     left, held = section.max_bytes, None
     for piece in stream:
         end = utf8_cut(piece.utf8, left)
@@ -76,7 +76,7 @@ def first_bytes(stream: Iterable[Piece], section: DataSection) -> Iterator[Piece
 
 
 def no_text(section: DataSection, num_files: int) -> str:
-    """Return the message about a source whose files, as far as data.max_bytes reaches, hold no text."""
+    """Return the message about a source without text in the first data.max_bytes bytes."""
     return (
         f"data.source = {section.source!r} holds no text in {num_files} file(s) and the first {section.max_bytes} "
         "bytes: set data.source to a corpus that has some"
@@ -84,12 +84,12 @@ def no_text(section: DataSection, num_files: int) -> str:
 
 
 def _stdlib_files() -> list[Path]:
-    """Return the library's own modules: no tests, nothing installed, nothing generated when Python was built."""
+    """Return the modules of the standard library, without tests, installed packages and build files."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = [
         path
         for path in _walk(folder, {".py"}, skipped=_NOT_THE_LIBRARY)
-        # Holds the paths of the machine that built Python: without it equal Pythons give equal text.
+        # It holds paths of the build machine; equal Python versions must give equal text.
         if not path.name.startswith("_sysconfigdata")
     ]
     if not files:
@@ -111,12 +111,12 @@ def _folder_files(folder: Path) -> list[Path]:
 
 
 def _walk(folder: Path, suffixes: Set[str], skipped: Set[str] = frozenset()) -> list[Path]:
-    """Return the files with one of `suffixes` below `folder`, hidden ones left out, sorted by relative path."""
+    """Return the non-hidden files with one of `suffixes` below `folder`, sorted by relative path."""
     found: list[Path] = []
     seen: set[str] = set()
     for parent, folders, names in os.walk(folder, onerror=_raise_unreadable, followlinks=True):
         real_parent = os.path.realpath(parent)
-        # A link may lead back to a folder above it.
+        # A link may form a cycle.
         folders[:] = [] if real_parent in seen else sorted(n for n in folders if n[0] != "." and n not in skipped)
         names = [] if real_parent in seen else names
         seen.add(real_parent)

@@ -1,4 +1,4 @@
-"""The format of a file of tokens: 4096 bytes of header (a hash, JSON, zeros), then little-endian tokens."""
+"""Token file format: a header of 4096 bytes (hash, JSON, zeros), then little-endian tokens."""
 
 import hashlib
 import json
@@ -22,17 +22,17 @@ Tokens = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Header:
-    """What a token file says of itself."""
+    """Header of a token file."""
 
     key: str
-    """What the tokens were made of."""
+    """Cache key: hash of content and tokenizer."""
     dtype: str
     num_tokens: int
     checksum: int
     """CRC-32 of the tokens' bytes."""
 
     def pack(self) -> bytes:
-        """Return the header as it stands in the file."""
+        """Return the header's bytes in the file."""
         text = json.dumps(asdict(self)).encode()
         block = _digest(text) + b"\n" + text
         assert len(block) < _HEADER_BYTES, "the header outgrew its place"
@@ -46,7 +46,7 @@ class Header:
 
 
 def write_tokens(file: BinaryIO, key: str, dtype: np.dtype[Any], runs: Iterable[Tokens]) -> int:
-    """Return the number of tokens after writing all `runs` and, last, the header that makes the file valid."""
+    """Write all `runs`, then the header that makes the file valid, and return the number of tokens."""
     num_tokens, checksum = 0, 0
     file.truncate(0)
     file.seek(_HEADER_BYTES)
@@ -62,7 +62,7 @@ def write_tokens(file: BinaryIO, key: str, dtype: np.dtype[Any], runs: Iterable[
 
 
 def map_tokens(path: Path, key: str) -> Tokens | None:
-    """Return the tokens of a file, mapped read-only; None if it is missing, of another key, cut short or altered."""
+    """Return the memory-mapped tokens; None if the file is missing, of another key, or damaged."""
     try:
         with path.open("rb") as file:
             header = Header.unpack(file.read(_HEADER_BYTES))
@@ -74,7 +74,7 @@ def map_tokens(path: Path, key: str) -> Tokens | None:
     if size_bytes != _HEADER_BYTES + header.num_tokens * np.dtype(header.dtype).itemsize:
         return None
     tokens = np.memmap(path, dtype=header.dtype, mode="r", offset=_HEADER_BYTES, shape=(header.num_tokens,))
-    # The base class: a memmap pays for its subclass at every slice.
+    # A plain array: slicing a memmap is slow.
     return np.asarray(tokens) if _checksum(tokens) == header.checksum else None
 
 

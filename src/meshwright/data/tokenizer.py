@@ -1,4 +1,4 @@
-"""Text to token ids and back: one token a byte, or any Hugging Face tokenizer.json."""
+"""Tokenizers: bytes, or any Hugging Face tokenizer.json."""
 
 import hashlib
 import json
@@ -17,11 +17,11 @@ BYTES = "bytes"
 END_OF_TEXT = "<|end_of_text|>"
 
 _KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
-"""Names under which published tokenizers keep the token between documents, tried in this order."""
+"""Names of the token between documents in published tokenizers, tried in this order."""
 
 
 class Tokenizer(Protocol):
-    """What turns text into the ids that a model sees."""
+    """Encoder of text to token ids and back."""
 
     vocab_size: int
     """One more than the largest id."""
@@ -30,29 +30,29 @@ class Tokenizer(Protocol):
     end_of_text_token: str
     """The name of that id in tokenizer.json."""
     identity: str
-    """Equal for tokenizers that encode alike; a checkpoint remembers it."""
+    """Equal for tokenizers with equal encodings; saved in checkpoints."""
     version: str
-    """The code that encodes; a new one tokenises again."""
+    """Version of the encoding code; part of the cache key."""
 
     def encode(self, text: str) -> Tokens:
-        """Return the ids of `text`, without any end of text."""
+        """Return the ids of `text`, without end of text."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the ids of each text, which is faster than one by one."""
+        """Return the ids of each text, faster than one by one."""
         ...
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """Return the text of `ids`, special tokens left out and broken UTF-8 shown as U+FFFD."""
+        """Return the text of `ids`, without special tokens, and with U+FFFD for invalid UTF-8."""
         ...
 
     def to_tokenizer_json(self) -> str:
-        """Return a tokenizer.json with which the tokenizers library encodes as this object does."""
+        """Return an equivalent tokenizer.json for the tokenizers library."""
         ...
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes of UTF-8, 256 is the end of text; nothing to train, nothing to download."""
+    """Byte tokenizer: ids 0 to 255 are UTF-8 bytes, 256 is end of text."""
 
     vocab_size = 257
     end_of_text = 256
@@ -69,16 +69,16 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """Return the text of `ids` without ends of text; ids beyond them, which no text has, become U+FFFD."""
+        """Return the text of `ids` without end of text; other ids above 255 become U+FFFD."""
         array = np.asarray(ids, dtype=np.int64)
         array = array[array != self.end_of_text]
-        # 0xFF starts no character, so the decoder shows each such id as one U+FFFD.
+        # 0xFF is no UTF-8 byte, so each such id decodes to one U+FFFD.
         return np.where((array >= 0) & (array < 256), array, 0xFF).astype(np.uint8).tobytes().decode(errors="replace")
 
     def to_tokenizer_json(self) -> str:
         """Return a byte-level BPE without merges, whose ids are byte values.
 
-        It encodes as this object does, but for the very text "<|end_of_text|>", which Hugging Face reads as id 256.
+        Equivalent except for the text "<|end_of_text|>", which Hugging Face encodes as id 256.
         """
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         end = {"id": self.end_of_text, "content": END_OF_TEXT, "special": True, "normalized": False}
@@ -98,7 +98,7 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """A tokenizer.json, run by the tokenizers library exactly as transformers runs it."""
+    """A tokenizer.json, run by the tokenizers library as in transformers."""
 
     def __init__(self, path: Path) -> None:
         library = import_extra("tokenizers", f"data.tokenizer = {str(path)!r}")
@@ -110,7 +110,7 @@ class JsonTokenizer:
                 f"data.tokenizer = {str(path)!r} is no valid tokenizer.json ({error}): "
                 "replace it by one that the tokenizers library wrote, or set data.tokenizer to bytes"
             ) from error
-        # Windows of tokens are cut here; a file that also cuts or pads would lose or invent text.
+        # Truncation or padding by the file would lose or add text.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -122,7 +122,7 @@ class JsonTokenizer:
         self.version = str(library.__version__)
 
     def encode(self, text: str) -> Tokens:
-        """Return the ids of `text`; names of special tokens in it count as those tokens, none is added."""
+        """Return the ids of `text`; names of special tokens in it are encoded as such, none is added."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
@@ -131,7 +131,7 @@ class JsonTokenizer:
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """Return the text of `ids`, special tokens and unknown ids left out."""
+        """Return the text of `ids`, without special and unknown tokens."""
         known = [int(token) for token in ids if 0 <= int(token) < self.vocab_size]
         return str(self._tokenizer.decode(known, skip_special_tokens=True))
 
@@ -143,7 +143,7 @@ class JsonTokenizer:
 def load_tokenizer(source: str) -> Tokenizer:
     """Return the tokenizer that data.tokenizer names: "bytes", a tokenizer.json, or a folder that holds one.
 
-    Raises DataError about the file, UnsupportedError where the tokenizers library is missing.
+    Raises DataError about the file, UnsupportedError without the tokenizers library.
     """
     if source == BYTES:
         return ByteTokenizer()
@@ -178,11 +178,11 @@ def _end_of_text(path: Path, vocab: dict[str, int]) -> str:
         try:
             named = json.loads(_read(config)).get("eos_token")
         except (ValueError, AttributeError) as error:
-            raise DataError(f"{config} is no JSON object ({error}): mend it, or remove it") from error
+            raise DataError(f"{config} is not a JSON object ({error}): fix it, or remove it") from error
     name = named.get("content") if isinstance(named, dict) else named
     if name is not None:
         if name not in vocab:
-            raise DataError(f"{config} says eos_token = {name!r}, which {path} does not hold: correct eos_token")
+            raise DataError(f"{config}: eos_token = {name!r} is not in {path}; correct eos_token")
         return str(name)
     found = next((name for name in _KNOWN_ENDS_OF_TEXT if name in vocab), None)
     if found is None:
@@ -195,10 +195,10 @@ def _end_of_text(path: Path, vocab: dict[str, int]) -> str:
 
 
 def _byte_names() -> list[str]:
-    """Return the character that byte-level tokenizers write for each byte.
+    """Return the character of each byte in byte-level tokenizers.
 
-    Bytes that are printable in Latin-1 stand for themselves, the others for U+0100 on, in order: the table of
-    GPT-2's tokenizer, which the ByteLevel steps of the tokenizers library expect.
+    Bytes that are printable in Latin-1 map to themselves, the others to U+0100 on, in order: the table of GPT-2's
+    tokenizer, which the ByteLevel steps of the tokenizers library expect.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,4 +1,4 @@
-"""Bring your own data: data.source = "my_module:MyData", any object with __len__ and __getitem__."""
+"""User data: data.source = "my_module:MyData", any object with __len__ and __getitem__."""
 
 import hashlib
 from typing import Any, Protocol
@@ -14,22 +14,22 @@ _NUM_HASHED_SAMPLES = 3
 
 
 class UserData(Protocol):
-    """What a class named in data.source must be.
+    """Interface of a class in data.source.
 
-    Sample i must be a function of i: a run that resumes, or that has another number of ranks, reads it elsewhere.
+    Sample i must be a function of i: after a resume, or with another number of ranks, another process reads it.
     """
 
     def __len__(self) -> int:
-        """Return the number of samples, the ones kept for validation included."""
+        """Return the number of samples, validation samples included."""
         ...
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Return (inputs, targets) of one sample: numbers, NumPy arrays or tensors, alike in all samples."""
+        """Return (inputs, targets) of one sample: numbers, NumPy arrays or tensors, of equal shapes and dtypes."""
         ...
 
 
 def load_user_data(section: DataSection) -> UserData:
-    """Return the object that data.source names, made with data.options; raises ConfigError saying why it cannot be."""
+    """Return the object of data.source, constructed with data.options; raises ConfigError if it is invalid."""
     data = make_object("data", section.source, section.options)
     missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
     if missing:
@@ -41,7 +41,7 @@ def load_user_data(section: DataSection) -> UserData:
 
 
 def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:
-    """Return (inputs, targets) of one sample; raises DataError if it is no pair."""
+    """Return (inputs, targets) of one sample; raises DataError if it is not a pair."""
     sample: Any = data[index]
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         length = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
@@ -61,8 +61,8 @@ def sample_hash(data: UserData, source: str) -> str:
         first, second = (_pair_digest(read_pair(data, index, source)) for _ in range(2))
         if first != second:
             raise DataError(
-                f"sample {index} of data.source = {source!r} has other values when it is read again: a sample must be "
-                "a function of its index, so draw random numbers from a generator seeded with the index"
+                f"sample {index} of data.source = {source!r} has different values when it is read twice: a sample must "
+                "be a function of its index, so draw random numbers from a generator seeded with the index"
             )
         total.update(first)
     return total.hexdigest()
@@ -78,7 +78,7 @@ def _pair_digest(pair: tuple[Any, Any]) -> bytes:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    """Return numbers, arrays and tensors as an array; this module does not import torch to know a tensor."""
+    """Return numbers, arrays and tensors as an array, without importing torch."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         # NumPy has no bfloat16; float32 holds each of its values.

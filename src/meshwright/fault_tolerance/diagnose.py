@@ -1,28 +1,28 @@
-"""diagnose: from what the ranks left to which one is to blame, in which collective, and what to do about it.
+"""Diagnosis of a run from its evidence: the suspected rank, its collective, and advice.
 
-The questions are asked in this order, since the answer to an earlier one explains the later ones: is the run over; has
-a process died, or been suspended; does the loop still move; did a rank ask for another collective than before; do the
-ranks of a group disagree; which rank do the others wait for; is everyone there, and nothing arrives.
+Checks run in this order, since an earlier one explains later ones: the run is over; a process died or is suspended; the
+loop makes progress; a rank diverged from its own order of collectives; ranks of a group called different collectives;
+ranks wait for one rank; all ranks entered a collective that does not complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from meshwright.fault_tolerance.evidence import Evidence
-from meshwright.fault_tolerance.places import (
-    how_known,
+from meshwright.fault_tolerance.diagnosis_text import (
+    activity_text,
+    call_location,
+    collective_text,
+    departure_text,
+    expected_text,
+    location_text,
     module_of_wait,
-    place_of_call,
-    say_collective,
-    say_departure,
-    say_doing,
-    say_kind,
-    say_next,
-    say_place,
-    say_ranks,
-    say_when,
+    module_source,
+    op_text,
+    phase_text,
+    ranks_text,
 )
+from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.fault_tolerance.waits import Wait, first_mismatch, roots, waited_for, waits_of
 from meshwright.spec.run.diagnosis import Diagnosis, RankState, Verdict
 from meshwright.spec.run.flight_record import Group
@@ -31,27 +31,27 @@ from meshwright.units import format_duration
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Return what the evidence says; there is a heartbeat of one rank at least."""
-    doctor = _Doctor(evidence)
-    questions: Sequence[Callable[[], Diagnosis | None]] = (
-        doctor.has_ended,
-        doctor.has_died,
-        doctor.has_failed,
-        doctor.is_stopped,
-        doctor.moves,
-        doctor.departed,
-        doctor.disagrees,
-        doctor.is_waited_for,
-        doctor.is_complete,
+    """Return the diagnosis; the evidence has the heartbeat of at least one rank."""
+    checks = _Checks(evidence)
+    all_checks: Sequence[Callable[[], Diagnosis | None]] = (
+        checks.has_ended,
+        checks.has_died,
+        checks.has_failed,
+        checks.is_stopped,
+        checks.moves,
+        checks.departed,
+        checks.disagrees,
+        checks.is_waited_for,
+        checks.is_complete,
     )
-    for question in questions:
-        if (answer := question()) is not None:
-            return answer
-    return doctor.is_unknown()
+    for check in all_checks:
+        if (diagnosis := check()) is not None:
+            return diagnosis
+    return checks.is_unknown()
 
 
-class _Doctor:
-    """One question a method: the diagnosis if the answer is yes."""
+class _Checks:
+    """Checks that return a diagnosis or None."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -71,7 +71,7 @@ class _Doctor:
         if not dead:
             return None
         verb = "is" if len(dead) == 1 else "are"
-        headline = f"{say_ranks(dead)} {verb} dead, last seen in {say_when(self._beats[dead[0]])}"
+        headline = f"{ranks_text(dead)} {verb} dead, last seen in {phase_text(self._beats[dead[0]])}"
         advice = (
             "Look for who killed it (out of memory: dmesg; the scheduler; a crash: its log), then start the same "
             "command with --resume."
@@ -83,7 +83,7 @@ class _Doctor:
         if not failed:
             return None
         first = min(failed, key=lambda record: record.time_s)
-        headline = f"rank {first.rank} ended first, with {first.error}, {say_place(first.stack)}"
+        headline = f"rank {first.rank} ended first, with {first.error}, {location_text(first.stack)}"
         advice = f"Correct what rank {first.rank} says in its log, then start the same command with --resume."
         return self._say("failed", [first.rank], headline, advice, self._first_wait_for([first.rank]))
 
@@ -92,7 +92,7 @@ class _Doctor:
         if not stopped:
             return None
         verb = "is" if len(stopped) == 1 else "are"
-        headline = f"the process of {say_ranks(stopped)} {verb} suspended{self._not_reached(stopped)}"
+        headline = f"the process of {ranks_text(stopped)} {verb} suspended{self._not_reached(stopped)}"
         pids = " ".join(str(self._beats[rank].pid) for rank in stopped)
         advice = f"`kill -CONT {pids}` on {self._beats[stopped[0]].host} lets it go on where it was."
         return self._say("stopped", stopped, headline, advice, self._first_wait_for(stopped))
@@ -103,8 +103,8 @@ class _Doctor:
         if silent_s > self._evidence.slow_s:
             return None
         rank = min(alive, key=self._evidence.silent_s)
-        headline = f"no hang: rank {rank} moved on {format_duration(silent_s)} ago, in {say_when(alive[rank])}"
-        return self._say("moving", [], headline, "Wait; `meshwright report` tells where the time of a step goes.")
+        headline = f"no hang: rank {rank} moved on {format_duration(silent_s)} ago, in {phase_text(alive[rank])}"
+        return self._say("moving", [], headline, "Wait; `meshwright report` shows where the time of a step goes.")
 
     def departed(self) -> Diagnosis | None:
         left = {rank: record.departure for rank, record in self._records.items() if record.departure is not None}
@@ -112,28 +112,28 @@ class _Doctor:
             return None
         rank, departure = min(left.items())
         known = departure.known or departure.found
-        place, caller = place_of_call(self._records[rank], departure.found)
-        # Of a collective that was skipped the stack shows only where the rank continued.
+        place, caller = call_location(self._records[rank], departure.found)
+        # After a skipped collective, the stack shows only where the rank continued.
         module = known.module if departure.is_skip else caller or known.module
-        headline = f"{say_ranks(sorted(left))} left the order of collectives: {say_departure(departure, place)}"
+        headline = f"{ranks_text(sorted(left))} left the order of collectives: {departure_text(departure, place)}"
         advice = (
             "Every rank must ask for the same collectives, every time: look in this module for a branch that only some "
             "ranks take (on the rank's number, on data, on an exception that is swallowed)."
         )
         return self._say("departed", sorted(left), headline, advice, self._first_wait_for([rank])).replace(
-            module=module, collective=say_collective(known, self._group(rank, known.group))
+            module=module, collective=collective_text(known, self._group(rank, known.group))
         )
 
     def disagrees(self) -> Diagnosis | None:
         found = first_mismatch(self._records)
         if found is None:
             return None
-        told = "; ".join(
-            f"rank {rank} {say_kind(one)}{place_of_call(self._records[rank], one)[0]}"
+        calls = "; ".join(
+            f"rank {rank} {op_text(one)}{call_location(self._records[rank], one)[0]}"
             for rank, one in found.by_rank.items()
         )
         number = next(iter(found.by_rank.values())).sequence
-        headline = f"the ranks of {found.group.axis} have different collectives as their number {number}: {told}"
+        headline = f"the ranks of {found.group.axis} have different collectives as their number {number}: {calls}"
         advice = (
             "Every rank must ask for the same collectives in the same order: look for a branch that only some take."
         )
@@ -145,15 +145,15 @@ class _Doctor:
             return None
         rank = culprits[0]
         verb = "is" if len(culprits) == 1 else "are"
-        where = f"in {say_when(self._beats[rank])}, {say_place(self._evidence.stacks[rank])}"
-        headline = f"{say_ranks(culprits)} {verb} {where}{self._not_reached(culprits)}"
+        where = f"in {phase_text(self._beats[rank])}, {location_text(self._evidence.stacks[rank])}"
+        headline = f"{ranks_text(culprits)} {verb} {where}{self._not_reached(culprits)}"
         return self._say("busy", culprits, headline, _advice(self._beats[rank]), self._first_wait_for(culprits))
 
     def is_complete(self) -> Diagnosis | None:
         complete = [wait for wait in self._waits if not wait.absent]
         if complete:
             first = complete[0]
-            what = say_collective(first.collective, first.group)
+            what = collective_text(first.collective, first.group)
             headline = f"every rank has entered {what}, and it does not end"
             advice = (
                 "Look at the network between the ranks' hosts, and at their devices; then start again with --resume."
@@ -162,7 +162,7 @@ class _Doctor:
         if not any(self._edges.values()):
             return None
         edges = {rank: sorted(peers) for rank, peers in self._edges.items() if peers}
-        ring = "; ".join(f"rank {rank} waits for {say_ranks(peers)}" for rank, peers in edges.items())
+        ring = "; ".join(f"rank {rank} waits for {ranks_text(peers)}" for rank, peers in edges.items())
         advice = "The ranks ask for collectives in different orders: look for a branch that only some of them take."
         wait = self._waits[0] if self._waits else None
         return self._say("mismatch", sorted(edges), f"the ranks wait for each other: {ring}", advice, wait)
@@ -176,19 +176,19 @@ class _Doctor:
         self, verdict: Verdict, culprits: list[int], headline: str, advice: str, wait: Wait | None = None
     ) -> Diagnosis:
         seen = None if wait is None else self._records.get(wait.rank)
-        evidence = [] if wait is None else how_known(wait, seen)
-        evidence += [say_next(self._records[rank]) for rank in culprits if rank in self._records]
+        evidence = [] if wait is None else module_source(wait, seen)
+        evidence += [expected_text(self._records[rank]) for rank in culprits if rank in self._records]
         for rank in self._evidence.stale:
             evidence.append(
                 f"rank {rank}'s flight record is older than its last mark and is left out: it has moved since"
             )
         if mute := self._mute():
-            evidence.append(f"{say_ranks(mute)} could not write what collectives were entered")
+            evidence.append(f"{ranks_text(mute)} could not write what collectives were entered")
         return Diagnosis(
             verdict=verdict,
             culprits=culprits,
             headline=headline,
-            collective=None if wait is None else say_collective(wait.collective, wait.group),
+            collective=None if wait is None else collective_text(wait.collective, wait.group),
             module=None if wait is None else module_of_wait(wait, seen),
             evidence=[sentence for sentence in evidence if sentence],
             advice=advice,
@@ -204,26 +204,26 @@ class _Doctor:
             silent_s=round(self._evidence.silent_s(rank), 3),
             step=beat.step,
             phase=beat.phase,
-            doing=say_doing(beat, waits, self._records.get(rank), self._evidence.stacks[rank]),
+            doing=activity_text(beat, waits, self._records.get(rank), self._evidence.stacks[rank]),
             waits_for=sorted(self._edges[rank]),
         )
 
     def _first_wait_for(self, culprits: Sequence[int]) -> Wait | None:
-        """Return a wait for one of `culprits`, that of the lowest rank."""
+        """Return the lowest rank's wait for one of `culprits`."""
         return next((wait for wait in self._waits if set(wait.absent) & set(culprits)), None)
 
     def _not_reached(self, culprits: Sequence[int]) -> str:
         wait = self._first_wait_for(culprits)
         if wait is None:
             peers = [rank for rank, waited in self._edges.items() if waited & set(culprits)]
-            return f"; {say_ranks(peers)} waits for it in {say_when(self._beats[peers[0]])}" if peers else ""
+            return f"; {ranks_text(peers)} waits for it in {phase_text(self._beats[peers[0]])}" if peers else ""
         key = (wait.group.name, wait.collective.sequence)
         waiting = [one.rank for one in self._waits if (one.group.name, one.collective.sequence) == key]
         module = module_of_wait(wait, self._records.get(wait.rank))
         where = "" if module is None else f" ({module})"
         verb = "waits" if len(waiting) == 1 else "wait"
-        what = say_collective(wait.collective, wait.group)
-        return f", and has not reached {what}{where}, in which {say_ranks(waiting)} {verb}"
+        what = collective_text(wait.collective, wait.group)
+        return f", and has not reached {what}{where}, in which {ranks_text(waiting)} {verb}"
 
     def _is_in_complete_wait(self, rank: int) -> bool:
         return any(wait.rank == rank and not wait.absent for wait in self._waits)
@@ -236,7 +236,7 @@ class _Doctor:
 
 
 def _advice(beat: Heartbeat) -> str:
-    """Return what to do about a rank that does not come out of a phase."""
+    """Return advice for a rank that is stuck in a phase."""
     match beat.phase:
         case "data":
             what = "the data source waits for something: a file system, a download, a lock, a worker process"

@@ -1,64 +1,66 @@
-"""What a run's folder and its processes show of a hang: heartbeats, flight records, process states, the usual step."""
+"""Evidence of a hang: heartbeats, flight records, process states and the median step time."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import statistics
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from meshwright.fault_tolerance.heartbeat import process_fields, read_heartbeats
-from meshwright.fault_tolerance.stack_file import read_stack
 from meshwright.spec.run.diagnosis import ProcessState
 from meshwright.spec.run.flight_record import FlightRecord, Frame
 from meshwright.spec.run.heartbeat import LAST_PHASES, Heartbeat
 from meshwright.spec.run.run import Run
 
+_THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _NUM_RECENT_STEPS = 20
 _LEAST_SLOW_S = 5.0
 _SLOW_STEPS = 3
-"""A loop that is silent for so many usual steps stands still."""
+"""A loop that is silent for this many median steps is considered stuck."""
 
-
-# Those that may answer, as far as this host can tell.
+# States of processes that may answer a request.
 _ABLE: tuple[ProcessState, ...] = ("running", "elsewhere")
 _WRITING_S = 0.3
 _CLOCK_S = 0.05
-"""By how much the clocks of a file system and of a rank may differ: heartbeats are rounded, files have ticks."""
+"""Tolerance between file times and a rank's clock: heartbeats are rounded, file times have ticks."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of each rank, by rank."""
+    """Observations by rank."""
 
     heartbeats: dict[int, Heartbeat]
     processes: dict[int, ProcessState]
     records: dict[int, FlightRecord]
     stacks: dict[int, list[Frame]]
-    """Where the loop of a rank is; of one that could write no record, what a signal made it tell."""
+    """Stack of a rank's training loop: from its flight record, else from SIGUSR1."""
     now_s: float
-    """When it was gathered, in seconds since 1970."""
+    """Time of collection, in seconds since 1970."""
     slow_s: float
-    """Seconds of silence up to which a rank may just be slow."""
+    """Seconds of silence up to which a rank counts as slow, not stuck."""
     stale: tuple[int, ...] = ()
-    """Ranks whose flight record is older than their last mark: it says where they were, and is left out."""
+    """Ranks whose flight record is older than their heartbeat, and omitted."""
 
     def silent_s(self, rank: int) -> float:
-        """Return the seconds since the last mark of a rank."""
+        """Return the seconds since a rank's last heartbeat."""
         return max(0.0, self.now_s - self.heartbeats[rank].time_s)
 
 
 def ask(run: Run, wait_s: float) -> None:
-    """Ask the ranks of `run` that are alive for their flight records, and wait `wait_s` at most until they are there.
+    """Request the flight records of the live ranks of `run` and wait for them, `wait_s` at most.
 
-    A rank's watch answers within a second or two. One that does not is asked by SIGUSR1, where it is on this host, for
-    its stacks: it writes those even where Python cannot run.
+    A rank's watch thread answers within a second or two. A rank of this host that does not gets SIGUSR1, on which it
+    writes its stacks even if Python cannot run.
     """
     asked_s, heartbeats = time.time(), read_heartbeats(run)
     states = {rank: process_state(one) for rank, one in heartbeats.items()}
@@ -78,7 +80,7 @@ def ask(run: Run, wait_s: float) -> None:
 
 
 def look(run: Run) -> Evidence:
-    """Return what `run` shows now."""
+    """Return the current evidence of `run`."""
     heartbeats = read_heartbeats(run)
     found = {rank: read_record(run, rank, one.pid) for rank, one in heartbeats.items()}
     known = {rank: record for rank, record in found.items() if record is not None}
@@ -89,18 +91,18 @@ def look(run: Run) -> Evidence:
         records,
         {rank: records[rank].stack if rank in records else _stack(run, one) for rank, one in heartbeats.items()},
         time.time(),
-        max(_LEAST_SLOW_S, _SLOW_STEPS * usual_step_s(run)),
+        max(_LEAST_SLOW_S, _SLOW_STEPS * median_step_s(run)),
         tuple(sorted(set(known) - set(records))),
     )
 
 
 def _is_current(record: FlightRecord, heartbeat: Heartbeat) -> bool:
-    """Return whether a rank has made no mark since its record; the last mark of one that failed follows its record."""
+    """Return whether a record is not older than the heartbeat; a failed rank writes its heartbeat after its record."""
     return record.error is not None or record.time_s >= heartbeat.time_s - _CLOCK_S
 
 
 def _stack(run: Run, heartbeat: Heartbeat) -> list[Frame]:
-    """Return the stack that a rank wrote on a signal; empty where it is older than the rank's last mark."""
+    """Return the stack that a rank wrote on a signal; [] if it is older than the heartbeat."""
     path = run.stack(heartbeat.rank)
     with suppress(OSError):
         if path.stat().st_mtime >= heartbeat.time_s - _CLOCK_S:
@@ -109,7 +111,7 @@ def _stack(run: Run, heartbeat: Heartbeat) -> list[Frame]:
 
 
 def read_record(run: Run, rank: int, pid: int) -> FlightRecord | None:
-    """Return a rank's flight record, None where this process of it has written none."""
+    """Return a rank's flight record, None if its current process has written none."""
     try:
         record = FlightRecord.from_json(run.flight_record(rank).read_text(encoding="utf-8"))
     except (OSError, ValidationError):
@@ -118,23 +120,23 @@ def read_record(run: Run, rank: int, pid: int) -> FlightRecord | None:
 
 
 def process_state(heartbeat: Heartbeat) -> ProcessState:
-    """Return what has become of the process that wrote a heartbeat."""
+    """Return the state of the process that wrote a heartbeat."""
     if heartbeat.host != socket.gethostname() or heartbeat.started_ticks is None:
         return "elsewhere"
     fields = process_fields(heartbeat.pid)
-    # Z: dead, and not yet missed by its parent. Another start: another process has got its id.
+    # Z: a zombie. Another start time: another process with the same id.
     if fields is None or fields[0] in "ZX" or int(fields[19]) != heartbeat.started_ticks:
         return "gone"
     return "stopped" if fields[0] in "Tt" else "running"
 
 
-def usual_step_s(run: Run) -> float:
+def median_step_s(run: Run) -> float:
     """Return the median time of the newest steps, 0 before the first."""
     try:
         lines = run.metrics.read_text(encoding="utf-8").splitlines()[-_NUM_RECENT_STEPS:]
         rows = [json.loads(line) for line in lines]
     except (OSError, json.JSONDecodeError):
-        # Read in the middle of a write, or not written yet.
+        # Read during a write, or not written yet.
         return 0.0
     steps_s = [row["step_ms"] / 1e3 for row in rows if "step_ms" in row]
     return statistics.median(steps_s) if steps_s else 0.0
@@ -142,6 +144,17 @@ def usual_step_s(run: Run) -> float:
 
 def _answered(run: Run, rank: int, asked_s: float) -> bool:
     with suppress(OSError):
-        # The clock of a shared folder may lag behind this one by a tick.
+        # The clock of a shared folder may lag by a tick.
         return run.flight_record(rank).stat().st_mtime >= asked_s - 1
     return False
+
+
+def read_stack(path: Path) -> list[Frame]:
+    """Return the newest stack of the main thread that faulthandler wrote to `path`, outermost call first, or []."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    # Threads are listed newest first; the main thread is the last.
+    frames = _FRAME.findall(_THREAD.split(text)[-1])
+    return [Frame(file=file, line=int(line), function=function) for file, line, function in reversed(frames)]

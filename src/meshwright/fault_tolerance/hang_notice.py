@@ -1,4 +1,4 @@
-"""HangNotice: the launcher's look at its ranks' heartbeats: one line when none of them has moved for long."""
+"""Launcher's check of the heartbeats: one warning when no rank has made progress for long."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from meshwright.spec.run.heartbeat import LAST_PHASES
 from meshwright.spec.run.run import Run
 from meshwright.units import format_duration
 
-_LOOK_S = 1.0
-# Time for the ranks' own watches to write what the line is made of.
+_POLL_S = 1.0
+# Time for the ranks' watch threads to write their flight records.
 _WRITING_S = 2.0
 _QUIET = ("ended", "moving", "died", "failed")
-"""What the launcher tells anyway, or what is no hang."""
+"""Verdicts that the launcher reports anyway, or that are no hang."""
 
 
 class HangNotice:
-    """Says once for each hang, while it is entered, which rank seems stuck; it changes nothing."""
+    """Context manager that logs one warning per hang, with the suspected rank."""
 
     def __init__(self, run: Run, hang_after_s: float) -> None:
         self._run, self._hang_after_s = run, hang_after_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="hang_notice", daemon=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="hang_notice", daemon=True)
 
     def __enter__(self) -> Self:
         if self._hang_after_s:
@@ -35,28 +35,28 @@ class HangNotice:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._over.set()
+        self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
-    def _look(self) -> None:
-        told_of_s = 0.0
-        while not self._over.wait(_LOOK_S):
+    def _watch(self) -> None:
+        reported_s = 0.0
+        while not self._stop.wait(_POLL_S):
             evidence = look(self._run)
             moved_s = _last_moved_s(evidence)
             silent_s = evidence.now_s - moved_s
-            if moved_s > told_of_s and silent_s > self._hang_after_s + _WRITING_S:
+            if moved_s > reported_s and silent_s > self._hang_after_s + _WRITING_S:
                 diagnosis = diagnose(evidence)
                 if diagnosis.verdict not in _QUIET:
-                    told_of_s = moved_s
-                    self._tell(diagnosis, silent_s)
+                    reported_s = moved_s
+                    self._warn(diagnosis, silent_s)
 
-    def _tell(self, diagnosis: Diagnosis, silent_s: float) -> None:
-        silent, more = format_duration(silent_s), f"`meshwright diagnose {self._run.folder}` tells more"
+    def _warn(self, diagnosis: Diagnosis, silent_s: float) -> None:
+        silent, more = format_duration(silent_s), f"`meshwright diagnose {self._run.folder}` shows more"
         logger.warning("no rank has moved for %s: %s; %s", silent, diagnosis.headline, more)
 
 
 def _last_moved_s(evidence: Evidence) -> float:
-    """Return when a rank last moved, in seconds since 1970; now where none is in the run."""
+    """Return when a rank last made progress, in seconds since 1970; now if no rank is running."""
     alive = [one.time_s for one in evidence.heartbeats.values() if one.phase not in LAST_PHASES]
     return max(alive, default=evidence.now_s)

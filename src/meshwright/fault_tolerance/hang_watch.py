@@ -1,6 +1,6 @@
-"""HangWatch: a thread in each rank that writes the rank's flight record when its loop falls silent, or when asked.
+"""Watch thread of each rank: writes the rank's flight record when the training loop is silent, or on request.
 
-The loop's own thread cannot: it hangs. The thread touches nothing of the run; it reads, and writes one file.
+The loop's own thread cannot, since it hangs. The watch thread only reads state, and writes one file.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Self
 from meshwright.fault_tolerance.heartbeat import HeartbeatFile
 from meshwright.fault_tolerance.step_record import StepRecord, groups
 from meshwright.log import logger
-from meshwright.parallelism.module_trail import module_names
+from meshwright.parallelism.module_tracker import module_names
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_fsdp import modules_of_unit
 from meshwright.spec.run.flight_record import FlightRecord, Frame
 from meshwright.spec.run.run import Run
 
-_LONGEST_LOOK_S = 1.0
+_MAX_POLL_S = 1.0
 
 
 class HangWatch:
-    """The marks of one rank's loop, and who looks after them; the loop calls `mark` and `begin_step`."""
+    """Heartbeat and watch thread of one rank; the loop calls `mark` and `begin_step`."""
 
     def __init__(self, run: Run, rank: int, num_ranks: int, hang_after_s: float) -> None:
         self._run, self._rank, self._hang_after_s = run, rank, hang_after_s
@@ -40,8 +40,8 @@ class HangWatch:
         self._record = StepRecord()
         self._modules: dict[int, str] = {}
         self._loop_thread = threading.get_ident()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="hang_watch", daemon=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="hang_watch", daemon=True)
 
     def __enter__(self) -> Self:
         self.mark("start")
@@ -49,7 +49,7 @@ class HangWatch:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._over.set()
+        self._stop.set()
         self._thread.join()
         if error is not None:
             self._write("the rank ended", traceback.walk_tb(trace), _one_line(error))
@@ -57,39 +57,39 @@ class HangWatch:
         self._heartbeat.close()
 
     def mark(self, phase: str, waits_for_rank: int | None = None) -> None:
-        """Say that the loop begins `phase`."""
-        self._record.note(phase)
+        """Record that the loop starts `phase`."""
+        self._record.enter_phase(phase)
         self._heartbeat.mark(phase, waits_for_rank=waits_for_rank)
 
     def begin_step(self, step: int) -> None:
-        """Say that the loop begins `step`, with its data."""
+        """Record that the loop starts `step`, with phase "data"."""
         self._record.begin(step)
-        self._record.note("data")
+        self._record.enter_phase("data")
         self._heartbeat.mark("data", step)
 
     def follow(self, stages: Stages) -> None:
-        """Name the modules of the model wherever a stack is shown."""
+        """Set the model whose modules are named in stacks."""
         self._modules = module_names(stages)
 
-    def learning(self, stages: Stages) -> AbstractContextManager[None]:
-        """Learn from the step that runs meanwhile in which order the collectives come, and in which modules."""
-        return self._record.learning(stages)
+    def tracking(self, stages: Stages) -> AbstractContextManager[None]:
+        """Record the order and the modules of collectives in the step that runs within the context."""
+        return self._record.tracking(stages)
 
-    def _look(self) -> None:
-        told_of_s = 0.0
+    def _watch(self) -> None:
+        reported_s = 0.0
         asked = self._request()
-        look_s = min(_LONGEST_LOOK_S, self._hang_after_s / 4 or _LONGEST_LOOK_S)
-        while not self._over.wait(look_s):
+        poll_s = min(_MAX_POLL_S, self._hang_after_s / 4 or _MAX_POLL_S)
+        while not self._stop.wait(poll_s):
             beaten_s, request = self._heartbeat.beaten_s, self._request()
             silent_s = time.monotonic() - beaten_s
             if request != asked:
                 asked = request
-                self._tell("asked")
-            elif 0 < self._hang_after_s < silent_s and told_of_s != beaten_s:
-                told_of_s = beaten_s
-                self._tell(f"silent for {silent_s:.0f} s")
+                self._report("asked")
+            elif 0 < self._hang_after_s < silent_s and reported_s != beaten_s:
+                reported_s = beaten_s
+                self._report(f"silent for {silent_s:.0f} s")
 
-    def _tell(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         self._write(reason, reversed(list(traceback.walk_stack(frame))), None)
 
@@ -97,13 +97,13 @@ class HangWatch:
         try:
             record = self._flight_record(reason, stack, error)
             path = self._run.flight_record(self._rank)
-            # Renamed when whole: a reader may be waiting for it.
+            # Renamed when complete: a reader may be waiting for it.
             temporary = path.with_suffix(".tmp")
             temporary.write_text(record.model_dump_json(), encoding="utf-8")
             temporary.replace(path)
         except Exception:
-            # Every exception: the record reads private state of torch and frames of another thread, of a process that
-            # may be failing. An error here must neither stop a run that can continue nor hide why it stopped.
+            # Every exception: the record reads private state of torch and frames of another thread. An error here must
+            # neither stop a run that can continue nor hide the original error.
             logger.exception("rank %d could not write its flight record", self._rank)
 
     def _flight_record(self, reason: str, stack: Iterable[tuple[FrameType, int]], error: str | None) -> FlightRecord:
@@ -140,6 +140,6 @@ def _one_line(error: BaseException) -> str:
 
 
 def show_stacks_on_signal(path: Path) -> None:
-    """Have SIGUSR1 write the stacks of all threads to `path`, even where a thread that holds Python's lock hangs."""
+    """Make SIGUSR1 write the stacks of all threads to `path`, even if a thread hangs while holding the GIL."""
     # Never closed: the signal may come at any time.
     faulthandler.register(signal.SIGUSR1, path.open("w"), all_threads=True)

@@ -1,6 +1,6 @@
-"""Heartbeats: one small file for each rank, overwritten in place by the training loop at every mark.
+"""Heartbeats: one small file per rank, overwritten in place by the training loop at every phase.
 
-The loop writes it, not a thread next to it: a thread would go on beating while the loop hangs.
+The loop writes it, not another thread, which would continue while the loop hangs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from meshwright.spec.run.heartbeat import Heartbeat
 from meshwright.spec.run.run import Run
 
-# One write of a fixed length: what a shorter mark leaves of a longer one would be no JSON.
+# Fixed length, so that a shorter text overwrites a longer one completely.
 _NUM_BYTES = 512
 _READ_ATTEMPTS = 5
 
 
 class HeartbeatFile:
-    """This rank's heartbeat; one mark takes microseconds."""
+    """This rank's heartbeat file; a write takes microseconds."""
 
     def __init__(self, run: Run, rank: int, num_ranks: int) -> None:
         run.heartbeats.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ class HeartbeatFile:
         self.step, self.phase, self.beaten_s = 0, "start", time.monotonic()
 
     def mark(self, phase: str, step: int | None = None, waits_for_rank: int | None = None) -> None:
-        """Say that the loop is in `phase` now, in `step` from now on where it is given."""
+        """Write that the loop is in `phase`, and from now on in `step` if given."""
         self.step = self.step if step is None else step
         self.phase, self.beaten_s = phase, time.monotonic()
         peer = "null" if waits_for_rank is None else waits_for_rank
@@ -51,7 +51,7 @@ class HeartbeatFile:
         os.pwrite(self._file, text.encode().ljust(_NUM_BYTES), 0)
 
     def close(self) -> None:
-        """Close the file; its last mark stays."""
+        """Close the file; its content stays."""
         os.close(self._file)
 
 
@@ -62,26 +62,26 @@ def read_heartbeats(run: Run) -> dict[int, Heartbeat]:
 
 
 def started_ticks(pid: int) -> int | None:
-    """Return when a process of this host started, in clock ticks since the boot; None where the system does not say."""
+    """Return when a process of this host started, in clock ticks since boot; None without /proc."""
     fields = process_fields(pid)
     return None if fields is None else int(fields[19])
 
 
 def process_fields(pid: int) -> list[str] | None:
-    """Return what /proc says of a process from its state on, None where there is none (or no /proc)."""
+    """Return the fields of /proc/PID/stat from the state on; None without such a process or without /proc."""
     try:
-        # The name before the state may itself hold spaces and brackets.
+        # The process name before the state may contain spaces and brackets.
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
 
 
 def _read(path: Path) -> Heartbeat | None:
-    """Return the heartbeat in a file, None for a file whose rank has not marked anything yet."""
+    """Return the heartbeat in a file, None if its rank has written none yet."""
     for attempt in range(_READ_ATTEMPTS):
         try:
             return Heartbeat.from_json(path.read_text(encoding="utf-8"))
         except (ValidationError, FileNotFoundError):
-            # Read in the middle of a write, or not written yet.
+            # Read during a write, or not written yet.
             time.sleep(0.01 * attempt)
     return None

@@ -1,4 +1,4 @@
-"""Tells a lost peer from a bug: backends report both as RuntimeError."""
+"""Classification of errors: a lost peer or a bug. Backends report both as RuntimeError."""
 
 import re
 
@@ -6,7 +6,7 @@ from torch import distributed as dist
 
 from meshwright.errors import ExitCode, MeshwrightError
 
-# What gloo, NCCL and the store say when the other side is gone (read off torch 2.13 on 2026-11-20).
+# Messages of gloo, NCCL and the store for a lost peer (torch 2.13, 2026-11-20).
 _SIGNS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -22,19 +22,19 @@ _SIGNS = (
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether `error` means that another rank, or the way to it, is gone."""
+    """Return whether `error` means that another rank, or the connection to it, is lost."""
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def words_of(error: BaseException) -> str:
-    """Return what a backend says is wrong: its first sentence, without its advice."""
+    """Return the first sentence of a backend's error, without its advice."""
     return re.split(r"\. (?=[A-Z])", str(error).strip().splitlines()[0], maxsplit=1)[0].rstrip(".")
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code that tells a scheduler what `error` means for the next try."""
+    """Return the exit code from which a scheduler decides whether to retry after `error`."""
     if isinstance(error, MeshwrightError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""A wish to stop, from a signal: kept until the step is complete, so that nothing is torn."""
+"""Stop request by a signal, honoured after the current step."""
 
 import ctypes
 import signal
@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class StopRequest:
-    """Remembers the first SIGTERM, SIGHUP or SIGINT while it is entered; a second SIGINT interrupts at once."""
+    """Context manager that records the first SIGTERM, SIGHUP or SIGINT; a second SIGINT interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -25,26 +25,26 @@ class StopRequest:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            return  # the process ends with the error, whatever signal comes while it does
+            return  # keep ignoring signals: the process exits with the error
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal is signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
-        # No word here: a handler may run inside a write to the same stream, and only all ranks together decide.
+        # No logging: a handler may run inside a write to the same stream, and all ranks decide together.
         if self.signal is None:
             self.signal = signal.Signals(number)
 
 
 def ignore_stops() -> None:
-    """Let no signal change the exit code of a process whose work has ended."""
+    """Ignore signals, so that none changes the exit code of a process that has finished."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def ignores_hangup() -> bool:
-    """Return whether this process was started to outlive its terminal, as by nohup."""
+    """Return whether this process ignores SIGHUP, as under nohup."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 

@@ -1,7 +1,7 @@
-"""Who waits for whom, and in what: read off the flight records of all ranks, compared group by group.
+"""Which rank waits for which, and in which collective, from the flight records of all ranks.
 
 The k-th collective of a group is the same one on each of its ranks. A rank that has entered the k-th and not left it
-waits for those that have not entered it yet. A rank that others wait for, and that waits for none, is where to look.
+waits for those that have not entered it. A rank that others wait for and that waits for none is the suspect.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from meshwright.spec.run.flight_record import Collective, FlightRecord, Group
 from meshwright.spec.run.heartbeat import Heartbeat
 
-# What each rank gives to these has the same shape everywhere; others may take parts of any size.
+# Collectives whose inputs have the same shape on all ranks.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "allgather", "allreduce")
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank in a collective that is not complete."""
+    """A rank in an incomplete collective."""
 
     rank: int
     collective: Collective
     group: Group
     absent: list[int]
-    """The ranks of the group that have not entered it, as far as their records say."""
+    """The ranks of the group that have not entered it according to their records."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One place in a group's order in which its ranks have different collectives."""
+    """A position in a group's order at which its ranks called different collectives."""
 
     group: Group
     by_rank: dict[int, Collective]
@@ -54,7 +54,7 @@ def waits_of(records: Mapping[int, FlightRecord]) -> list[Wait]:
 
 
 def waited_for(waits: list[Wait], heartbeats: Mapping[int, Heartbeat]) -> dict[int, set[int]]:
-    """Return the ranks that each rank waits for: in collectives, and in the pipeline's exchange."""
+    """Return the ranks that each rank waits for, in collectives and in pipeline P2P."""
     edges: dict[int, set[int]] = {rank: set() for rank in heartbeats}
     for wait in waits:
         edges[wait.rank].update(wait.absent)
@@ -71,7 +71,7 @@ def roots(edges: Mapping[int, set[int]]) -> list[int]:
 
 
 def first_mismatch(records: Mapping[int, FlightRecord]) -> Mismatch | None:
-    """Return the first place, of a group whose ranks are stuck in it, in which they have different collectives."""
+    """Return the first position at which the ranks of a stuck group called different collectives."""
     stuck = {wait.group.name: wait.group for wait in waits_of(records)}
     for name, group in sorted(stuck.items()):
         at_place: defaultdict[int, dict[int, Collective]] = defaultdict(dict)
@@ -86,7 +86,7 @@ def first_mismatch(records: Mapping[int, FlightRecord]) -> Mismatch | None:
 
 
 def _last_entered(record: FlightRecord) -> dict[str, int]:
-    """Return the number of the newest collective that a rank has entered in each group."""
+    """Return the sequence number of the newest collective that a rank entered in each group."""
     return {one.group: one.sequence for one in sorted(record.collectives, key=lambda one: one.sequence)}
 
 

@@ -1,4 +1,4 @@
-"""max_logits_difference: whether transformers computes from an exported folder what we compute."""
+"""Comparison of logits with transformers, for an exported folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NUM_SEQUENCES, _SEQ_LEN = 2, 64
 def max_logits_difference(model: Llama | GPT2, hf_folder: Path, dtype: torch.dtype) -> float:
     """Return the largest absolute difference of logits between `model` and transformers' reading of `hf_folder`.
 
-    Both compute in float32 on the CPU, on random tokens. The weights of `model` are rounded to `dtype` in place, as the
-    export rounded them, but no buffer is. Raises UnsupportedError where transformers is not installed.
+    Both compute in float32 on the CPU, on random tokens. The weights of `model`, but no buffers, are rounded to `dtype`
+    in place, as in the export. Raises UnsupportedError if transformers is not installed.
     """
     transformers = import_extra("transformers", "comparing with transformers")
     transformers.utils.logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""generate: continues a sequence of tokens, one at a time, with a KV cache."""
+"""Text generation, one token at a time, with a KV cache."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ def generate(
     stop: Collection[int] = (),
     num_tokens: int | None = None,
 ) -> Iterator[int]:
-    """Yield the ids that follow `prompt`, each as soon as it is known; a stop id ends them and is not yielded.
+    """Yield the ids that follow `prompt` as they are sampled, up to a stop id, which is not yielded.
 
-    The prompt goes through the model once, each new token alone after it. Only the first `num_tokens` ids can be
-    drawn: a model may have more rows than its tokenizer has tokens. Raises ConfigError for an empty or foreign prompt,
-    and for more positions than the window of the model, or than its position embedding has rows.
+    Only the first `num_tokens` ids are sampled: a model may have more rows than its tokenizer has tokens. Raises
+    ConfigError for an empty or invalid prompt, and for more positions than the model's window or position embedding.
     """
     vocab_size = model.architecture.vocab_size
     if not prompt:
-        raise ConfigError("the prompt has no token: give at least one")
+        raise ConfigError("the prompt is empty: give at least one token")
     if not all(0 <= token < vocab_size for token in prompt):
         raise ConfigError(
-            f"the prompt has token {max(prompt)}, the model only {vocab_size} tokens: use the model's own tokenizer"
+            f"the prompt has token {max(prompt)}, but the model has {vocab_size} tokens: use the model's own tokenizer"
         )
     window, num_positions = model.architecture.sliding_window, len(prompt) + sampling.max_new_tokens
     if window is not None and num_positions > window:
         raise ConfigError(
             f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones are more than the model's "
-            f"sliding_window = {window}, and attention within a window is not computed yet: lower --max-new-tokens"
+            f"sliding_window = {window}, and sliding-window attention is not supported: lower --max-new-tokens"
         )
     if isinstance(model, GPT2) and num_positions > model.architecture.max_seq_len:
         raise ConfigError(

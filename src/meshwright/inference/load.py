@@ -1,4 +1,4 @@
-"""load_model: a model ready to generate, from a run, a checkpoint or a Hugging Face folder."""
+"""Loading of a model for generation, from a run, a checkpoint or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from meshwright.spec.model.hf.hf_config import architecture_from_hf
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in float32 with what turns text into its tokens and back."""
+    """A model in float32 with its tokenizer."""
 
     model: Llama | GPT2
     tokenizer: Tokenizer | None
-    """None where the folder has none."""
+    """None if the folder has none."""
     origin: Path
-    """The checkpoint or the Hugging Face folder that the weights are from."""
+    """Checkpoint or Hugging Face folder of the weights."""
     start: tuple[int, ...]
-    """Ids that stand before every prompt, as in the model's training."""
+    """Ids before every prompt, as in the model's training."""
     stop: frozenset[int]
     """Ids that end a text."""
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a prompt; an empty one is the beginning of a text. Raises ConfigError without tokenizer."""
+        """Return the ids of a prompt, end of text for an empty one; raises ConfigError without a tokenizer."""
         if self.tokenizer is None:
             raise ConfigError(f"{self.origin} has no tokenizer: put the model's {TOKENIZER} into its run folder")
         ids = [*self.start, *(int(token) for token in self.tokenizer.encode(text))]
@@ -60,7 +60,7 @@ def load_model(source: Path, step: int | None = None, device: torch.device | Non
         model = build_with(saved.architecture, load_parameters(saved.checkpoint), device)
         return _with_tokens(model, saved.load_tokenizer(), saved.checkpoint, _hf_side(saved))
     if step is not None:
-        raise ConfigError(f"{source} is a Hugging Face folder, which has no steps: leave --step {step} out")
+        raise ConfigError(f"{source} is a Hugging Face folder, which has no steps: omit --step {step}")
     architecture = architecture_from_hf(read_json(source / CONFIG), str(source / CONFIG))
     model = build_with(architecture, load_hf_parameters(source, architecture), device)
     tokenizer = load_tokenizer(str(source)) if (source / TOKENIZER).is_file() else None
@@ -71,7 +71,7 @@ def build_with(architecture: LlamaArchitecture, parameters: Mapping[str, Tensor]
     """Return the model with these parameters in float32, for inference."""
     with torch.device("meta"):
         model = build_architecture(architecture)
-    # What is counted in training is in no checkpoint, and would stay without memory.
+    # Training statistics are not in checkpoints, and would stay on the meta device.
     for name, buffer in list(model.named_buffers()):
         module_name, _, buffer_name = name.rpartition(".")
         setattr(model.get_submodule(module_name), buffer_name, torch.zeros_like(buffer, device=device))
@@ -83,20 +83,20 @@ def build_with(architecture: LlamaArchitecture, parameters: Mapping[str, Tensor]
 
 
 def _hf_side(saved: SavedModel) -> Path | None:
-    """Return the folder whose Hugging Face files say how prompts begin and end, None for a model of our training."""
+    """Return the folder whose Hugging Face files define start and stop ids, None for a model that we trained."""
     return saved.run.folder if saved.is_imported else None
 
 
 def _with_tokens(model: Llama | GPT2, tokenizer: Tokenizer | None, origin: Path, hf_side: Path | None) -> LoadedModel:
     stop = frozenset(() if tokenizer is None else (tokenizer.end_of_text,))
     if hf_side is None or tokenizer is None:
-        # In training a prompt may stand anywhere in a document, so nothing has to come before it.
+        # Our training windows start anywhere in a document, so prompts need no start ids.
         return LoadedModel(model, tokenizer, origin, (), stop)
     return LoadedModel(model, tokenizer, origin, _start_ids(tokenizer), _stop_ids(hf_side) or stop)
 
 
 def _stop_ids(folder: Path) -> frozenset[int]:
-    """Return the ids that the folder's own configs call an end; chat models have several."""
+    """Return eos_token_id of the folder's configs; chat models have several."""
     for name in (GENERATION_CONFIG, CONFIG):
         ids = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
         if ids is not None:
@@ -105,7 +105,7 @@ def _stop_ids(folder: Path) -> frozenset[int]:
 
 
 def _start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return what the tokenizer's own template puts before a text, such as Llama 3's <|begin_of_text|>."""
+    """Return the ids that the tokenizer's template prepends, such as Llama 3's <|begin_of_text|>."""
     text = tokenizer.to_tokenizer_json()
     if tokenizer.identity == BYTES or json.loads(text).get("post_processor") is None:
         return ()

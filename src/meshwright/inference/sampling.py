@@ -1,4 +1,4 @@
-"""Sampling: how the next token is drawn from the model's logits."""
+"""Sampling of the next token from the model's logits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from meshwright.errors import ConfigError
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings of one generation; equal settings and seeds give equal tokens."""
+    """Sampling parameters; equal parameters and seeds give equal tokens."""
 
     max_new_tokens: int = 128
-    """Tokens after which to stop, if the end of the text does not come before."""
+    """Maximum number of new tokens."""
     temperature: float = 0.8
-    """Divides the logits; 0 always takes the most likely token."""
+    """Divisor of the logits; 0 for greedy decoding."""
     top_k: int | None = None
-    """Draw from this many most likely tokens; None from all."""
+    """Sample from this many most likely tokens; None for all."""
     top_p: float = 1.0
-    """Draw from the most likely tokens that together have this probability; 1 from all."""
+    """Sample from the most likely tokens with this cumulative probability; 1 for all."""
     seed: int = 0
-    """Seed of the draws."""
+    """Seed."""
 
     def __post_init__(self) -> None:
         rules = (
@@ -37,7 +37,7 @@ class Sampling:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} {rule}")
 
     def generator(self) -> torch.Generator:
-        """Return the source of the draws; on the CPU, so that the device does not change them."""
+        """Return the random generator, on the CPU, so that samples do not depend on the device."""
         return torch.Generator().manual_seed(self.seed)
 
     def draw(self, logits_V: Tensor, generator: torch.Generator) -> int:
@@ -48,7 +48,7 @@ class Sampling:
         return int(torch.multinomial(probabilities_V, 1, generator=generator))
 
     def probabilities(self, logits_V: Tensor) -> Tensor:
-        """Return the distribution that `draw` draws from at a temperature above 0, on the CPU in float32."""
+        """Return the distribution of `draw` at a temperature above 0, on the CPU in float32."""
         logits_V = logits_V.float().cpu() / self.temperature
         if self.top_k is not None and self.top_k < logits_V.numel():
             kept = logits_V.topk(self.top_k).indices
@@ -56,7 +56,7 @@ class Sampling:
         probabilities_V = logits_V.softmax(0)
         if self.top_p < 1:
             sorted_V, order_V = probabilities_V.sort(descending=True, stable=True)
-            # A token stays if those before it have not reached top_p: the first always does.
+            # A token is kept if those before it have less than top_p in total; the first always is.
             is_out_V = sorted_V.cumsum(0) - sorted_V >= self.top_p
             probabilities_V = probabilities_V.scatter(0, order_V[is_out_V], 0.0)
         return probabilities_V / probabilities_V.sum()

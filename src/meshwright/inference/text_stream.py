@@ -1,16 +1,16 @@
-"""TextStream: the text of tokens as they come, never half a character."""
+"""Streaming text of generated tokens, without partial characters."""
 
 from __future__ import annotations
 
 from meshwright.data.tokenizer import Tokenizer
 
 _UNFINISHED = "\ufffd"
-# The longest UTF-8 character has four bytes, so four tokens that are still no character never become one.
+# UTF-8 characters have at most four bytes, so four tokens without a character are invalid.
 _MAX_PENDING = 4
 
 
 class TextStream:
-    """Turns ids into pieces of text whose concatenation is the text of all of them."""
+    """Decoder of ids into pieces of text, whose concatenation is the whole text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -18,7 +18,7 @@ class TextStream:
         self._pending: list[int] = []
 
     def add(self, token: int) -> str:
-        """Return the text that became certain with this token: empty while a character is incomplete."""
+        """Return the text completed by this token; "" while a character is incomplete."""
         self._pending.append(token)
         text = self._text_of_pending()
         if text.endswith(_UNFINISHED) and len(self._pending) < _MAX_PENDING:
@@ -26,11 +26,11 @@ class TextStream:
         return self._show(text)
 
     def end(self) -> str:
-        """Return what was held back."""
+        """Return the remaining text."""
         return self._show(self._text_of_pending())
 
     def _text_of_pending(self) -> str:
-        # A token may look different at the start of a text (a word's leading space), so one that is shown goes before.
+        # Decoded after the previous tokens: at the start of a text a leading space may be dropped.
         before = self._tokenizer.decode(self._shown)
         return self._tokenizer.decode([*self._shown, *self._pending])[len(before) :]
 

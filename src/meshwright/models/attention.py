@@ -1,9 +1,8 @@
-"""CausalAttention: softmax attention without its projections; and KVCache, so that generation computes each key once.
+"""Causal attention without its projections, and the KV cache.
 
-CausalAttention is a module of its own so that it can be replaced whole: context parallelism puts another in its place,
-which computes the same from a part of the sequence.
+CausalAttention is a module of its own so that context parallelism can replace it.
 
-Shapes: B batch, S queries or new positions, T keys or positions so far, M positions at most, N query heads, K key/value
+Shapes: B batch, S queries or new positions, T keys or positions so far, M maximum positions, N query heads, K key/value
 heads, H width of a query or key head, W of a value head.
 """
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 
 class CausalAttention(nn.Module):
-    """Grouped-query attention to what is not after the query, and of its own document where documents are given."""
+    """Causal grouped-query attention, within documents if given."""
 
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
@@ -44,10 +43,10 @@ class CausalAttention(nn.Module):
 
 
 def with_fused_heads(query_BSNH: Tensor, key_BTKH: Tensor, value_BTKW: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values with as many heads as a fused kernel asks for: of accelerators in 32 bits, the queries'.
+    """Return keys and values with the heads that fused kernels support: repeated to the queries' heads in float32.
 
-    Flash attention, which shares the heads of keys, has 16 bits only, and memory-efficient attention learned to share
-    them in torch 2.14: before, all scores of all heads were kept.
+    On accelerators flash attention, with grouped queries, is 16-bit only, and memory-efficient attention supports
+    grouped queries from torch 2.14; otherwise the unfused fallback would save all scores.
     """
     repeats = query_BSNH.shape[2] // key_BTKH.shape[2]
     if repeats == 1 or query_BSNH.device.type == "cpu" or query_BSNH.dtype != torch.float32:
@@ -56,17 +55,17 @@ def with_fused_heads(query_BSNH: Tensor, key_BTKH: Tensor, value_BTKW: Tensor) -
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return mask_ST: whether each query may see each key; the queries are the last of the positions."""
+    """Return mask_ST, True where a query attends to a key; the queries are the last positions."""
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
 
 
 def same_document(query_documents_BS: Tensor, key_documents_BT: Tensor) -> Tensor:
-    """Return mask_B1ST: whether query and key are of one document."""
+    """Return mask_B1ST, True where query and key are of the same document."""
     return (query_documents_BS[:, :, None] == key_documents_BT[:, None, :])[:, None]
 
 
 class LayerCache:
-    """Keys and values of one attention, in memory allocated once, at the first append."""
+    """Keys and values of one layer, in memory allocated at the first append."""
 
     def __init__(self, max_len: int) -> None:
         self.length = 0
@@ -79,7 +78,7 @@ class LayerCache:
         start, self.length = self.length, self.length + key_BSKH.shape[1]
         assert self.length <= self._max_len, f"{self.length} positions in a KVCache of {self._max_len}"
         if self._key_BMKH is None or self._value_BMKH is None:
-            # Sized by what arrives: the batch, and the key heads, which may be this rank's share of them.
+            # Sized by the first input: the batch, and the key heads, possibly this rank's shard.
             batch_size = key_BSKH.shape[0]
             self._key_BMKH = key_BSKH.new_empty(batch_size, self._max_len, *key_BSKH.shape[2:])
             self._value_BMKH = value_BSKH.new_empty(batch_size, self._max_len, *value_BSKH.shape[2:])
@@ -89,18 +88,18 @@ class LayerCache:
 
 
 class KVCache:
-    """One LayerCache for each transformer block, for at most `max_len` positions (prompt and new tokens together)."""
+    """One LayerCache per transformer block, for at most `max_len` positions of prompt and new tokens."""
 
     def __init__(self, num_layers: int, max_len: int) -> None:
         self.layers = [LayerCache(max_len) for _ in range(num_layers)]
 
     @property
     def length(self) -> int:
-        """Return how many positions are held: also the position of the next token."""
+        """Return the number of positions held, which is the position of the next token."""
         return self.layers[0].length
 
 
 def next_positions(inputs: Tensor, cache: KVCache | None) -> Tensor:
-    """Return positions_S of `inputs` [B, S, ...]: 0, 1, ... or on from where `cache` ends."""
+    """Return positions_S of `inputs` [B, S, ...]: 0, 1, ... or from the length of `cache` on."""
     start = 0 if cache is None else cache.length
     return torch.arange(start, start + inputs.shape[1], device=inputs.device)

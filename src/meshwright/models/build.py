@@ -1,10 +1,10 @@
-"""build_model: from [model] of a job to an nn.Module, ours or the user's."""
+"""Construction of models from [model] of a job: built-in architectures or user classes."""
 
 from torch import nn
 
 from meshwright.errors import ConfigError
 from meshwright.models.gpt2 import GPT2
-from meshwright.models.latent_attention import LatentAttention
+from meshwright.models.latent_attention import MultiHeadLatentAttention
 from meshwright.models.llama import Block, FeedForward, Llama
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.models.yarn import latent_attention_scale, yarn_tables
@@ -19,7 +19,7 @@ from meshwright.spec.model.moe_architecture import MoEArchitecture
 def build_model(section: ModelSection) -> nn.Module:
     """Return the model of `section`, built on torch's current default device; raises ConfigError if it cannot be.
 
-    The weights of a model of ours are not set yet; a user's model is as its constructor leaves it.
+    Weights of a built-in model are uninitialized; a user's model is as its constructor leaves it.
     """
     architecture = resolve_architecture(section)
     if architecture is not None:
@@ -27,16 +27,16 @@ def build_model(section: ModelSection) -> nn.Module:
     model = make_object("model", section.source, section.options)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model.source = {section.source!r} made a {type(model).__name__}, but an nn.Module is needed: "
+            f"model.source = {section.source!r} returned a {type(model).__name__}, but must return an nn.Module: "
             "derive the class from torch.nn.Module"
         )
     return model
 
 
 def build_architecture(architecture: LlamaArchitecture) -> Llama | GPT2:
-    """Return the model of `architecture`, its weights not set: a GPT2, or a Llama, whose blocks may hold other parts.
+    """Return the model of `architecture`, uninitialized: a GPT2, or a Llama, possibly with other attention and ffn.
 
-    Both take the same arguments, hold `architecture` and `embedding`, and generate with a KVCache.
+    Both have the same forward arguments, `architecture` and `embedding`, and support a KVCache.
     """
     if isinstance(architecture, GPT2Architecture):
         return GPT2(architecture)
@@ -49,10 +49,10 @@ def build_architecture(architecture: LlamaArchitecture) -> Llama | GPT2:
     return Llama(architecture, blocks, rope=yarn_tables)
 
 
-def _latent_attention(architecture: MoEArchitecture) -> LatentAttention | None:
+def _latent_attention(architecture: MoEArchitecture) -> MultiHeadLatentAttention | None:
     if architecture.latent is None:
         return None
-    return LatentAttention(architecture, latent_attention_scale(architecture))
+    return MultiHeadLatentAttention(architecture, latent_attention_scale(architecture))
 
 
 def _mixture(architecture: MoEArchitecture, layer: int) -> MixtureOfExperts | None:

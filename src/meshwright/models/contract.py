@@ -1,34 +1,33 @@
-"""What the trainer asks of any model, ours or yours.
+"""Interface between the trainer and any model, built-in or user-defined.
 
-    forward(inputs) -> output           `inputs` is a batch from the data: the tokens of a text source, or what your own
-                                        data class returns first
+    forward(inputs) -> output           `inputs` is a batch: tokens of a text source, or the inputs of your data class
     loss(output, targets) -> scalar     optional: the mean over the batch, differentiable; default: cross-entropy of the
-                                        next token in float32. It must not change `output` in place
-    blocks: nn.ModuleList               optional: the repeated part, in order. Each block is a unit of sharding (FSDP2),
-                                        of recomputation and of torch.compile. Without it the model is one unit
+                                        next token in float32. It must not modify `output` in place
+    blocks: nn.ModuleList               optional: the repeated layers, in order. Each block is a unit of FSDP2, of
+                                        recomputation and of torch.compile. Without it the model is one unit
     first_parts, last_parts             optional: names of the modules before and after the blocks, such as
-    stage_width                         ("embedding",) and ("norm", "head"), and the width of what passes between
-                                        blocks. With them a pipeline (pp) can cut the model between blocks: a stage is
-                                        the same model in which other parts are None, blocks among them. forward skips
-                                        those, and takes an earlier stage's output in place of the inputs
-    initial(fqn) -> Normal | Constant   optional: how each parameter starts. With it the model is built on the meta
-                                        device, and each rank fills its own part. Without it the model is built whole on
-                                        the CPU of every rank under torch.manual_seed(train.seed): keep the constructor
-                                        deterministic
-    takes_positions = True              optional: forward(inputs, positions, documents): where in the sequence the
-                                        inputs stand (1-D), and of which document each token is, or None. It is needed
-                                        to share a sequence over ranks (cp), and for data.mask_documents
-    tensor_parallel = {...}             optional: how ranks share each layer (tp): a role such as "column" for a pattern
-                                        of module names such as "blocks.*.up"; parallelism/sharding/role.py has all. The
+    stage_width                         ("embedding",) and ("norm", "head"), and the width of the activations between
+                                        blocks. With them a pipeline (pp) can split the model between blocks: a stage is
+                                        the same model with all other parts and blocks set to None. forward skips those,
+                                        and takes the previous stage's output in place of the inputs
+    initial(fqn) -> Normal | Constant   optional: initial values of each parameter. With it the model is built on the
+                                        meta device, and each rank fills its shards. Without it the model is built whole
+                                        on the CPU of every rank under torch.manual_seed(train.seed): keep the
+                                        constructor deterministic
+    takes_positions = True              optional: forward(inputs, positions, documents): positions in the sequence
+                                        (1-D), and the document of each token, or None. Required for context parallelism
+                                        (cp) and for data.mask_documents
+    tensor_parallel = {...}             optional: sharding of each layer (tp): a role such as "column" for a pattern
+                                        of module names such as "blocks.*.up" (parallelism/tensor/sharding_plan.py). The
                                         embedding is "vocabulary", the last layer "head"; x is [batch, sequence, width]
     casts_block_inputs = False          optional: a block gets its inputs as the model passes them. Without it those in
                                         floating point are cast to precision.compute
 
-A mean loss is what makes the result independent of the number of ranks: the trainer averages it over microbatches and
-data-parallel ranks, which all hold equally many samples. Parameters and floating-point buffers are float32 as built.
-A parameter has one dim at least; one that two modules share lies within a block, or outside of all (shardable.py).
-Persistent buffers are, after each step, rank 0's on every rank.
-A model that has `initial` is asked for its buffers too, each of which starts as a Constant.
+The loss must be a mean: the trainer averages it over microbatches and data-parallel ranks, which have equally many
+samples, so that the result does not depend on the number of ranks. Parameters and floating-point buffers must be
+float32 as built. A parameter has at least one dim; one that two modules share is within one block, or outside of all
+(shardable.py). After each step, persistent buffers on every rank are rank 0's. `initial` must return a Constant for
+each buffer too.
 """
 
 from collections.abc import Callable
@@ -44,7 +43,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def next_token_loss(output_BSV: Tensor, targets_BS: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-    """Return the cross-entropy in nats, in float32 at least; targets of -100 do not count."""
+    """Return the cross-entropy in nats, in float32 at least; targets of -100 are ignored."""
     if not isinstance(output_BSV, Tensor) or output_BSV.shape[:-1] != targets_BS.shape:
         given = tuple(output_BSV.shape) if isinstance(output_BSV, Tensor) else type(output_BSV).__name__
         raise ConfigError(
@@ -52,12 +51,12 @@ def next_token_loss(output_BSV: Tensor, targets_BS: Tensor, reduction: Literal["
             "needs a tensor of logits with one more dim, the vocabulary: correct forward, or give the model a "
             "loss(output, targets) of its own"
         )
-    # Log-sum-exp over a large vocabulary loses too much in bfloat16.
+    # bfloat16 is too imprecise for logsumexp over a large vocabulary.
     try:
         wide_TV = at_least_float32(output_BSV.flatten(0, -2))
         return F.cross_entropy(wide_TV, targets_BS.flatten(), ignore_index=-100, reduction=reduction)
     except IndexError:
-        # Looking for it beforehand would make the CPU wait for a GPU at every step.
+        # Checking it first would sync with the GPU at every step.
         raise ConfigError(
             f"the targets hold token {int(targets_BS.max())} but the model's forward returned {output_BSV.shape[-1]} "
             "logits: widen the last layer, or take a tokenizer with fewer tokens"
@@ -65,7 +64,7 @@ def next_token_loss(output_BSV: Tensor, targets_BS: Tensor, reduction: Literal["
 
 
 def loss_of(model: nn.Module) -> Loss:
-    """Return the model's own `loss(output, targets)`, or next_token_loss where it has none."""
+    """Return the model's own `loss(output, targets)`, or next_token_loss."""
     loss = getattr(model, "loss", next_token_loss)
     if not callable(loss):
         raise ConfigError(
@@ -76,7 +75,7 @@ def loss_of(model: nn.Module) -> Loss:
 
 
 def require_scalar(loss: object) -> None:
-    """Raise ConfigError unless `loss` is a tensor of one number, as the mean over a batch is."""
+    """Raise ConfigError unless `loss` is a scalar tensor."""
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return
     given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -87,13 +86,13 @@ def require_scalar(loss: object) -> None:
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
-    """Return the model's `blocks`, or an empty list where it has none: then the model is one unit."""
+    """Return the model's `blocks`, or an empty list if it has none and is one unit."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         return nn.ModuleList()
     if not isinstance(blocks, nn.ModuleList):
         raise ConfigError(
-            f"{type(model).__name__}.blocks is {type(blocks).__name__}, but sharding wants the repeated modules "
-            "in an nn.ModuleList: make it one, or rename it"
+            f"{type(model).__name__}.blocks is {type(blocks).__name__}, but must be an nn.ModuleList of the repeated "
+            "modules: make it one, or rename it"
         )
     return blocks

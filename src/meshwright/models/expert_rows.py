@@ -1,9 +1,9 @@
-"""What a mixture does to rows besides matmuls, with backward passes that keep less and gather instead of adding.
+"""Row operations of a mixture of experts, with backward passes that save less and gather instead of scatter-adding.
 
-Autograd's own backward of these keeps inputs of which it needs the shape only, or that it could recompute. And it does
-not know that no two indices are the same: it adds row by row, in an order that CUDA does not promise.
+Autograd's own backward would save inputs of which only the shape is needed, or that can be recomputed. It also cannot
+know that indices are distinct, and scatter-adds rows in nondeterministic order on CUDA.
 
-Shapes: T tokens, D dim, R rows (one for each token and choice), P rows after padding, F width inside an expert.
+Shapes: T tokens, D dim, R rows (one per token and choice), P rows after padding, F width inside an expert.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 
 
 def token_rows(x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
-    """Return K rows of each token: row r is that of choice order_R[r], whose inverse is place_R."""
+    """Return rows_RD with K rows per token; row r is choice order_R[r], and place_R is the inverse permutation."""
     rows_RD: Tensor = _TokenRows.apply(x_TD, order_R, place_R)  # type: ignore[no-untyped-call]
     return rows_RD
 
 
 def reorder(rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-    """Return rows_RD[order_R], whose inverse is inverse_R."""
+    """Return rows_RD[order_R]; inverse_R is the inverse permutation."""
     ordered_RD: Tensor = _Reorder.apply(rows_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]
     return ordered_RD
 
 
 def spread(rows_RD: Tensor, place_R: Tensor, num_rows: int) -> Tensor:
-    """Return `num_rows` rows: row r of rows_RD at place_R[r], which are distinct, and zeros elsewhere."""
+    """Return `num_rows` rows, zeros except row r of rows_RD at place_R[r]; places are distinct."""
     padded_PD: Tensor = _Spread.apply(rows_RD, place_R, num_rows)  # type: ignore[no-untyped-call]
     return padded_PD
 
@@ -40,7 +40,7 @@ def collect(padded_PD: Tensor, place_R: Tensor) -> Tensor:
 
 
 def swiglu(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
-    """Return silu(gate_RF) * up_RF; backward recomputes silu, a quarter of what it would need of experts."""
+    """Return silu(gate_RF) * up_RF; backward recomputes silu, which saves a quarter of the activations."""
     product_RF: Tensor = _SwiGLU.apply(gate_RF, up_RF)  # type: ignore[no-untyped-call]
     return product_RF
 
@@ -92,7 +92,7 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None]:
         (place_R,) = ctx.saved_tensors
-        # One row more: the compiler would take the zeros for those of `spread`, and keep them from forward to backward.
+        # One more row: the compiler would otherwise reuse the zeros of `spread` and save them for backward.
         return _placed(gradient_RD, place_R, ctx.num_rows + 1)[:-1], None
 
 
@@ -111,6 +111,6 @@ class _SwiGLU(torch.autograd.Function):
 
 def _placed(rows_RD: Tensor, place_R: Tensor, num_rows: int) -> Tensor:
     zeros_PD = rows_RD.new_zeros(num_rows, rows_RD.shape[1])
-    # What is compiled loses its gradient in torch 2.11 if it writes in place here; Inductor does so by itself.
+    # In torch 2.11 a compiled in-place write loses the gradient; Inductor makes it in place itself.
     copy = zeros_PD.index_copy if torch.compiler.is_compiling() else zeros_PD.index_copy_
     return copy(0, place_R, rows_RD)

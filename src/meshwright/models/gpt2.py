@@ -1,8 +1,8 @@
-"""GPT2, the whole model. Read `GPT2.forward` first.
+"""GPT-2. Read `GPT2.forward` first.
 
-Shapes are those of llama.py: B batch, S positions in, T positions attended to, D dim, N heads, H head_dim, F ffn_dim,
-V vocabulary. Sizes of heads are read off the tensors, so that a rank that holds a share of the heads runs the same
-code. A part that is None is skipped, so that a stage of a pipeline is the same model without the other stages' parts.
+Shapes: B batch, S positions in, T positions attended to, D dim, N heads, H head_dim, F ffn_dim, V vocabulary.
+Numbers of heads are inferred from tensors, so that a rank with a shard of the heads runs the same code. Parts that are
+None are skipped, so that a pipeline stage is the same model without the other stages' parts.
 """
 
 import math
@@ -15,17 +15,17 @@ from meshwright.models.attention import CausalAttention, KVCache, LayerCache, ne
 from meshwright.models.initial import Constant, Normal
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 
-_ADDED_TO_THE_STREAM = ("attention.output.weight", "ffn.down.weight")
+_RESIDUAL_OUTPUTS = ("attention.output.weight", "ffn.down.weight")
 _STD = 0.02
 
 
 class GPT2(nn.Module):
-    """A decoder-only transformer; its weights mean nothing until `initialize` or the meta device's filler sets them."""
+    """A decoder-only transformer; uninitialized until `initialize` or materialize fills it."""
 
     takes_positions = True
-    """`forward` wants to know where in the sequence its inputs stand, and of which document they are."""
+    """`forward` takes positions and documents."""
     first_parts = ("embedding", "positions")
-    """What the first stage of a pipeline holds besides blocks."""
+    """Modules of the first pipeline stage besides blocks."""
 
     def __init__(self, architecture: GPT2Architecture) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class GPT2(nn.Module):
 
     @property
     def last_parts(self) -> tuple[str, ...]:
-        """Return what the last stage of a pipeline holds besides blocks."""
+        """Return the modules of the last pipeline stage besides blocks."""
         return ("norm", "head") if not self.architecture.tie_embeddings else ("norm", "embedding")
 
     @property
     def stage_width(self) -> int:
-        """Return the width of what one stage passes on to the next: a vector for each token."""
+        """Return the width of the activations between stages."""
         return self.architecture.dim
 
     def forward(
@@ -55,16 +55,16 @@ class GPT2(nn.Module):
         documents_BS: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return logits_BSV: what follows each token of `inputs`, which may be an earlier stage's x_BSD instead.
+        """Return logits_BSV, or x_BSD from a stage without head; `inputs` are tokens, or the previous stage's x_BSD.
 
-        `positions_S` are 0, 1, ... or go on where `cache` ends; tokens attend within one of `documents_BS` only.
+        `positions_S` default to 0, 1, ... or to those after `cache`; tokens attend within their document only.
         """
         if inputs.is_floating_point():
             x_BSD = inputs
         else:
             if positions_S is None:
                 positions_S = next_positions(inputs, cache)
-            # As a batch of one sequence, so that tensor parallelism cuts both embeddings' outputs along the same dim.
+            # A batch of one sequence: tensor parallelism shards both embeddings' outputs along the same dim.
             x_BSD = self.embedding(inputs) + self.positions(positions_S[None])
         for index, block in enumerate(self.blocks):
             if block is not None:
@@ -75,9 +75,9 @@ class GPT2(nn.Module):
         return F.linear(x_BSD, self.embedding.weight) if self.head is None else self.head(x_BSD)
 
     def initial(self, fqn: str) -> Normal | Constant:
-        """Return how the parameter `fqn` starts: as transformers' GPT-2 does.
+        """Return the initial values of the parameter `fqn`, as in transformers' GPT-2.
 
-        Matrices and embeddings have std 0.02. Those that add to the residual stream are scaled down by
+        Matrices and embeddings have std 0.02. Outputs to the residual stream are scaled down by
         sqrt(2 num_layers), the number of additions (Radford et al. 2019, "Language Models are Unsupervised Multitask
         Learners", section 2.3).
         """
@@ -85,7 +85,7 @@ class GPT2(nn.Module):
             return Constant(1.0)
         if fqn.endswith("bias"):
             return Constant(0.0)
-        if fqn.endswith(_ADDED_TO_THE_STREAM):
+        if fqn.endswith(_RESIDUAL_OUTPUTS):
             return Normal(_STD / math.sqrt(2 * self.architecture.num_layers))
         return Normal(_STD)
 
@@ -109,7 +109,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with as many key heads as query heads, and a bias in every projection."""
+    """Causal multi-head attention with biases."""
 
     def __init__(self, architecture: GPT2Architecture) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         self.core = CausalAttention()
 
     def forward(self, x_BSD: Tensor, documents_BS: Tensor | None, cache: LayerCache | None) -> Tensor:
-        """Return what attention adds to the residual stream, x_BSD."""
+        """Return x_BSD, the residual update of attention."""
         query_BSNH = self.query(x_BSD).unflatten(-1, (-1, self.head_dim))
         key_BTNH = self.key(x_BSD).unflatten(-1, (-1, self.head_dim))
         value_BTNH = self.value(x_BSD).unflatten(-1, (-1, self.head_dim))
@@ -133,7 +133,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(gelu(up(x))), GELU in the tanh approximation that GPT-2 was trained with."""
+    """down(gelu(up(x))), with the tanh approximation of GELU."""
 
     def __init__(self, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -141,6 +141,6 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(ffn_dim, dim)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """Return what the network adds to the residual stream, x_BSD."""
+        """Return x_BSD, the residual update."""
         down_BSD: Tensor = self.down(F.gelu(self.up(x_BSD), approximate="tanh"))
         return down_BSD

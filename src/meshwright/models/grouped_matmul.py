@@ -1,8 +1,8 @@
-"""grouped_matmul: each group of consecutive rows times its own matrix, in one call.
+"""Grouped matmul: each group of consecutive rows times its own matrix.
 
-torch's kernel for bfloat16 where rows are a multiple of 16 bytes wide: others it refuses, float32 only when compiled
-(2.13), and on the CPU it is no faster than a loop. Else a loop over the groups, as an operator of its own: sizes of
-groups are data, at which the compiler would stop.
+Uses torch's kernel for bfloat16 with rows of a multiple of 16 bytes: the kernel rejects other widths, supports float32
+only when compiled (2.13), and is no faster than a loop on CPU. Otherwise a custom operator loops over groups: their
+sizes are data, at which the compiler would break the graph.
 
 Shapes: E experts (groups), R rows, I width in, O width out.
 """
@@ -16,9 +16,9 @@ _CUDA_GROUP_ROWS = 8
 
 
 def grouped_matmul(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
-    """Return rows_RO: the first counts_E[0] rows times weight_EOI[0]^T, the next times the next, a group may be empty.
+    """Return rows_RO: the first counts_E[0] rows times weight_EOI[0]^T, and so on; groups may be empty.
 
-    Rows after the last group have no meaning in the result, and no part in the gradient of the weight.
+    Result rows after the last group are undefined, and do not contribute to the weight's gradient.
     """
     if _kernel_takes(rows_RI, weight_EOI):
         ends_E = counts_E.cumsum(0).to(torch.int32)
@@ -28,9 +28,9 @@ def grouped_matmul(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Ten
 
 
 def required_alignment(rows: Tensor) -> int:
-    """Return what the number of rows of every group has to be a multiple of, for `rows` of that dtype and device.
+    """Return the required multiple of each group's number of rows, for the dtype and device of `rows`.
 
-    torch's kernel does not say: on CUDA the gradient of the weights sums over rows that begin at any 16 bytes only.
+    Undocumented in torch: on CUDA the weights' gradient needs groups that start at a multiple of 16 bytes.
     """
     return _CUDA_GROUP_ROWS if rows.device.type != "cpu" and rows.dtype == torch.bfloat16 else 1
 

@@ -1,12 +1,12 @@
-"""Initial weights that are a function of (seed, parameter name, element index) and of nothing else.
+"""Initial weights that depend only on (seed, parameter name, element index).
 
-Any rank fills any box of any parameter alone, so the number of ranks, the layout and the device cannot change a model's
-first step. A counter-based generator does it: the element's index is hashed by splitmix64's mixer (Steele, Lea & Flood
-2014), keyed by the seed and the name, and the 64 bits become one normal number by Box & Muller (1958).
+Any rank can fill any shard of any parameter, so the number of ranks, the layout and the device do not change a model's
+first step. The generator is counter-based: splitmix64's mixer (Steele, Lea & Flood 2014), keyed by seed and name,
+hashes an element's index, and Box & Muller (1958) map the 64 bits to one normal number.
 
-Every step is either integer arithmetic or one of + - * / sqrt in float64, all of which IEEE 754 rounds exactly: log and
-cosine are power series written out here because nothing promises that those of libraries agree to the last bit between
-devices, or between the vectorised body and the tail of one loop.
+Every operation is integer arithmetic or + - * / sqrt in float64, which IEEE 754 rounds exactly. log and cosine are
+power series, since libraries may differ in the last bit between devices, or between the vectorised body and the tail of
+a loop.
 """
 
 import hashlib
@@ -21,30 +21,30 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Normal:
-    """A parameter that starts as independent normal numbers of mean 0."""
+    """Initialization with independent normal numbers of mean 0."""
 
     std: float
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A parameter that starts with one value everywhere."""
+    """Initialization with a constant."""
 
     value: float
 
 
-class SaysInitial(Protocol):
-    """A module that knows how each of its parameters starts."""
+class HasInitial(Protocol):
+    """Module with initial values for each parameter."""
 
     def initial(self, fqn: str) -> Normal | Constant:
-        """Return how the parameter of that name starts."""
+        """Return the initialization of a parameter."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter once, with its name."""
 
 
-def initialize(module: SaysInitial, seed: int) -> None:
-    """Fill the unsharded parameters of `module` in place with what its method `initial(fqn)` says."""
+def initialize(module: HasInitial, seed: int) -> None:
+    """Initialize the unsharded parameters of `module` in place by its method `initial(fqn)`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             initial = module.initial(name)
@@ -60,9 +60,9 @@ def initialize(module: SaysInitial, seed: int) -> None:
 def fill_normal(
     out: Tensor, *, seed: int, name: str, global_shape: Sequence[int], offsets: Sequence[int], std: float
 ) -> None:
-    """Fill `out` in place: the box at `offsets` of the parameter `name` of `global_shape`, which is N(0, std^2).
+    """Fill `out`, the shard at `offsets` of the parameter `name` of `global_shape`, from N(0, std^2) in place.
 
-    Works on any device and dtype (values are rounded to it once); temporary memory is a few chunks, whatever the size.
+    Any device and dtype; values are rounded once. Temporary memory is a few chunks.
     """
     if out.numel() == 0:
         return
@@ -70,7 +70,7 @@ def fill_normal(
     starts, run_length = _contiguous_runs(out.shape, global_shape, offsets, out.device)
     target = out.detach() if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
     runs = target.view(-1, run_length)
-    # A chunk's few float64 temporaries fit the cache of a core; a GPU wants fewer, larger kernels.
+    # On CPU a chunk's float64 temporaries fit the cache of a core; a GPU needs fewer, larger kernels.
     chunk = 2**16 if out.device.type == "cpu" else 2**22
     rows = max(1, chunk // run_length)
     for row in range(0, runs.shape[0], rows):
@@ -85,8 +85,8 @@ def fill_normal(
 def _contiguous_runs(
     shape: Sequence[int], global_shape: Sequence[int], offsets: Sequence[int], device: torch.device
 ) -> tuple[Tensor, int]:
-    # A box is a set of equally long runs of consecutive elements of the whole: (index of each run's first element,
-    # length). Whole trailing dims merge, so a parameter sharded on its first dim is a single run.
+    # A shard is a set of equally long runs of consecutive elements: (index of each run's first element, length).
+    # Unsharded trailing dims merge, so a parameter sharded on its first dim is a single run.
     strides = [math.prod(global_shape[dim + 1 :]) for dim in range(len(global_shape))]
     split = len(shape)
     run_length = 1
@@ -110,8 +110,8 @@ def _normal(index: Tensor, key: bytes) -> Tensor:
 
 
 def _hash(index: Tensor, key: bytes) -> Tensor:
-    # int64 products wrap around as uint64's do. The second half of the key goes in between the rounds, so that two
-    # names whose counters happen to overlap still get unrelated numbers.
+    # int64 products wrap around like uint64. The second half of the key enters between the rounds, so that two names
+    # with overlapping counters still get unrelated numbers.
     first, second = (int.from_bytes(half, "little", signed=True) for half in (key[:8], key[8:]))
     bits = index * _signed(0x9E3779B97F4A7C15) + first
     bits = (bits ^ _shift_right(bits, 30)) * _signed(0xBF58476D1CE4E5B9) ^ second
@@ -124,7 +124,7 @@ def _signed(unsigned: int) -> int:
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    # torch's >> keeps the sign of an int64; the hash wants zeros.
+    # Logical shift: torch's >> on int64 is arithmetic.
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 

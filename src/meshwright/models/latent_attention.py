@@ -1,11 +1,11 @@
-"""LatentAttention: queries, keys and values are made from narrow latents, as in DeepSeek-V2 and V3 (arXiv:2405.04434).
+"""Multi-head latent attention of DeepSeek-V2 and V3 (arXiv:2405.04434).
 
-A query or key head has two parts: one that RoPE leaves alone, and one that it turns; the turned part of the key is one
-for all heads. A cache here holds the heads and not the latents: simple, and large.
+A query or key head has a part without RoPE and a part with RoPE; the rotated part of the key is shared by all heads.
+The cache holds heads, not latents: simple, but large.
 
-Shapes: B batch, S positions in, T positions attended to, D dim, N heads, P plain part of a query or key head, R its
-turned part, H both (P + R), W value head, L latent of keys and values. N is read off the tensors, so that a rank that
-holds a share of the heads runs the same code.
+Shapes: B batch, S positions in, T positions attended to, D dim, N heads, P part of a query or key head without RoPE, R
+part with RoPE, H both (P + R), W value head, L latent of keys and values. N is inferred from tensors, so that a rank
+with a shard of the heads runs the same code.
 """
 
 import torch
@@ -16,11 +16,11 @@ from meshwright.models.rope import rotate
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _LATENT_NORM_EPS = 1e-6
-"""That of DeepSeek's own code and of transformers, whatever the model's norm_eps."""
+"""As in DeepSeek's code and transformers, independent of the model's norm_eps."""
 
 
-class LatentAttention(nn.Module):
-    """Causal multi-head latent attention; takes the place of llama.Attention in a block."""
+class MultiHeadLatentAttention(nn.Module):
+    """Causal multi-head latent attention; replaces llama.Attention in a block."""
 
     def __init__(self, architecture: MoEArchitecture, scale: float | None = None) -> None:
         super().__init__()
@@ -52,9 +52,9 @@ class LatentAttention(nn.Module):
         documents_BS: Tensor | None,
         cache: LayerCache | None,
     ) -> Tensor:
-        """Return what attention adds to the residual stream, x_BSD."""
-        plain_BSNP, turned_BSNR = self._queries(x_BSD).split(self.head_parts, dim=-1)
-        query_BSNH = torch.cat((plain_BSNP, self._rotate(turned_BSNR, cos_SR, sin_SR)), dim=-1)
+        """Return x_BSD, the residual update of attention."""
+        plain_BSNP, rotated_BSNR = self._queries(x_BSD).split(self.head_parts, dim=-1)
+        query_BSNH = torch.cat((plain_BSNP, self._rotate(rotated_BSNR, cos_SR, sin_SR)), dim=-1)
         latent_BSL, shared_BSR = self.kv_down(x_BSD).split(self.latent_and_key, dim=-1)
         heads_BSN = self.kv_up(self.kv_norm(latent_BSL)).unflatten(-1, (-1, sum(self.key_and_value)))
         plain_BSNP, value_BTNW = heads_BSN.split(self.key_and_value, dim=-1)
@@ -77,8 +77,8 @@ class LatentAttention(nn.Module):
 
     def _rotate(self, x_BSNR: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
         if self.interleaved:
-            # `rotate` turns (i, i + R/2): bring the pairs (2i, 2i + 1) there. Queries and keys are reordered alike,
-            # which their products do not show.
+            # `rotate` rotates pairs (i, i + R/2): permute pairs (2i, 2i + 1). Queries and keys are permuted equally,
+            # which leaves their products unchanged.
             x_BSNR = x_BSNR.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return rotate(x_BSNR, cos_SR, sin_SR)
 

@@ -1,9 +1,9 @@
-"""Llama, the whole model: Llama 2 and 3 and Qwen3 are settings of it. Read `Llama.forward` first.
+"""Llama 2 and 3, Mistral, Qwen2 and Qwen3. Read `Llama.forward` first.
 
 Shapes: B batch, S positions in, T positions attended to (S, plus those in the cache), D dim, N query heads,
-K key/value heads, H head_dim, F ffn_dim, V vocabulary. Sizes of heads are read off the tensors and not off the
-architecture, so that a rank that holds a share of the heads runs the same code. A part that is None is skipped, so
-that a stage of a pipeline is the same model without the other stages' parts.
+K key/value heads, H head_dim, F ffn_dim, V vocabulary. Numbers of heads are inferred from tensors, not from the
+architecture, so that a rank with a shard of the heads runs the same code. Parts that are None are skipped, so that a
+pipeline stage is the same model without the other stages' parts.
 """
 
 import math
@@ -18,43 +18,43 @@ from meshwright.models.initial import Constant, Normal
 from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.model.architecture import LlamaArchitecture
 
-_ADDED_TO_THE_STREAM = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")
+_RESIDUAL_OUTPUTS = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")
 _BIASES = ("query.bias", "key.bias", "value.bias")
 _BUFFERS = ("router.bias", "load_E", "padded_rows", "balance_loss", "z_loss", "num_forwards")
 
 
 class Llama(nn.Module):
-    """A decoder-only transformer; its weights mean nothing until `initialize` or the meta device's filler sets them."""
+    """A decoder-only transformer; uninitialized until `initialize` or materialize fills it."""
 
     casts_block_inputs = False
-    """Blocks get rotary angles, in float32 on purpose: rounding them would cost positions their precision."""
+    """Blocks get rotary angles, which must stay float32: rounding would lose the precision of positions."""
     takes_positions = True
-    """`forward` wants to know where in the sequence its inputs stand, and of which document they are."""
+    """`forward` takes positions and documents."""
     first_parts = ("embedding",)
-    """What the first stage of a pipeline holds besides blocks."""
+    """Modules of the first pipeline stage besides blocks."""
 
     def __init__(
         self, architecture: LlamaArchitecture, blocks: Iterable[nn.Module] | None = None, rope: Rope = rope_tables
     ) -> None:
-        """Build from plain blocks, or from `blocks` of another kind and the `rope` that they want (models/build.py)."""
+        """`blocks` and `rope` replace the default blocks and rotary angles (models/build.py)."""
         super().__init__()
         self.architecture = architecture
         self.rope = rope
         self.embedding: Any = nn.Embedding(architecture.vocab_size, architecture.dim)
         self.blocks = nn.ModuleList(blocks or [Block(architecture) for _ in range(architecture.num_layers)])
         self.norm: Any = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
-        # A tied head is the embedding's weight used twice, not a second parameter that shares its storage:
-        # moving a model to another device would silently part the two.
+        # A tied head uses the embedding's weight, not a second parameter with shared storage, which moving the model
+        # to another device would silently untie.
         self.head = None if architecture.tie_embeddings else _linear(architecture.dim, architecture.vocab_size)
 
     @property
     def last_parts(self) -> tuple[str, ...]:
-        """Return what the last stage of a pipeline holds besides blocks."""
+        """Return the modules of the last pipeline stage besides blocks."""
         return ("norm", "head") if not self.architecture.tie_embeddings else ("norm", "embedding")
 
     @property
     def stage_width(self) -> int:
-        """Return the width of what one stage passes on to the next: a vector for each token."""
+        """Return the width of the activations between stages."""
         return self.architecture.dim
 
     def forward(
@@ -64,9 +64,9 @@ class Llama(nn.Module):
         documents_BS: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return logits_BSV: what follows each token of `inputs`, which may be an earlier stage's x_BSD instead.
+        """Return logits_BSV, or x_BSD from a stage without head; `inputs` are tokens, or the previous stage's x_BSD.
 
-        `positions_S` are 0, 1, ... or go on where `cache` ends; tokens attend within one of `documents_BS` only.
+        `positions_S` default to 0, 1, ... or to those after `cache`; tokens attend within their document only.
         """
         if positions_S is None:
             positions_S = next_positions(inputs, cache)
@@ -81,10 +81,10 @@ class Llama(nn.Module):
         return F.linear(x_BSD, self.embedding.weight) if self.head is None else self.head(x_BSD)
 
     def initial(self, fqn: str) -> Normal | Constant:
-        """Return how the parameter or buffer `fqn` starts.
+        """Return the initial values of the parameter or buffer `fqn`.
 
         Matrices have std sqrt(2 / (5 dim)), which is 0.02 at dim 1000 and keeps the first logits' spread (0.6) and
-        each layer's gain the same at any width (SmallInit of Nguyen & Salazar 2019, arXiv:1910.05895). Those that add
+        each layer's gain the same at any width (SmallInit of Nguyen & Salazar 2019, arXiv:1910.05895). Outputs
         to the residual stream are scaled down by sqrt(2 num_layers), the number of additions, so that its variance
         does not grow with depth (GPT-2).
         """
@@ -93,7 +93,7 @@ class Llama(nn.Module):
         if fqn.endswith((*_BUFFERS, *_BIASES)):
             return Constant(0.0)
         std = math.sqrt(2 / (5 * self.architecture.dim))
-        if fqn.endswith(_ADDED_TO_THE_STREAM):
+        if fqn.endswith(_RESIDUAL_OUTPUTS):
             std /= math.sqrt(2 * self.architecture.num_layers)
         return Normal(std)
 
@@ -149,7 +149,7 @@ class Attention(nn.Module):
         documents_BS: Tensor | None,
         cache: LayerCache | None,
     ) -> Tensor:
-        """Return what attention adds to the residual stream, x_BSD."""
+        """Return x_BSD, the residual update of attention."""
         query_BSNH = self.query(x_BSD).unflatten(-1, (-1, self.head_dim))
         key_BSKH = self.key(x_BSD).unflatten(-1, (-1, self.head_dim))
         value_BTKH = self.value(x_BSD).unflatten(-1, (-1, self.head_dim))
@@ -173,7 +173,7 @@ class FeedForward(nn.Module):
         self.down = _linear(ffn_dim, dim)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """Return what the network adds to the residual stream, x_BSD."""
+        """Return x_BSD, the residual update."""
         gated_BSF = F.silu(self.gate(x_BSD)) * self.up(x_BSD)
         down_BSD: Tensor = self.down(gated_BSF)
         return down_BSD

@@ -1,10 +1,10 @@
-"""MixtureOfExperts: a feed-forward network of which each token uses a few parts. Read `MixtureOfExperts.forward` first.
+"""Dropless mixture of experts. Read `MixtureOfExperts.forward` first.
 
-No token is ever dropped: an expert takes as many rows as chose it. Nothing here waits for a device to say how many.
+Experts have no capacity limit, and nothing here syncs the host with the device.
 
-Shapes: B batch, S positions, T tokens (B x S), D dim, E experts, K experts of one token, R rows (T x K: one for each
-token and choice), F width inside an expert, G groups of experts. Numbers of experts and F are read off the tensors, so
-that a rank that holds a share of them runs the same code.
+Shapes: B batch, S positions, T tokens (B x S), D dim, E experts, K experts per token, R rows (T x K: one per token and
+choice), F width inside an expert, G groups of experts. E and F are inferred from tensors, so that a rank with a shard
+of them runs the same code.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from meshwright.models.grouped_matmul import grouped_matmul, required_alignment
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 
-class Routing(NamedTuple):
-    """Where the tokens go."""
+class RouterOutput(NamedTuple):
+    """Assignment of tokens to experts."""
 
     expert_TK: Tensor
     """Chosen experts (int64)."""
     weight_TK: Tensor
-    """Their weights in the sum, float32 at least; the router's losses hang on its gradient."""
+    """Their weights in the sum, float32 at least; its gradient includes the router's losses."""
     counts_E: Tensor
-    """Rows that each expert gets (int64)."""
+    """Rows of each expert (int64)."""
 
 
 class MixtureOfExperts(nn.Module):
-    """The sum of each token's chosen experts, weighted by its router, and of the shared ones, if any."""
+    """The weighted sum of each token's chosen experts, plus shared experts, if any."""
 
     def __init__(self, architecture: MoEArchitecture, shared: nn.Module | None = None) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ class MixtureOfExperts(nn.Module):
         self.dispatch = LocalDispatch()
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """Return what the network adds to the residual stream, x_BSD."""
-        routing: Routing = self.router(x_BSD)
-        # Sorted by expert, and in the order of tokens within each, whoever runs this: sums come out the same.
+        """Return x_BSD, the residual update."""
+        routing: RouterOutput = self.router(x_BSD)
+        # Stable: tokens of one expert keep their order, so that sums are equal under all layouts.
         order_R = routing.expert_TK.flatten().argsort(stable=True)
         place_R = torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
         rows_RD = token_rows(x_BSD.flatten(0, 1), order_R, place_R)
@@ -58,29 +58,29 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def padded_rows(self) -> Tensor:
-        """Return the rows of zeros computed since the last reset to satisfy `experts.alignment`."""
+        """Return the number of padding rows since the last reset."""
         return self.experts.padded_rows
 
     @property
     def statistics(self) -> tuple[Tensor, ...]:
-        """Return what forward passes add up in place: loads, padded rows and the router's losses."""
+        """Return the tensors that forward accumulates in place: loads, padded rows and the router's losses."""
         router = self.router
         return (router.load_E, router.balance_loss, router.z_loss, router.num_forwards, self.padded_rows)
 
     def reset_statistics(self) -> None:
-        """Start counting again."""
+        """Reset all statistics."""
         for statistic in self.statistics:
             statistic.zero_()
 
 
 def most_experts(model: nn.Module) -> int:
-    """Return the number of experts of the layer of `model` that has most; 0 without any."""
+    """Return the largest number of experts of a layer of `model`; 0 without any."""
     mixtures = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
     return max((len(mixture.router.load_E) for mixture in mixtures), default=0)
 
 
 class Router(nn.Module):
-    """Scores every expert for every token, in float32 at least, and chooses."""
+    """Router: scores in float32 at least, and the top experts of each token."""
 
     bias: Tensor | None
     load_E: Tensor
@@ -94,21 +94,21 @@ class Router(nn.Module):
         self.rules = architecture.router
         self.experts_per_token = architecture.experts_per_token
         self.weight = nn.Parameter(torch.empty(num_experts, architecture.dim))
-        # Added to the scores for the choice only. It is state, but no gradient moves it: `update_bias` does.
+        # Added to the scores for the choice only; updated by `update_bias`, not by gradients.
         self.register_buffer("bias", torch.zeros(num_experts) if self.rules.bias_update_rate else None)
-        # Since the last reset: rows that chose each expert, the losses (without their weights) summed over forward
-        # passes, and how many passes that were. Only ratios of them mean something: a pass may be of a share of tokens.
+        # Since the last reset: rows of each expert, unweighted losses summed over forward passes, and their number.
+        # Only ratios are meaningful: a pass may cover a shard of the tokens.
         self.register_buffer("load_E", torch.zeros(num_experts), persistent=False)
         for name in ("balance_loss", "z_loss", "num_forwards"):
-            # Of one dim: the compiler takes a float64 without any for a number, and loses what is added (2.13).
+            # 1-D: the compiler treats a 0-D float64 as a constant, and loses in-place additions (2.13).
             self.register_buffer(name, torch.zeros(1), persistent=False)
         self.share_counts: Callable[[Tensor], Tensor] = _unchanged
-        """Sums counts_BE over the ranks that hold other parts of the same sequences; set from outside."""
+        """Sums counts_BE over the ranks that hold other shards of the same sequences; set from outside."""
         self.loss_scale = 1.0
-        """Factor on the gradient of the losses: 1 / n where n ranks add theirs up; set from outside."""
+        """Factor on the gradient of the losses: 1 / n if n ranks sum theirs; set from outside."""
 
-    def forward(self, x_BSD: Tensor) -> Routing:
-        """Return where the tokens go; in training their losses are part of the weights' gradient."""
+    def forward(self, x_BSD: Tensor) -> RouterOutput:
+        """Return the assignment of tokens; in training the weights' gradient includes the router's losses."""
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         logits_BSE = F.linear(x_BSD.to(wide), self.weight.to(wide))
         scores_BSE = logits_BSE.softmax(-1) if self.rules.score == "softmax" else logits_BSE.sigmoid()
@@ -123,16 +123,16 @@ class Router(nn.Module):
             with torch.no_grad():
                 self.load_E.add_(counts_BE.sum(0))
             weight_BSK = self._with_losses(weight_BSK, logits_BSE, scores_BSE, counts_BE)
-        return Routing(expert_BSK.flatten(0, 1), weight_BSK.flatten(0, 1), counts_BE.sum(0))
+        return RouterOutput(expert_BSK.flatten(0, 1), weight_BSK.flatten(0, 1), counts_BE.sum(0))
 
     def update_bias(self, load_E: Tensor) -> None:
-        """Raise the bias of experts with less than the mean of `load_E`, all ranks' rows, and lower the others'."""
+        """Raise the bias of experts below the mean of `load_E`, the rows of all ranks, and lower that of others."""
         assert self.bias is not None, "a router without bias_update_rate has no bias"
         load_E = load_E.to(self.bias.dtype)
         self.bias += self.rules.bias_update_rate * (load_E.mean() - load_E).sign()
 
     def _choose(self, scores_BSE: Tensor) -> Tensor:
-        """Return expert_BSK: those with the best scores plus bias, within the best groups."""
+        """Return expert_BSK: the top scores plus bias, within the top groups."""
         if self.bias is not None:
             scores_BSE = scores_BSE + self.bias
         if self.rules.groups_per_token < self.rules.num_groups:
@@ -144,10 +144,10 @@ class Router(nn.Module):
         return scores_BSE.topk(self.experts_per_token, dim=-1).indices
 
     def _with_losses(self, weight_BSK: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, counts_BE: Tensor) -> Tensor:
-        """Return weight_BSK with the losses attached, and note their values.
+        """Return weight_BSK with the losses attached to its gradient, and accumulate their values.
 
-        Ranks that share sequences each take the mean over their own tokens, and the frequencies over all of them:
-        then the mean of their losses, and so of their gradients, is that of the whole.
+        Ranks that share sequences average over their own tokens with frequencies over all tokens, so that the mean
+        of their losses and gradients is that of whole sequences.
         """
         loss = weight_BSK.new_zeros(())
         if self.rules.balance_loss:
@@ -161,16 +161,16 @@ class Router(nn.Module):
         self.num_forwards.add_(1)
         if not loss.requires_grad:
             return weight_BSK
-        with_loss_BSK: Tensor = _WithLoss.apply(weight_BSK, loss, self.loss_scale)  # type: ignore[no-untyped-call]
+        with_loss_BSK: Tensor = _AttachLoss.apply(weight_BSK, loss, self.loss_scale)  # type: ignore[no-untyped-call]
         return with_loss_BSK
 
 
 class Experts(nn.Module):
-    """SwiGLU networks side by side: the rows of each expert times its own three matrices."""
+    """SwiGLU experts: the rows of each expert times its own three matrices."""
 
     padded_rows: Tensor
     alignment = 1
-    """What each expert's number of rows is padded to a multiple of, with zeros, besides what the kernel requires."""
+    """Multiple to which each expert's rows are zero-padded, besides what the kernel requires."""
 
     def __init__(self, num_experts: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Experts(nn.Module):
         place_R = place_R + shift_E.repeat_interleave(counts_E, output_size=num_rows)
         if self.training:
             self.padded_rows.add_((padded_E - counts_E).sum())
-        # As many rows as there can be at most: the true number is known to the device only.
+        # The maximum number of rows: the actual number is on the device.
         most_rows = num_rows + num_experts * (alignment - 1)
         padded_PD = spread(rows_RD, place_R, most_rows)
         return collect(self._swiglu(padded_PD, padded_E), place_R)
@@ -203,22 +203,22 @@ class Experts(nn.Module):
 
 
 class LocalDispatch(nn.Module):
-    """Hands rows to experts that are all here; expert parallelism puts its exchange between ranks in its place."""
+    """Dispatch to local experts; expert parallelism replaces it by an all-to-all."""
 
     def forward(self, experts: nn.Module, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        """Return rows_RD after their experts, in the order given; rows come sorted by expert, counts_E of each."""
+        """Return rows_RD after their experts, in order; rows are sorted by expert, counts_E of each."""
         computed_RD: Tensor = experts(rows_RD, counts_E)
         return computed_RD
 
 
 def _counts(expert_BSK: Tensor, num_experts: int) -> Tensor:
-    """Return counts_BE (int64): how often each sequence chose each expert."""
+    """Return counts_BE (int64): rows of each sequence for each expert."""
     chosen_BR = expert_BSK.flatten(1)
     return chosen_BR.new_zeros(chosen_BR.shape[0], num_experts).scatter_add_(1, chosen_BR, torch.ones_like(chosen_BR))
 
 
 def _balance(scores_BSE: Tensor, counts_BE: Tensor) -> Tensor:
-    """Return the balance of each sequence, averaged: 1 if all experts are chosen alike, E / K at most.
+    """Return the mean balance loss of sequences: 1 if all experts are chosen equally, E / K at most.
 
     DeepSeek-V3 (arXiv:2412.19437), equations 17 to 20: frequency x mean share of the scores, summed over experts.
     """
@@ -231,8 +231,8 @@ def _unchanged(counts_BE: Tensor) -> Tensor:
     return counts_BE
 
 
-class _WithLoss(torch.autograd.Function):
-    # Under a pipeline no stage but the last can return a loss; a gradient that is born in backward needs no returning.
+class _AttachLoss(torch.autograd.Function):
+    # Only the last pipeline stage returns a loss, so the router's losses enter as gradients in backward.
     @staticmethod
     def forward(ctx: Any, weight: Tensor, loss: Tensor, scale: float) -> Tensor:
         ctx.scale = scale

@@ -1,6 +1,6 @@
-"""Rotary position embedding in the rotate-half convention: dimension i turns together with dimension i + H/2.
+"""Rotary position embedding in the rotate-half convention: dimensions i and i + H/2 form a pair.
 
-That is how Hugging Face stores Llama and Qwen3, so weights move between the two without being permuted.
+Hugging Face uses it for Llama and Qwen3, so their weights need no permutation.
 
 Shapes: B batch, S positions, N heads, H head_dim.
 """
@@ -19,7 +19,7 @@ Rope = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
 
 def rope_tables(architecture: LlamaArchitecture, positions_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (cos_SH, sin_SH) in float32: how far each pair of dimensions turns at each of `positions_S`."""
+    """Return (cos_SH, sin_SH) in float32: the rotation of each pair of dimensions at each of `positions_S`."""
     frequencies = rope_frequencies(architecture, positions_S.device)
     if architecture.rope_scaling is not None:
         frequencies = _stretched(frequencies, architecture.rope_scaling)
@@ -27,8 +27,8 @@ def rope_tables(architecture: LlamaArchitecture, positions_S: Tensor) -> tuple[T
 
 
 def rope_frequencies(architecture: LlamaArchitecture, device: torch.device) -> Tensor:
-    """Return the angle between neighbouring positions of each pair of dimensions, H / 2 of them, before any stretch."""
-    # float32 throughout, although float64 would be truer far out: published weights were trained with these angles.
+    """Return the frequency of each of the H / 2 pairs, in radians per position, before scaling."""
+    # float32, since published weights were trained with these angles.
     exponents = torch.arange(0, architecture.rope_dim, 2, device=device).float() / architecture.rope_dim
     return 1.0 / architecture.rope_theta**exponents
 
@@ -40,7 +40,7 @@ def turns(frequencies: Tensor, positions_S: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-    """Return x_BSNH turned by its positions, in its own dtype; the arithmetic is float32 at least."""
+    """Return x_BSNH rotated by its positions, in its own dtype; computed in float32 at least."""
     cos_S1H, sin_S1H = cos_SH[:, None], sin_SH[:, None]
     wide_BSNH = at_least_float32(x_BSNH)
     first, second = wide_BSNH.chunk(2, dim=-1)
@@ -49,7 +49,7 @@ def rotate(x_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return `x` in float32, or as it is where it is wider: a proof in float64 must not be narrowed on the way."""
+    """Return `x` in float32, or unchanged if wider (float64 proofs)."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -1,4 +1,4 @@
-"""Whether a user's model can be split over ranks: said before training in the model's own terms, not by torch later."""
+"""Checks that a user's model can be sharded, before training, with messages in the model's own terms."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ _NUM_NAMED = 5
 
 
 def require_shardable(model: nn.Module) -> None:
-    """Raise ConfigError naming what in `model`, just built, breaks the contract of models/contract.py."""
+    """Raise ConfigError if `model`, as built, violates models/contract.py."""
     parameters = dict(model.named_parameters())
     others = [name for name, parameter in parameters.items() if parameter.dtype != torch.float32]
     if others:
@@ -21,13 +21,13 @@ def require_shardable(model: nn.Module) -> None:
         )
     if scalars := [name for name, parameter in parameters.items() if parameter.dim() == 0]:
         raise ConfigError(
-            f"{type(model).__name__} holds {_some(scalars)} without a dim, but ranks share a parameter along its first "
-            "dim: give it one, such as nn.Parameter(torch.ones(1))"
+            f"{type(model).__name__} holds {_some(scalars)} without a dim, but parameters are sharded along dim 0: "
+            "give it one, such as nn.Parameter(torch.ones(1))"
         )
     if across := _shared_across_units(model):
         raise ConfigError(
-            f"{type(model).__name__} uses one parameter as {' and '.join(across)}, but each block is gathered on its "
-            "own: share within a block or outside of all, or rename `blocks`, which makes the model one unit"
+            f"{type(model).__name__} uses one parameter as {' and '.join(across)}, but each block is an FSDP unit of "
+            "its own: share within a block or outside of all, or rename `blocks`, which makes the model one unit"
         )
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         _require_filled_buffers(model)
@@ -44,7 +44,7 @@ def _require_filled_buffers(model: nn.Module) -> None:
 
 
 def _shared_across_units(model: nn.Module) -> list[str]:
-    """Return the names of one parameter in all units of sharding that hold it; empty where each is in one unit."""
+    """Return the names of a parameter that several FSDP units hold; [] if there is none."""
     names: dict[nn.Parameter, dict[int, str]] = {}
     in_blocks: set[nn.Module] = set()
     for index, block in enumerate(blocks_of(model)):

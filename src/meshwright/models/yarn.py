@@ -1,7 +1,8 @@
-"""yarn_tables: rotary angles stretched as DeepSeek stretches them (YaRN, arXiv:2309.00071, and DeepSeek's own code).
+"""Rotary angles with YaRN scaling (arXiv:2309.00071), as in DeepSeek's code.
 
-Fast pairs of dimensions stay as they are, slow ones turn `factor` times slower, and between the two the frequency is
-blended linearly in the number of the pair. Longer sequences make attention flatter, so its scores are raised a little.
+Fast pairs of dimensions are unchanged, slow ones rotate `factor` times slower, and between the two the frequency is
+interpolated linearly in the index of the pair. Attention scores are scaled up, since longer sequences flatten
+attention.
 """
 
 import math
@@ -14,7 +15,7 @@ from meshwright.spec.model.moe_architecture import MoEArchitecture, YarnScaling
 
 
 def yarn_tables(architecture: MoEArchitecture, positions_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (cos_SH, sin_SH) in float32 at each of `positions_S`: rope_tables, where the architecture has no yarn."""
+    """Return (cos_SH, sin_SH) in float32 at each of `positions_S`; rope_tables without yarn."""
     yarn = architecture.yarn
     if yarn is None:
         return rope_tables(architecture, positions_S)
@@ -28,7 +29,7 @@ def yarn_tables(architecture: MoEArchitecture, positions_S: Tensor) -> tuple[Ten
 
 
 def latent_attention_scale(architecture: MoEArchitecture) -> float | None:
-    """Return the factor on attention scores: None for the usual one, 1 / sqrt(head_dim)."""
+    """Return the factor on attention scores; None for the default, 1 / sqrt(head_dim)."""
     yarn = architecture.yarn
     if yarn is None:
         return None
@@ -37,11 +38,11 @@ def latent_attention_scale(architecture: MoEArchitecture) -> float | None:
 
 
 def _blended_pairs(architecture: MoEArchitecture, yarn: YarnScaling) -> tuple[float, float]:
-    """Return the last pair of dimensions that stays as it is and the first that is stretched in full."""
+    """Return the last unscaled pair and the first fully scaled pair."""
     width, theta = architecture.rope_dim, architecture.rope_theta
 
     def pair_with(num_turns: float) -> float:
-        # The pair that turns this often within the original length: solves length x theta^(-2i / width) = 2 pi turns.
+        # The pair with this many rotations in the original length: length x theta^(-2i / width) = 2 pi rotations.
         return width * math.log(yarn.original_max_seq_len / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first = max(math.floor(pair_with(yarn.beta_fast)), 0)

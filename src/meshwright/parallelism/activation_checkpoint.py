@@ -1,4 +1,4 @@
-"""Activation checkpointing: which of a block's intermediate tensors are kept for backward."""
+"""Activation checkpointing: which intermediate tensors of a block are saved for backward."""
 
 from functools import partial
 from typing import Any
@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy
 
-from meshwright.parallelism.tensor.partial_sums import makes_term
+from meshwright.parallelism.tensor.partial_sums import is_partial_sum
 from meshwright.parallelism.torch_private.torch_checkpoint import selective_contexts
 from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 
@@ -33,16 +33,15 @@ _COLLECTIVES = (
     "_c10d_functional::reduce_scatter_tensor",
     "_c10d_functional::all_reduce",
     _ALL_TO_ALL,
-    # What a compiled block keeps is what its collectives have become when they are done.
+    # A compiled block saves the waited result of a collective.
     _WAIT,
 )
 SAVED_OPS = frozenset((*_MATMULS, *_ATTENTION, *_COLLECTIVES))
-"""Ops whose outputs cost the most to make again, in arithmetic or in communication, for the bytes that they take.
+"""Ops whose outputs are the most expensive to recompute per byte saved.
 
-Not so those that take the memory of a whole sequence on each tensor-parallel rank: what these ranks all-gather, which
-backward gathers again as it does without recomputation, and terms of sums over ranks, of which the sums are kept. Nor
-the rows that expert-parallel ranks exchange: K copies of each token, twice, are more than the whole block keeps without
-recomputation.
+Exceptions: outputs that span the whole sequence on each tensor-parallel rank, which are all-gathered inputs (backward
+repeats the all-gather anyway) and partial sums (their reduced result is saved); and rows exchanged by expert-parallel
+ranks, since K copies of each token, twice, exceed what the block saves without recomputation.
 """
 
 
@@ -52,11 +51,10 @@ def checkpoint_blocks(
     tp_group: dist.ProcessGroup | None = None,
     ep_group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Wrap blocks in place so that they keep their input (full) or the outputs of SAVED_OPS (selective) only.
+    """Wrap blocks in place so that they save their input (full) or the outputs of SAVED_OPS (selective) only.
 
-    What is all-gathered over `tp_group` is not saved, nor what `ep_group` exchanges.
-
-    Recomputation draws the random numbers of the first time, so that dropout drops the same.
+    All-gathers over `tp_group` and all-to-alls over `ep_group` are recomputed, not saved. Recomputation restores the
+    random state, so that dropout repeats.
     """
     groups = ((_ALL_GATHER, tp_group), (_ALL_TO_ALL, ep_group))
     repeated = frozenset((op, group.group_name) for op, group in groups if group is not None)
@@ -68,7 +66,7 @@ def checkpoint_blocks(
 
 
 def checkpoints_of(blocks: nn.ModuleList, layout: Layout) -> list[tuple[int, ActivationCheckpoint]]:
-    """Return (number in the model, what it saves) of each block of a stage; other stages' are None in `blocks`."""
+    """Return (index in the model, checkpoint kind) of each block of a stage; other stages' are None in `blocks`."""
     numbers = [number for number, block in enumerate(blocks) if block is not None]
     return [(number, layout.checkpoint_of(number, numbers[0])) for number in numbers]
 
@@ -78,10 +76,10 @@ def _contexts(repeated: frozenset[tuple[str, str]], *, is_reread: bool) -> tuple
 
 
 class _Policy:
-    """Callable: what becomes of the output of each op of a block, in the order in which they run."""
+    """Callable: whether to save the output of each op of a block, in order of execution."""
 
     def __init__(self, repeated: frozenset[tuple[str, str]]) -> None:
-        """Take the collectives whose results are not saved, by op and name of the group."""
+        """`repeated` are the collectives to recompute, by op and group name."""
         self._repeated = repeated
         self._repeats = False
 
@@ -93,8 +91,8 @@ class _Policy:
             self._repeats = (name, args[-1]) in self._repeated
             is_saved = not self._repeats
         elif name == _WAIT:
-            # Ours wait as soon as they have started.
+            # The wait of the collective just before it: collectives.py waits at once.
             is_saved, self._repeats = not self._repeats, False
         elif name in _MATMULS:
-            is_saved = not makes_term()
+            is_saved = not is_partial_sum()
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE

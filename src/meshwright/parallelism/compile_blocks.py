@@ -1,4 +1,4 @@
-"""torch.compile block by block: one graph serves all blocks, so the cold start does not grow with depth."""
+"""torch.compile block by block: all blocks share one graph, so compile time does not grow with depth."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from torch import nn
 from meshwright.log import logger
 from meshwright.parallelism.activation_checkpoint import checkpoints_of
 from meshwright.parallelism.torch_private.torch_compat import keep_backward_inputs
-from meshwright.parallelism.torch_private.torch_overlap import overlap_collectives
-from meshwright.parallelism.torch_private.torch_partitioner import save_meshes_last
+from meshwright.parallelism.torch_private.torch_compiler import overlap_collectives, save_meshes_last
 from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 
 _SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
-"""Modules that are one kernel already: compiled alone they would gain nothing and cost a check of guards each time."""
+"""Modules of one kernel: compiled alone they gain nothing and cost a guard check per call."""
 
 
 def compile_blocks(blocks: nn.ModuleList, layout: Layout) -> Counter[str]:
-    """Compile each block in place and return what was compiled, by class, with how many of each.
+    """Compile each block in place and return the number of compiled modules by class.
 
-    A block with a part that the compiler cannot take (`is_eager`) has its largest parts without one compiled, and none
-    under selective recomputation (Layout.compiles_recomputed). A graph break is an error, since it would silently cost
-    the speed asked for.
+    Of a block with a submodule that cannot be compiled (`is_eager`), the largest submodules without one are compiled;
+    under selective recomputation none are (Layout.compiles_recomputed). A graph break is an error, since it would
+    silently lose speed.
     """
     prepare_compile(layout)
     compiled: Counter[str] = Counter()
@@ -47,18 +46,17 @@ def _parts_to_compile(block: nn.Module, checkpoint: ActivationCheckpoint) -> lis
 def _warn_once(block: str) -> None:
     if dist.get_rank() == 0:
         logger.warning(
-            "layout.compile = true has no effect on %s: a part of it stays eager (experts of ep, a ring), and "
-            "selective recomputation cannot save what is compiled next to it: set activation_checkpoint to full",
+            "layout.compile = true has no effect on %s: it contains an eager module (experts of ep, ring attention), "
+            "with which selective recomputation cannot be compiled; set layout.activation_checkpoint to full",
             block,
         )
 
 
 def prepare_compile(layout: Layout) -> None:
-    """Set what the compiler must know of `layout` before it compiles anything.
+    """Set the compiler's options for `layout`, before any block is compiled.
 
-    A backward in two parts runs a compiled block's backward twice over the same saved tensors, whose memory the
-    compiler would otherwise use for its results in the first: an error without a text on one rank, and the others wait.
-    A block that is recomputed shares more between its two passes than torch keeps in order.
+    A backward in two parts runs a compiled block's backward twice on the same saved tensors, which the compiler would
+    by default overwrite with results. A recomputed block needs random states and meshes saved in order.
     """
     if layout.may_split_backward:
         keep_backward_inputs()
@@ -69,7 +67,7 @@ def prepare_compile(layout: Layout) -> None:
 
 
 def _compilable_parts(module: nn.Module) -> list[nn.Module]:
-    """Return the largest modules in `module`, itself included, that the compiler takes whole."""
+    """Return the largest modules in `module`, itself included, that contain no eager module."""
     has_forward = type(module).forward is not nn.Module.forward
     if has_forward and not any(getattr(part, "is_eager", False) for part in module.modules()):
         return [] if isinstance(module, _SINGLE_OPS) else [module]

@@ -1,13 +1,11 @@
-"""From the sums that backward leaves to the gradients of the mean loss, their norm, and clipping by it.
+"""Final reduction, norm and clipping of gradients, once per step.
 
-Every collective on the way sums; here, once a step:
-
-    1. parameters replicated over tp   each tp rank has the part of its share of the sequence, heads or experts: summed
-    2. parameters of two stages        a tied embedding has a part from the first stage and one from the last: summed
+    1. parameters replicated over tp   summed over tp: a rank has the gradient of its shard of sequence, heads, experts
+    2. tied embedding                  summed over the first and the last stage
     3. all                             divided by num_microbatches x dp x cp, the number of mean losses in the sum
 
-The norm counts every element once, however many ranks hold a copy of it, with one all-reduce for all meshes: torch's
-own clip_grad_norm_ refuses parameters on different meshes, and sums over each axis of one in turn.
+The norm counts each element once, whatever its replicas, with one all-reduce for all meshes. torch's clip_grad_norm_
+rejects parameters on different meshes and reduces over each axis in turn.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
-from meshwright.parallelism.axis_mark import axis_mark
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, shared_parts
+from meshwright.parallelism.profiler_range import profiler_range
 
 
 class Gradients:
@@ -40,7 +38,7 @@ class Gradients:
 
     @torch.no_grad()
     def finish(self, num_microbatches: int) -> None:
-        """Turn the gradients in place from sums over microbatches into those of the mean loss; a collective."""
+        """Turn sums over microbatches into gradients of the mean loss, in place; a collective."""
         _sum_over(self._meshes.group("tp"), _local_gradients(self.summed_over_tp))
         self._sum_tied()
         layout = self._meshes.layout
@@ -52,7 +50,7 @@ class Gradients:
     def clip(self, max_norm: float) -> Tensor:
         """Return the global 2-norm before clipping; scale the gradients in place if it exceeds `max_norm`.
 
-        `max_norm` = 0 measures only. A collective.
+        `max_norm` = 0 disables clipping. A collective.
         """
         norm = self.norm()
         if max_norm > 0 and (gradients := _local_gradients(self._parameters)):
@@ -87,12 +85,12 @@ class Gradients:
                 other.copy_(one)
         elif self._model.num_stages > 1:
             for gradient in _local_gradients(first or last):
-                # Both ranks add the same two numbers, so their copies stay equal to the bit.
+                # Both ranks add the same two numbers, so their copies stay bitwise equal.
                 gradient.add_(_exchange(gradient, self._meshes, self._model))
 
 
 def tied_parameters(model: Stages) -> dict[int, list[nn.Parameter]]:
-    """Return this rank's parameters that the first and the last stage both hold, by the number of the stage."""
+    """Return this rank's parameters that the first and the last stage share, by stage."""
     ends = {0, model.num_stages - 1} if model.num_stages > 1 else set()
     return {
         number: parameters
@@ -102,7 +100,7 @@ def tied_parameters(model: Stages) -> dict[int, list[nn.Parameter]]:
 
 
 def share_tied(model: Stages, meshes: Meshes) -> None:
-    """Copy tied parameters from the first stage to the last, after they were filled or loaded; a collective."""
+    """Copy tied parameters from the first stage to the last, after initialization or loading; a collective."""
     tied = tied_parameters(model)
     first, last = tied.get(0, []), tied.get(model.num_stages - 1, [])
     with torch.no_grad():
@@ -117,9 +115,9 @@ def share_tied(model: Stages, meshes: Meshes) -> None:
 
 
 def _exchange(tensor: Tensor, meshes: Meshes, model: Stages) -> Tensor:
-    """Return the same tensor of the rank that holds the other end of the pipeline.
+    """Return the same tensor of the rank at the other end of the pipeline.
 
-    One after the other: NCCL runs the messages of two ranks in order, so that two sends at once may never end.
+    One sends first: NCCL executes the P2P ops of two ranks in order, so two simultaneous sends may deadlock.
     """
     first_rank, last_rank = model.rank_of_stage[0], model.rank_of_stage[-1]
     if meshes.rank("pp") == first_rank:
@@ -146,13 +144,13 @@ def _parameters_of(model: nn.Module, parts: Sequence[str]) -> list[nn.Parameter]
 
 
 def _sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
-    """Add up each gradient over the ranks of `group`, all of one dtype in one all-reduce."""
+    """Sum each gradient over `group`, with one all-reduce per dtype."""
     if group.size() == 1:
         return
     for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
         same = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.reshape(-1) for gradient in same])
-        with axis_mark(group):
+        with profiler_range(group):
             dist.all_reduce(flat, group=group)
         for gradient, total in zip(same, flat.split([gradient.numel() for gradient in same]), strict=True):
             gradient.copy_(total.view_as(gradient))
@@ -166,7 +164,7 @@ def _is_replicated_over_tp(parameter: nn.Parameter) -> bool:
 
 
 def _num_shards(parameter: nn.Parameter) -> int:
-    """Return the parts that a parameter is cut into."""
+    """Return the number of shards of a parameter."""
     num_shards = 1
     if isinstance(parameter, DTensor):
         for dim, placement in enumerate(parameter.placements):
@@ -179,5 +177,5 @@ def _local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    # Without no_grad around it, DTensor would make an autograd node of each (2.13).
+    # Call under no_grad: otherwise each to_local makes an autograd node (2.13).
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

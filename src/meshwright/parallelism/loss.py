@@ -1,4 +1,7 @@
-"""make_loss(model, meshes): what one rank takes the gradient of; the mean over ranks that share samples is the loss."""
+"""Losses that one rank differentiates; the mean over the ranks that share samples is the loss of the step.
+
+Shapes: B batch, S positions, T = B x S, V this rank's shard of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -9,47 +12,48 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from meshwright.errors import ConfigError
 from meshwright.models.contract import Loss, loss_of, next_token_loss
-from meshwright.parallelism.collectives import all_gather_dim
+from meshwright.models.rope import at_least_float32
+from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.tensor.vocabulary import vocabulary_parallel_losses
 
 
 def make_loss(model: nn.Module, meshes: Meshes) -> Loss:
-    """Return loss(output, targets) of what this rank computes: equal on all of tp, and its mean over cp is the loss.
+    """Return loss(output, targets) of this rank: equal on all tp ranks; the mean over cp ranks is the loss.
 
-    A model's own loss gets whole logits, of this rank's part of the sequence.
+    A model's own loss gets all-gathered logits, of this rank's shard of the sequence.
     """
     loss = loss_of(model)
     if loss is next_token_loss:
         return NextTokenLoss(meshes.group("tp"))
-    return loss if meshes.layout.tp == 1 else _OfWholeLogits(loss, meshes.group("tp"))
+    return loss if meshes.layout.tp == 1 else _LossOfGatheredLogits(loss, meshes.group("tp"))
 
 
 class NextTokenLoss:
-    """Callable: the sum of the next-token losses over the number of targets, where tp_group shares the vocabulary.
+    """Callable: the sum of next-token losses divided by the number of targets; tp_group shards the vocabulary.
 
-    Targets of -100 add nothing to the sum but count in the number, so that microbatches and parts of a sequence may
-    hold unequal numbers of targets that count: divided by `counted_share`, it is the mean over those of the step. A
-    mean of each microbatch would weigh a target by how many others its microbatch holds, which depends on the layout.
+    Targets of -100 add 0 to the sum but count in the number. Divided by `counted_share`, the result is the mean over
+    the step's counted targets. A mean over each microbatch's counted targets would weigh a target by the number of
+    others in its microbatch, which depends on the layout.
     """
 
     def __init__(self, tp_group: dist.ProcessGroup) -> None:
         self._tp_group = tp_group
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-        """Return the loss of this rank's part of the sequence."""
+        """Return the loss of this rank's shard of the sequence."""
         if self._tp_group.size() == 1:
             total = next_token_loss(output_BSV, targets_BS, reduction="sum")
         else:
-            total = vocabulary_parallel_losses(output_BSV, targets_BS, self._tp_group).sum()
+            total = vocab_parallel_losses(output_BSV, targets_BS, self._tp_group).sum()
         return total / targets_BS.numel()
 
 
 def counted_share(targets: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Return which share of a step's targets, of all ranks, are not -100: a float64 scalar; a collective.
+    """Return the fraction of a step's targets, over all ranks, that are not -100: a float64 scalar; a collective.
 
-    `targets` are those of this rank's microbatches, of whole sequences. Ranks that share samples count them alike.
+    `targets` are those of this rank's microbatches, of whole sequences. Ranks that share samples count the same ones.
     """
     counts = [((one != -100).sum().item(), one.numel()) for one in targets]
     totals = torch.tensor(counts, dtype=torch.float64).sum(0).to(device)
@@ -57,20 +61,20 @@ def counted_share(targets: Iterable[Tensor], device: torch.device) -> Tensor:
     return totals[0] / totals[1]
 
 
-class _OfWholeLogits:
-    """Callable: a model's own loss, which knows nothing of shares of the vocabulary."""
+class _LossOfGatheredLogits:
+    """Callable: a model's own loss, on logits all-gathered along the vocabulary."""
 
     def __init__(self, loss: Loss, tp_group: dist.ProcessGroup) -> None:
         self._loss, self._tp_group = loss, tp_group
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-        """Return the loss, computed by every rank alike."""
-        whole_BSV: Tensor = _Whole.apply(output_BSV, self._tp_group)  # type: ignore[no-untyped-call]
+        """Return the loss, which every tp rank computes redundantly."""
+        whole_BSV: Tensor = _AllGatherLogits.apply(output_BSV, self._tp_group)  # type: ignore[no-untyped-call]
         return self._loss(whole_BSV, targets_BS)
 
 
-class _Whole(torch.autograd.Function):
-    """Joins the last dim; all ranks do the same with the whole, so each keeps its part of the gradient, unsummed."""
+class _AllGatherLogits(torch.autograd.Function):
+    """All-gather along the last dim; all ranks have the same gradient, so backward slices it without a reduction."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -80,3 +84,47 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.chunk(ctx.group.size(), -1)[ctx.group.rank()], None
+
+
+def vocab_parallel_losses(logits_BSV: Tensor, targets_BS: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return losses_T: the cross-entropy of each target in nats, in float32 at least; 0 for targets of -100.
+
+    No rank ever holds whole rows of logits. The ranks of `group` hold equal shards of the vocabulary, in order.
+    """
+    if logits_BSV.shape[:-1] != targets_BS.shape:
+        raise ConfigError(
+            f"the model's forward returned {tuple(logits_BSV.shape)} on this rank for targets of "
+            f"{tuple(targets_BS.shape)}: under layout.tp it must return logits of the whole sequence for the rank's "
+            "shard of the vocabulary; give the last layer the role head in tensor_parallel"
+        )
+    losses_T: Tensor = _VocabParallelLosses.apply(logits_BSV.flatten(0, -2), targets_BS.flatten(), group)  # type: ignore[no-untyped-call]
+    return losses_T
+
+
+class _VocabParallelLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_TV: Tensor, target_T: Tensor, group: dist.ProcessGroup) -> Tensor:
+        wide_TV = at_least_float32(logits_TV)
+        row_T = target_T - group.rank() * wide_TV.shape[1]
+        is_here_T = (row_T >= 0) & (row_T < wide_TV.shape[1])
+        row_T = row_T.where(is_here_T, 0)
+        max_T = all_reduce_max(wide_TV.amax(1), group)
+        shifted_TV = wide_TV - max_T[:, None]
+        target_logit_T = shifted_TV.gather(1, row_T[:, None])[:, 0].where(is_here_T, 0)
+        probability_TV = shifted_TV.exp_()
+        sums = torch.stack((probability_TV.sum(1), target_logit_T, is_here_T.type_as(wide_TV)))
+        sum_T, target_logit_T, num_found_T = all_reduce_sum(sums, group)
+        probability_TV /= sum_T[:, None]
+        ctx.save_for_backward(probability_TV, row_T, is_here_T, target_T)
+        ctx.dtype = logits_TV.dtype
+        # An out-of-range target makes the loss infinite, which stops the run; checking would cost a device sync.
+        losses_T: Tensor = (sum_T.log() - target_logit_T) / num_found_T
+        return losses_T.where(target_T != -100, 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_T: Tensor) -> tuple[Tensor, None, None]:
+        probability_TV, row_T, is_here_T, target_T = ctx.saved_tensors
+        gradient_T = gradient_T.where(target_T != -100, 0)
+        gradient_TV = probability_TV * gradient_T[:, None]
+        gradient_TV.scatter_add_(1, row_T[:, None], (-gradient_T * is_here_T)[:, None])
+        return gradient_TV.to(ctx.dtype), None, None

@@ -1,4 +1,4 @@
-"""RankTrace: what torch.profiler wrote of one rank, as Chrome's trace format has it."""
+"""One rank's torch.profiler trace in Chrome's trace format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OPERATOR, MARK = ON_HOST[:2]
 
 
 class Event(NamedTuple):
-    """Something that took time."""
+    """One event with a duration."""
 
     name: str
     category: str
-    """As the profiler calls it: cpu_op, user_annotation, kernel, ..."""
+    """The profiler's category: cpu_op, user_annotation, kernel, ..."""
     thread: int
     start_ns: int
     """On the clock of the rank's host."""
@@ -39,22 +39,22 @@ class RankTrace:
     host: str
     torch_version: str
     groups: dict[str, tuple[int, ...]]
-    """Global ranks of the process groups that this rank is in, by description; those of all ranks are not told."""
+    """Global ranks of this rank's process groups, by description; the default group is not listed."""
     events: list[Event]
-    """By start; what encloses another stands before it."""
+    """Sorted by start; an enclosing event precedes the enclosed ones."""
 
     def steps(self) -> dict[int, Event]:
-        """Return the marks of whole steps by the number of the step."""
+        """Return the marks of steps, by step."""
         marks = (event for event in self.events if event.category == MARK and event.name.startswith(STEP_MARK))
         return {int(mark.name.removeprefix(STEP_MARK)): mark for mark in marks}
 
-    def within(self, start_ns: int, end_ns: int) -> list[Event]:
-        """Return the events that begin in a stretch of time."""
+    def between(self, start_ns: int, end_ns: int) -> list[Event]:
+        """Return the events that start in an interval."""
         return [event for event in self.events if start_ns <= event.start_ns < end_ns]
 
 
 def read_chrome_trace(file: Path) -> RankTrace:
-    """Return the profile in `file` (.json or .json.gz); raises ConfigError for what is none."""
+    """Return the profile in `file` (.json or .json.gz); raises ConfigError if it is none."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             trace = json.load(stream)
@@ -67,7 +67,7 @@ def read_chrome_trace(file: Path) -> RankTrace:
             "export_chrome_trace wrote, or the folder of a run with run.profile_start"
         ) from None
     if not events:
-        raise ConfigError(f"{file}: nothing was profiled in it: name a trace with operators")
+        raise ConfigError(f"{file}: the trace holds no events; name a trace with operators")
     return RankTrace(
         rank=int(distributed.get("rank", 0)),
         world_size=int(distributed.get("world_size", 1)),

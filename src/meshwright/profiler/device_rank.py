@@ -1,11 +1,10 @@
-"""spans_of_device: one rank's step where a CUDA device computes.
+"""Spans of one rank's step on a CUDA device.
 
-Kernels and copies stand on the device's own clock line, and a number ties each to the call of the host that launched
-it: there is the operator, the phase and the module. A kernel of NCCL is a collective; it runs from when its own rank is
-there, so that what it waits for the others is told from the other ranks' kernels.
+Kernels and copies are on the device's timeline; a correlation id links each to the launch on the host, which gives its
+operator, phase and module. An NCCL kernel is a collective that runs from when its own rank arrives; its wait for other
+ranks is inferred from their kernels.
 
-Written from the format as torch's sources and documentation tell it, and tested on traces made by hand: no trace of a
-device was at hand.
+Written from torch's sources and documentation and tested on hand-made traces only, without a real device trace.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from meshwright.profiler.chrome_trace import MARK, ON_DEVICE, Event, RankTrace
-from meshwright.profiler.communication import Communication, axis_of
+from meshwright.profiler.communication_op import CommunicationOp, axis_of
 from meshwright.profiler.host_rank import gaps_of, outermost
-from meshwright.profiler.places import Places
 from meshwright.profiler.span_table import Span
+from meshwright.profiler.step_location import StepLocations
 from meshwright.profiler.torch_operators import trace_name
 from meshwright.spec.trace.marks import DATA_MARK
 from meshwright.spec.trace.timeline import SpanKind
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ITEM_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2}
-"""By NCCL's names of formats in torch; one byte of any other."""
+"""By torch's names of NCCL data types; 1 for any other."""
 
 
-def spans_of_device(trace: RankTrace, step: Event) -> tuple[list[Span], list[Communication]]:
-    """Return what the device computes for what the host launches within the step, and NCCL's communications."""
-    events = trace.within(step.start_ns, step.end_ns)
-    places, operators = Places(events), _Operators(events)
+def spans_of_device(trace: RankTrace, step: Event) -> tuple[list[Span], list[CommunicationOp]]:
+    """Return the spans of kernels launched within the step, and NCCL's communication ops."""
+    events = trace.between(step.start_ns, step.end_ns)
+    places, operators = StepLocations(events), _Operators(events)
     launches = {event.args.get("correlation"): event for event in events if event.category in _LAUNCHES}
     launched = [
         (event, launches[event.args["correlation"]])
@@ -58,8 +57,8 @@ def spans_of_device(trace: RankTrace, step: Event) -> tuple[list[Span], list[Com
     return spans, communications
 
 
-def waits_of_device(spans: Iterable[Span], communications: Iterable[Communication]) -> list[Span]:
-    """Return where a rank's default stream is idle and one of its collectives waits for other ranks."""
+def waits_of_device(spans: Iterable[Span], communications: Iterable[CommunicationOp]) -> list[Span]:
+    """Return spans in which a rank's default stream is idle and a collective waits for other ranks."""
     busy = sorted((span.start_ns, span.end_ns) for span in spans if span.stream == 0)
     waits = []
     for one in communications:
@@ -70,7 +69,7 @@ def waits_of_device(spans: Iterable[Span], communications: Iterable[Communicatio
 
 
 class _Operators:
-    """The outermost operators of each thread of the host."""
+    """Outermost operators of each host thread."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         threads: dict[int, list[Event]] = defaultdict(list)
@@ -79,7 +78,7 @@ class _Operators:
         self._of_thread = {thread: list(outermost(own)) for thread, own in threads.items()}
 
     def around(self, launch: Event) -> Event:
-        """Return the operator that a launch is in, the launch itself where there is none."""
+        """Return the operator that encloses a launch, or the launch itself."""
         own = self._of_thread[launch.thread]
         before = bisect_right(own, launch.start_ns, key=lambda event: event.start_ns)
         return own[before - 1] if before and launch.start_ns < own[before - 1].end_ns else launch
@@ -94,7 +93,7 @@ def _is_nccl(kernel: Event) -> bool:
 
 
 def _streams(kernels: Iterable[Event]) -> dict[int, int]:
-    """Return our number of each of the device's streams: 0 is the one that computes most, the others follow."""
+    """Return an index for each stream: 0 for the one that computes most."""
     busy_ns: dict[int, int] = defaultdict(int)
     for kernel in kernels:
         busy_ns[_stream(kernel)] += 0 if _is_nccl(kernel) else kernel.end_ns - kernel.start_ns
@@ -102,26 +101,26 @@ def _streams(kernels: Iterable[Event]) -> dict[int, int]:
     return {stream: number for number, stream in enumerate(ordered)}
 
 
-def _communication(trace: RankTrace, kernel: Event, call: Event, places: Places, stream: int) -> Communication:
-    told = kernel.args
-    name = trace_name(call.name) if "::" in call.name else str(told.get("Collective name", kernel.name))
-    description = str(told.get("Process Group Description", ""))
+def _communication(trace: RankTrace, kernel: Event, call: Event, places: StepLocations, stream: int) -> CommunicationOp:
+    args = kernel.args
+    name = trace_name(call.name) if "::" in call.name else str(args.get("Collective name", kernel.name))
+    description = str(args.get("Process Group Description", ""))
     if not description.startswith("mesh_"):
         description = places.group_description(call.start_ns) or ""
     axis = axis_of(name, description or None, places.fsdp_mark(call.start_ns), trace.groups)
-    ranks = tuple(map(int, re.findall(r"\d+", str(told.get("Process Group Ranks", "")))))
-    largest = max(int(told.get("In msg nelems", 0)), int(told.get("Out msg nelems", 0)))
-    return Communication(
+    ranks = tuple(map(int, re.findall(r"\d+", str(args.get("Process Group Ranks", "")))))
+    largest = max(int(args.get("In msg nelems", 0)), int(args.get("Out msg nelems", 0)))
+    return CommunicationOp(
         rank=trace.rank,
         name=name,
         axis=axis,
         group=ranks or tuple(range(trace.world_size)),
-        num_bytes=largest * _ITEM_BYTES.get(str(told.get("dtype", "")), 1),
+        num_bytes=largest * _ITEM_BYTES.get(str(args.get("dtype", "")), 1),
         place=places.at(call),
         issued_ns=call.start_ns,
         start_ns=kernel.start_ns,
         end_ns=kernel.end_ns,
         stream=stream,
-        source=int(told["Src Rank"]) if "Src Rank" in told else trace.rank if "Dst Rank" in told else -1,
-        target=int(told["Dst Rank"]) if "Dst Rank" in told else trace.rank if "Src Rank" in told else -1,
+        source=int(args["Src Rank"]) if "Src Rank" in args else trace.rank if "Dst Rank" in args else -1,
+        target=int(args["Dst Rank"]) if "Dst Rank" in args else trace.rank if "Src Rank" in args else -1,
     )

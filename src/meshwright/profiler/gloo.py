@@ -1,7 +1,7 @@
-"""gloo_communications: the collectives and messages of a rank that gloo carries, from what its threads did.
+"""Communication ops of gloo in a profile.
 
-gloo's events tell the tensor and neither group nor axis. Those are the call's, on the thread that trains; events and
-calls over as many elements come in the same order.
+gloo's events, on its own threads, record the tensor but neither group nor axis. Those belong to the call, on the
+training thread; events and calls with equally many elements come in the same order.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from meshwright.profiler.chrome_trace import OPERATOR, Event, RankTrace
-from meshwright.profiler.communication import Communication, axis_of
-from meshwright.profiler.places import Places
+from meshwright.profiler.communication_op import CommunicationOp, axis_of
+from meshwright.profiler.step_location import StepLocations
 from meshwright.profiler.torch_operators import trace_name
 
 _GLOO = "gloo:"
 _ITEM_BYTES = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2}
-"""By the profiler's names of formats; one byte of any other: bool, unsigned char."""
+"""By the profiler's names of data types; 1 for any other, such as bool."""
 
 
 def gloo_communications(
-    trace: RankTrace, events: Sequence[Event], calls: Sequence[Event], places: Places
-) -> list[Communication]:
-    """Return this rank's communications among `events`; `calls` are those of collectives, in order."""
+    trace: RankTrace, events: Sequence[Event], calls: Sequence[Event], places: StepLocations
+) -> list[CommunicationOp]:
+    """Return this rank's communication ops in `events`; `calls` are the calls of collectives, in order."""
     open_calls: dict[int, deque[Event]] = defaultdict(deque)
     for call in calls:
         for size in set(_sizes(call.args.get("Input Dims", ()))):
@@ -44,14 +44,14 @@ def gloo_communications(
     return found
 
 
-def _communication(trace: RankTrace, call: Event, event: Event, places: Places, end_ns: int) -> Communication:
+def _communication(trace: RankTrace, call: Event, event: Event, places: StepLocations, end_ns: int) -> CommunicationOp:
     name = trace_name(call.name)
     description = places.group_description(call.start_ns)
     axis = axis_of(name, description, places.fsdp_mark(call.start_ns), trace.groups)
     group = trace.groups.get(f"mesh_{axis}", tuple(range(trace.world_size)))
     largest = max((*_sizes(call.args.get("Input Dims", ())), *_sizes(event.args.get("Input Dims", ()))), default=0)
     (format_name,) = event.args.get("Input type", [""])[:1] or [""]
-    found = Communication(
+    found = CommunicationOp(
         rank=trace.rank,
         name=name,
         axis=axis,
@@ -67,8 +67,8 @@ def _communication(trace: RankTrace, call: Event, event: Event, places: Places, 
     return found
 
 
-def _name_ends(found: Communication, arguments: Mapping[str, Any], rank: int) -> None:
-    """Fill in who sends a message and who receives it."""
+def _name_ends(found: CommunicationOp, arguments: Mapping[str, Any], rank: int) -> None:
+    """Set the sender and the receiver of a message."""
     what = found.name.split(".")[-1]
     if what in ("send", "recv_"):
         peer = found.group[int(arguments["Concrete Inputs"][2])]
@@ -85,7 +85,7 @@ def _sizes(dims: Any) -> Iterator[int]:
 
 
 def _ends_on_threads(events: Sequence[Event], trains: int | None) -> dict[int, int]:
-    """Return when gloo's threads were done with each event: they copy results before they wake up who waits."""
+    """Return the end of each event on gloo's threads, including the copy of its result."""
     ends: dict[int, int] = {}
     last: dict[int, int] = {}
     for event in events:

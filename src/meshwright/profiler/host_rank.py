@@ -1,9 +1,9 @@
-"""spans_of_host: one rank's step where the host itself computes, as on gloo.
+"""Spans of one rank's step on a CPU with gloo.
 
-The thread that trains is the device's default stream: it computes, hands collectives over to gloo's threads, waits for
-them, and runs Python in between. torch marks no wait of FSDP2 or of a pipeline. A wait is told by its end: gloo is done
-between two operators of the thread, so the thread waited from the first of them on. What runs in Python after a
-collective that nobody waits for may so count as a wait, and is as short as the gap.
+The training thread acts as the default stream: it computes, hands collectives to gloo's threads, waits for them, and
+runs Python. torch marks no waits of FSDP2 or of a pipeline. A wait is inferred from its end: if a collective ends
+between two operators, the thread waited since the first of them. So Python code after a collective that no operator
+waits for may count as a wait, at most as long as the gap.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from meshwright.profiler.chrome_trace import MARK, OPERATOR, Event, RankTrace
-from meshwright.profiler.communication import Communication
+from meshwright.profiler.communication_op import CommunicationOp
 from meshwright.profiler.gloo import gloo_communications
-from meshwright.profiler.places import Places
 from meshwright.profiler.span_table import Span
-from meshwright.profiler.torch_operators import Role, role_of, trace_name
+from meshwright.profiler.step_location import StepLocations
+from meshwright.profiler.torch_operators import EventRole, role_of, trace_name
 from meshwright.spec.trace.marks import DATA_MARK
 from meshwright.spec.trace.timeline import SpanKind
 
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction")
-Stretch = tuple[int, int]
+Interval = tuple[int, int]
 
 
-def spans_of_host(trace: RankTrace, step: Event) -> tuple[list[Span], list[Communication]]:
-    """Return the spans of the thread that trains, which fill the step, and the communications of gloo's threads."""
-    events = trace.within(step.start_ns, step.end_ns)
-    places = Places(events)
+def spans_of_host(trace: RankTrace, step: Event) -> tuple[list[Span], list[CommunicationOp]]:
+    """Return the spans of the training thread, which fill the step, and gloo's communication ops."""
+    events = trace.between(step.start_ns, step.end_ns)
+    places = StepLocations(events)
     own = [event for event in events if event.thread == step.thread]
     work = list(outermost(own))
-    calls = [event for event in work if role_of(event.name) is Role.COLLECTIVE]
+    calls = [event for event in work if role_of(event.name) is EventRole.COLLECTIVE]
     communications = gloo_communications(trace, events, calls, places)
     spans = [
         Span(trace.rank, 0, event.start_ns, event.end_ns, SpanKind.COMPUTE, trace_name(event.name), places.at(event))
         for event in work
-        if role_of(event.name) is Role.OPERATOR
+        if role_of(event.name) is EventRole.OPERATOR
     ]
     in_calls = {one.issued_ns: one for one in communications}
     for call in calls:
@@ -50,16 +50,16 @@ def spans_of_host(trace: RankTrace, step: Event) -> tuple[list[Span], list[Commu
 
 
 def outermost(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the operators and collectives of one thread that are within no other."""
+    """Yield the outermost operators and collectives of one thread."""
     covered_ns = 0
     for event in events:
-        if event.category == OPERATOR and event.start_ns >= covered_ns and role_of(event.name) is not Role.PASSAGE:
+        if event.category == OPERATOR and event.start_ns >= covered_ns and role_of(event.name) is not EventRole.WRAPPER:
             covered_ns = event.end_ns
             yield event
 
 
-def gaps_of(covered: Iterable[Stretch], from_ns: int, to_ns: int) -> Iterator[Stretch]:
-    """Yield what stretches in order leave free of the time between two moments."""
+def gaps_of(covered: Iterable[Interval], from_ns: int, to_ns: int) -> Iterator[Interval]:
+    """Yield the gaps between sorted intervals, from `from_ns` to `to_ns`."""
     free_ns = from_ns
     for start_ns, end_ns in covered:
         if start_ns > free_ns:
@@ -69,8 +69,8 @@ def gaps_of(covered: Iterable[Stretch], from_ns: int, to_ns: int) -> Iterator[St
         yield free_ns, to_ns
 
 
-def _waits(gaps: Sequence[Stretch], communications: Iterable[Communication]) -> Iterator[Span]:
-    """Yield the waits of the thread, none of which overlap."""
+def _waits(gaps: Sequence[Interval], communications: Iterable[CommunicationOp]) -> Iterator[Span]:
+    """Yield the waits of the thread, without overlap."""
     starts = [start_ns for start_ns, _ in gaps]
     waited_ns = 0
     for one in sorted(communications, key=lambda one: one.end_ns):
@@ -83,12 +83,12 @@ def _waits(gaps: Sequence[Stretch], communications: Iterable[Communication]) -> 
         waited_ns = max(waited_ns, one.end_ns)
 
 
-def _wait(one: Communication, start_ns: int, end_ns: int) -> Span:
+def _wait(one: CommunicationOp, start_ns: int, end_ns: int) -> Span:
     return Span(one.rank, 0, start_ns, end_ns, SpanKind.WAIT, one.name, one.place, one.axis)
 
 
-def _rest(rank: int, gaps: Iterable[Stretch], own: Sequence[Event], places: Places) -> Iterator[Span]:
-    """Yield what the thread does besides: waits for samples, runs compiled code without a name, runs Python."""
+def _rest(rank: int, gaps: Iterable[Interval], own: Sequence[Event], places: StepLocations) -> Iterator[Span]:
+    """Yield the other spans of the thread: waits for data, unnamed compiled code, Python."""
     inside = [
         (event.start_ns, event.end_ns, SpanKind.DATA if event.name == DATA_MARK else SpanKind.COMPUTE)
         for event in own

@@ -1,4 +1,4 @@
-"""profile_of_run: the step that a run's profiler window holds, of all ranks."""
+"""Timeline of a step in the profiler window of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from meshwright.errors import ConfigError
-from meshwright.profiler.timeline import timeline_of
+from meshwright.profiler.profiled_timeline import timeline_of
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
 from meshwright.spec.trace.timeline import Timeline
 
@@ -14,7 +14,7 @@ _TRACE = re.compile(r"step-(\d+)-rank-\d+\.json\.gz")
 
 
 def profiled_files(folder: Path) -> list[Path]:
-    """Return the traces of the newest window of the run in `folder`, one file a rank; none where none was profiled."""
+    """Return the traces of the newest window of the run in `folder`, one per rank, or []."""
     found = {
         file: int(match[1]) for file in Run(folder).timelines.glob("*.gz") if (match := _TRACE.fullmatch(file.name))
     }
@@ -22,8 +22,8 @@ def profiled_files(folder: Path) -> list[Path]:
 
 
 def profile_of_run(folder: Path, step: int | None = None) -> Timeline:
-    """Return the last step of the window, or the one asked for; raises ConfigError where nothing was profiled."""
+    """Return the last step of the window, or `step`; raises ConfigError without a profile."""
     files = profiled_files(folder)
     if not files:
-        raise ConfigError(f"{folder} has no profile of any step: {HOW_TO_PROFILE}")
+        raise ConfigError(f"{folder} has no profile: {HOW_TO_PROFILE}")
     return timeline_of(files, str(folder), step)

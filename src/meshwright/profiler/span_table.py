@@ -1,4 +1,4 @@
-"""spans_from: the columns of a timeline from spans one by one."""
+"""Columns of a timeline, from single spans."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.profiler.places import Place
+from meshwright.profiler.step_location import StepLocation
 from meshwright.spec.trace.timeline import Floats, SpanKind, Spans
 
 TEXTS = ("names", "scopes", "phases", "actions", "axes")
 
 
 class Span(NamedTuple):
-    """One span, its texts written out."""
+    """One span with its texts."""
 
     rank: int
     stream: int
@@ -22,13 +22,13 @@ class Span(NamedTuple):
     end_ns: int
     kind: SpanKind
     name: str
-    place: Place
+    place: StepLocation
     axis: str | None = None
     num_bytes: int = 0
 
 
 def spans_from(rows: Sequence[Span], origin_ns: int) -> tuple[Spans, dict[str, Any]]:
-    """Return the columns of `rows`, by start, with seconds since `origin_ns`, and the texts that they point to."""
+    """Return columns of `rows` sorted by start, in seconds since `origin_ns`, and the texts that they index."""
     rows = sorted(rows, key=lambda row: row.start_ns)
     texts: dict[str, dict[str, int]] = {kind: {} for kind in TEXTS}
 

@@ -1,4 +1,4 @@
-"""A window of steps under torch.profiler, written as a Chrome trace per rank."""
+"""Profiler window: consecutive steps under torch.profiler, written as one Chrome trace per rank."""
 
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,7 @@ from meshwright.units import counted
 
 
 class ProfilerWindow:
-    """Profiles steps [start, start + num_steps) and nothing when start is None."""
+    """Context manager that profiles steps [start, start + num_steps), none if start is None."""
 
     def __init__(self, folder: Path, rank: int, start: int | None, num_steps: int) -> None:
         self._folder, self._rank = folder, rank
@@ -26,19 +26,19 @@ class ProfilerWindow:
         if self._profile is not None:
             self._write()
         if self._start is not None and not self._num_profiled and error is None:
-            logger.warning("no step was profiled: run.profile_start = %s is none of those that ran", self._start)
+            logger.warning("no step was profiled: run.profile_start = %s is not a step of this attempt", self._start)
 
     def before_step(self, step: int) -> None:
-        """Start recording if the window opens with `step`."""
+        """Start profiling if the window starts at `step`."""
         if step == self._start:
             activities = supported_activities() & {ProfilerActivity.CPU, ProfilerActivity.CUDA}
-            # One cycle only, so keeping events changes nothing but torch 2.11's warning that they are cleared.
+            # acc_events only avoids torch 2.11's warning about cleared events: there is one cycle.
             window = profile(activities=activities, record_shapes=True, profile_memory=True, acc_events=True)
             window.__enter__()
             self._profile = window
 
     def after_step(self, step: int) -> None:
-        """Write the trace if the window closes with `step`."""
+        """Write the trace if the window ends at `step`."""
         self._num_profiled += self._profile is not None
         if self._start is not None and self._profile is not None and step >= self._start + self._num_steps - 1:
             self._write()

@@ -1,4 +1,4 @@
-"""assemble: from what each rank holds to whole tensors, and which ranks hold different copies of the same thing."""
+"""Assembly of whole tensors from the shards of all ranks, and detection of unequal replicas."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from meshwright.prover.boxes import Array, Box, Boxes, Record
 
 Tensors = dict[str, Array]
-"""Whole tensors by name in the plain model."""
+"""Whole tensors by name in the unwrapped model."""
 
 
 @dataclass(frozen=True)
 class WholeRecord:
-    """A run as one process would have seen it; where copies differ, as the first rank that holds one saw it."""
+    """A run as one process would record it; unequal replicas are taken from the first rank."""
 
     initial_weights: Tensors
     losses: list[float]
@@ -23,15 +23,15 @@ class WholeRecord:
     gradients: list[Tensors]
     weights: Tensors
     unequal_copies: list[str]
-    """What ranks disagree about that should be the same to the bit, in the order of the run."""
+    """Values of replicas that should be bitwise equal and differ, in the order of the run."""
 
 
 class Incomparable(Exception):
-    """A run's tensors are not those of one process: some are missing, or of another shape."""
+    """Tensors of a run are missing, or have other shapes than those of one process."""
 
 
 def assemble(records: Sequence[Record]) -> WholeRecord:
-    """Return the run that the ranks' `records` are parts of; raises Incomparable if parts of it are on no rank."""
+    """Return the whole run of the ranks' `records`; raises Incomparable for parts that no rank holds."""
     unequal: list[str] = []
     first = records[0]
     for rank, other in enumerate(records):
@@ -58,7 +58,7 @@ def _tensor(what: str, parts: Sequence[tuple[int, Box]], unequal: list[str]) -> 
     """Return one whole tensor, each element from the first rank that holds it."""
     _, first = parts[0]
     whole = np.empty(first.shape, first.values.dtype)
-    # Who said so; -1 is nobody.
+    # Rank of each element; -1 is none.
     source = np.full(first.shape, -1, np.int32)
     for rank, box in parts:
         at = tuple(slice(start, start + size) for start, size in zip(box.offsets, box.values.shape, strict=True))

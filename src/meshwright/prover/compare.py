@@ -1,10 +1,9 @@
-"""compare: how far a layout's losses, gradients and updated weights lie from those of one process, at worst.
+"""Largest differences of losses, gradients and updated weights between a layout and one process.
 
-A parameter's gradient is compared as a whole, by its 2-norm, and against that of one process. Where that is tiny (a
-norm whose gradients cancel), rounding in what was summed up dominates: a thousandth of the typical parameter's
-norm, that of all gradients over the root of the number of parameters, is the least that counts. Weights are compared by
-the way that they went, like a gradient: in the weights themselves a wrong update would vanish. But each step rounds
-them, and where they hardly moved, that is what differs.
+A parameter's gradient is compared as a whole, by its 2-norm relative to that of one process. Where that norm is tiny
+(gradients that cancel), rounding dominates; the least norm that counts is a thousandth of the typical parameter's, that
+of all gradients over the root of the number of parameters. Weights are compared by their updates, like gradients: in
+the weights themselves a wrong update would vanish. Rounding of the weights in each step is allowed for.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LEAST_SHARE = 1e-3
 
 
 class _Quantity(NamedTuple):
-    """What is compared: the fields of a Difference that say so."""
+    """Compared quantity: fields of a Difference."""
 
     kind: DifferenceKind
     name: str
@@ -71,11 +70,11 @@ def compare(record: WholeRecord, reference: WholeRecord, bars: Bars) -> tuple[Di
 
 
 def _weights(record: WholeRecord, reference: WholeRecord, bar: float) -> list[Difference]:
-    """Return how far each parameter ended from where it should have, next to the way that it should have gone."""
+    """Return the error of each parameter's update relative to its size."""
     start, end = record.initial_weights, record.weights
     _require_same_names(start, reference.initial_weights)
     _require_same_names(end, reference.weights)
-    # Initial weights depend on no layout, not even in the last bit.
+    # Initial weights are bitwise equal under all layouts.
     unlike = [name for name, weight in reference.initial_weights.items() if not np.array_equal(start[name], weight)]
     if unlike:
         raise Incomparable(f"initial weight {unlike[0]} is not that of one process{_more(unlike)}")
@@ -108,7 +107,7 @@ def _least(references: Tensors) -> float:
 def _difference(what: _Quantity, distance: float, size: float, bar: float) -> Difference:
     relative = 0.0
     if distance:
-        # Where one process has nothing but zeros, anything else is as wrong as JSON can say.
+        # Infinite relative to zeros, but JSON has no infinity.
         relative = min(distance / size if size else math.inf, sys.float_info.max)
     return Difference(kind=what.kind, name=what.name, step=what.step, relative=relative, bar=bar)
 

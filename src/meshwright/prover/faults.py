@@ -1,4 +1,4 @@
-"""FAULTS: what a proof can break on purpose, one fault for each axis; plant.py does it."""
+"""Faults that a proof can inject, one per axis; plant.py implements them."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,10 @@ FAULTS: Mapping[PlantedAxis, str] = {
     "ep": "rows come back from their experts in the place of the row before",
     "dp": "every data-parallel rank sees the samples of the first",
 }
-"""What is done to each axis."""
+"""Description of the fault of each axis."""
 
 
 def degree(layout: Layout, axis: PlantedAxis) -> int:
-    """Return over how many ranks an axis splits: a fault in one of degree 1 changes nothing."""
+    """Return the degree of an axis; a fault in one of degree 1 has no effect."""
     value: int = getattr(layout, axis)
     return value

@@ -1,4 +1,4 @@
-"""Feature: something that a layout has or has not; what composes is asked of pairs of them."""
+"""Features of layouts, and the combinations of two that a proof covers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from meshwright.spec.run.proof import LayoutProof
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """One axis, schedule or choice."""
+    """One axis, schedule or option of a layout."""
 
     name: str
     is_in: Callable[[Layout], bool]
     smallest: Mapping[str, Any]
-    """The keys of the smallest layout that has it."""
+    """Keys of the smallest layout that has it."""
 
 
 def _axis(name: str) -> Feature:
@@ -66,21 +66,21 @@ CHOICES = (
         {"dp_shard": 2, "gradient_sync": "step"},
     ),
 )
-"""Everything else that a layout chooses and that could change a number by mistake."""
+"""All other options of a layout that an error could make change numerics."""
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Two features, or one alone, and the proofs in which they met."""
+class Combination:
+    """Two features, or one, and the proofs of layouts that have them."""
 
     features: tuple[Feature, ...]
     proofs: Sequence[LayoutProof]
     impossible: str | None
-    """Why no layout of the model has both; None where one has."""
+    """Why no layout of the model can have both; None if one can."""
 
     @property
     def worst(self) -> LayoutProof | None:
-        """Return the proof that came closest to its bar or did not hold; None where there is none."""
+        """Return the proof closest to its bar, or one that failed; None without proofs."""
         return max(self.proofs, key=_badness, default=None)
 
 
@@ -88,19 +88,19 @@ def _badness(one: LayoutProof) -> tuple[bool, float]:
     return not one.holds, one.worst.share if one.worst is not None else 0.0
 
 
-def meeting(job: Job, proofs: Sequence[LayoutProof], *features: Feature) -> Meeting:
-    """Return where `features` met in the proofs of `job`."""
-    met = [one for one in proofs if all(feature.is_in(one.layout) for feature in features)]
-    return Meeting(features, met, None if met else _impossible(job, features))
+def combination(job: Job, proofs: Sequence[LayoutProof], *features: Feature) -> Combination:
+    """Return the proofs of `job` that cover `features`."""
+    covered = [one for one in proofs if all(feature.is_in(one.layout) for feature in features)]
+    return Combination(features, covered, None if covered else _impossible(job, features))
 
 
 def _impossible(job: Job, features: Sequence[Feature]) -> str | None:
-    """Return what keeps even the smallest layout with all `features` from running."""
+    """Return why the smallest layout with all `features` is invalid, or None."""
     keys: dict[str, Any] = {}
     for feature in features:
         for key, value in feature.smallest.items():
             keys[key] = max(value, keys.get(key, value)) if isinstance(value, int) else value
-    # Experts, and groups of ranks, are shared out over ranks that are there for other reasons.
+    # Experts, and groups of ranks, need ranks of other axes.
     wider = {"dp_shard": 2 * keys.get("dp_shard", 1)}
     problems = [
         split_problems(Layout(**attempt), resolve_architecture(job.model), job.train.seq_len)

@@ -1,4 +1,4 @@
-"""few_ranks: the form of a layout that a laptop can prove: the same axes and choices, with small degrees."""
+"""Reduction of a layout to few ranks: the same axes and options, with small degrees."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _MOST_RANKS = 8
 
 
 def on_few_ranks(layout: Layout) -> Layout:
-    """Return `layout` with degrees of at most 2, and of data parallelism 1 where more than 8 ranks would be left.
+    """Return `layout` with degrees of at most 2, and data parallelism of 1 if more than 8 ranks would remain.
 
-    What does not change which rank computes what is left out: compilation, offload, asynchronous tensor parallelism.
+    Compilation, offload and asynchronous tensor parallelism are disabled.
     """
     degrees = {axis: min(getattr(layout, axis), 2) for axis in _AXES}
     stages = min(layout.stages_per_rank, 2)

@@ -1,7 +1,6 @@
-"""WithIgnoredTargets: a token dataset of which each sample ignores another number of targets.
+"""Token dataset in which each sample ignores a different number of targets.
 
-A loss that counts its targets wrongly, for each microbatch or each part of a sequence, is right as long as all of them
-hold equally many.
+With equal numbers, a loss that counts targets wrongly per microbatch or per shard of a sequence would still be right.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 from meshwright.data.dataset import Dataset, Sample, TokenDataset
 
 IGNORED = -100
-"""The target that the next-token loss does not count, as in torch."""
+"""Target that the next-token loss ignores, as in torch."""
 _STRIDE = 7
-"""Samples that follow each other ignore numbers of targets that lie this far apart."""
+"""Difference of the numbers of ignored targets between consecutive samples."""
 
 
 class WithIgnoredTargets(Dataset):
-    """The samples of a token dataset, the first targets of each ignored; one at least counts."""
+    """Samples of a token dataset with their first targets ignored; at least one target counts."""
 
     may_ignore_targets = True
 

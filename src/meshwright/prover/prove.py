@@ -1,4 +1,4 @@
-"""prove: one process and each layout run the same small job through the real trainer, and are compared."""
+"""Proof: one process and each layout run the same small job with the real trainer, and are compared."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from meshwright.trainer.run.provenance import versions
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """What is to be proven, and how."""
+    """Layouts to prove, and how."""
 
     job: Job
     layouts: Sequence[Layout]
     num_steps: int = 3
     precision: ProofPrecision = "float32"
-    """What to compute in: in float64 rounding hides nothing."""
+    """Precision of computation; float64 leaves the least rounding."""
     repeat: bool = False
-    """Run each layout a second time, which must give the same bits."""
+    """Run each layout twice and require bitwise equality."""
     planted: PlantedAxis | None = None
-    """The axis to break on purpose."""
+    """Axis of the fault to inject."""
     device: str = "cpu"
     timeout_s: float = 300.0
-    """How long one layout may take."""
+    """Time limit of one layout."""
     max_ranks: int = 64
-    """More ranks of one layout are refused: each is a process of torch on this machine."""
+    """Limit of ranks per layout; each is a process on this machine."""
 
 
 def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof:
-    """Return how each layout compares with one process, having told `report` of each as soon as it was done.
+    """Return the comparison of each layout with one process; call `report` after each.
 
-    Raises ConfigError before anything runs for layouts that do not fit the job, or a fault that would change nothing.
+    Raises ConfigError before the first run for invalid layouts and for a fault without effect.
     """
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="meshwright-prove-") as folder:
@@ -77,7 +77,7 @@ def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof
 
 
 def _require_fitting(request: ProofRequest, small: SmallJob) -> None:
-    """Raise for every layout that the job itself could not run, with a batch that suits all of them."""
+    """Raise for every layout that is invalid for the job with the small job's batch."""
     job = request.job.replace(train=small.job.train)
     problems = [
         f"{layout_text(layout)}: {problem}" for layout in request.layouts for problem in layout_problems(job, layout)
@@ -91,7 +91,7 @@ def _require_fitting(request: ProofRequest, small: SmallJob) -> None:
     if axis is not None and not any(degree(layout, axis) > 1 for layout in request.layouts):
         texts = " ".join(layout_text(layout) for layout in request.layouts)
         raise ConfigError(
-            f"--plant {axis} would change nothing: no layout of {texts} has {axis} above 1: "
+            f"--plant {axis} has no effect: no layout of {texts} has {axis} > 1; "
             f"add one that has, or plant another axis"
         )
 
@@ -100,8 +100,8 @@ def _too_many_ranks(layout: Layout, max_ranks: int) -> str:
     small = on_few_ranks(layout)
     smaller = f"prove {layout_text(small)}, the same axes with small degrees, or " * (small.num_ranks <= max_ranks)
     return (
-        f"{layout_text(layout)}: {layout.num_ranks:,} ranks are as many processes on this machine, and --max-ranks "
-        f"allows {max_ranks}: {smaller}give --max-ranks {layout.num_ranks}"
+        f"{layout_text(layout)}: {layout.num_ranks:,} ranks, each a process on this machine, exceed --max-ranks = "
+        f"{max_ranks}: {smaller}set --max-ranks {layout.num_ranks}"
     )
 
 
@@ -112,7 +112,7 @@ def _one_process(request: ProofRequest, small: SmallJob) -> WholeRecord:
         )
     except RanksFailed as failure:
         logger.error("%s", failure)
-        raise MeshwrightError(f"one process, with which layouts are compared, failed: {failure.reason}") from None
+        raise MeshwrightError(f"the reference run in one process failed: {failure.reason}") from None
     return assemble([only])
 
 

@@ -1,4 +1,4 @@
-"""record: what one rank sees of a few steps of the real trainer, as plain arrays that another process can read."""
+"""Recording of a few steps of the real trainer on one rank, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.trainer.step.training import Training
 
 
 def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> tuple[Record, bool | None]:
-    """Return what this rank saw of all steps of `job`, and whether a second run gave the same bits; a collective."""
+    """Return this rank's record of `job`, and whether a second run was bitwise equal (or None); a collective."""
     silence_known_warnings()
     first = _record_once(job, device, planted)
     return first, first.is_equal(_record_once(job, device, planted)) if repeat else None
@@ -46,7 +46,7 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
 
 
 def _dataset(job: Job) -> Dataset:
-    """Return the job's samples; those of a text ignore some targets, and a user's own are left as they are."""
+    """Return the job's dataset; token samples ignore some targets, user data is unchanged."""
     dataset = build_dataset(job.data, job.train.seq_len)
     return WithIgnoredTargets(dataset, job.train.seq_len) if isinstance(dataset, TokenDataset) else dataset
 
@@ -64,7 +64,7 @@ def _boxes(named: Iterable[tuple[str, Tensor]]) -> Boxes:
     boxes = {}
     for name, tensor in named:
         local, offsets = local_box(tensor.detach())
-        # A copy: the next step writes over what the tensor holds.
+        # A copy: the next step overwrites the tensor.
         values = local.cpu().numpy().copy()
         boxes[name] = Box(tuple(tensor.shape), tuple(offsets), values)
     return boxes

@@ -1,7 +1,7 @@
-"""shrink: a model small enough to prove on a laptop, with the same architecture and the same divisibilities.
+"""Reduction of a model to a size that can be proven on a laptop, with the same architecture and divisibilities.
 
-Whether a layout works depends on which of its degrees divide which sizes: key/value heads that a tensor-parallel rank
-has whole or shares, experts that divide by ep. So a size is replaced by the smallest that the same degrees divide.
+Whether a layout works depends on which of its degrees divide which sizes, such as key/value heads by tp and experts by
+ep. So each size is replaced by the smallest that the same degrees divide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MIN_EXPERTS = 4
 
 
 def shrink(architecture: LlamaArchitecture, layouts: Sequence[Layout]) -> LlamaArchitecture:
-    """Return the architecture with sizes as small as `layouts` and its own features allow."""
+    """Return the architecture with the smallest sizes that `layouts` and its features allow."""
     tp = math.lcm(*(layout.tp for layout in layouts))
     sizes: dict[str, Any] = {
         "vocab_size": _multiple_from(_VOCAB_SIZE, tp),
@@ -43,14 +43,14 @@ def shrink(architecture: LlamaArchitecture, layouts: Sequence[Layout]) -> LlamaA
 
 
 def _num_layers(architecture: LlamaArchitecture, layouts: Sequence[Layout]) -> int:
-    """Return blocks for every stage and, where a model has both, one with a dense ffn and two with experts."""
+    """Return enough blocks for every stage, and for one dense and two mixture layers in a mixture of experts."""
     num_dense = min(architecture.num_dense_layers, 1) if isinstance(architecture, MoEArchitecture) else 0
     last_boundary = max((max(layout.stage_boundaries or (0,)) for layout in layouts), default=0)
     return max(num_dense + 2, last_boundary + 1, *(layout.num_stages for layout in layouts))
 
 
 def _heads(architecture: LlamaArchitecture, layouts: Sequence[Layout]) -> dict[str, int]:
-    """Return head counts that the same degrees divide, with several queries to a key where there were several."""
+    """Return head counts that the same degrees divide, with grouped queries if the original has them."""
     degrees = {layout.tp * (layout.cp if layout.cp_method == "ulysses" else 1) for layout in layouts}
     degrees |= {layout.tp for layout in layouts}
     num_kv_heads = _smallest_alike(architecture.num_kv_heads, degrees)
@@ -66,7 +66,7 @@ def _experts(architecture: MoEArchitecture, layouts: Sequence[Layout]) -> dict[s
     router = architecture.router
     num_groups = _smallest_factor(router.num_groups)
     groups_per_token = max(1, num_groups * router.groups_per_token // router.num_groups)
-    # Two experts on each rank, and in each group, so that neither is a special case.
+    # At least two experts per rank and per group, since one is a special case.
     unit = math.lcm(num_groups, *(layout.ep for layout in layouts if architecture.num_experts % layout.ep == 0))
     return {
         "num_experts": unit * max(2, -(-_MIN_EXPERTS // unit)),
@@ -82,7 +82,7 @@ def _latent(latent: LatentAttention) -> dict[str, Any]:
         query_rank=None if latent.query_rank is None else _LATENT_DIM,
         kv_rank=_LATENT_DIM,
         plain_head_dim=_HEAD_DIM,
-        # Of another width than the rest, so that nothing that mixes them up goes unnoticed.
+        # Another width than the plain part, so that confusing them fails.
         rope_head_dim=_HEAD_DIM // 2,
         value_head_dim=_HEAD_DIM,
     )
@@ -90,7 +90,7 @@ def _latent(latent: LatentAttention) -> dict[str, Any]:
 
 
 def _smallest_alike(size: int, degrees: set[int]) -> int:
-    """Return the smallest divisor of `size` that the same `degrees` divide; above 1 where `size` is."""
+    """Return the smallest divisor of `size` that the same `degrees` divide; above 1 if `size` is."""
     alike = math.lcm(*(degree for degree in degrees if size % degree == 0))
     return alike if alike > 1 else _smallest_factor(size)
 
@@ -101,5 +101,5 @@ def _smallest_factor(size: int) -> int:
 
 
 def _multiple_from(size: int, divisor: int) -> int:
-    """Return the smallest multiple of `divisor` that is `size` or more."""
+    """Return the smallest multiple of `divisor` that is at least `size`."""
     return -(-size // divisor) * divisor

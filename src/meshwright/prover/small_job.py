@@ -1,4 +1,4 @@
-"""small_job: the job that is run to prove layouts of another, and what was changed on the way."""
+"""Small job for proving the layouts of another job, and its changes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from meshwright.spec.run.proof import Change, ProofPrecision
 
 _SEQ_LEN = 32
 _NUM_DOCUMENTS = 2000
-# AdamW divides a gradient by its own size plus eps: with the usual 1e-8 the sign of rounding noise in an element that
-# is nearly zero moves its weight as far as any other, and no bar could tell that from a mistake.
+# AdamW divides a gradient by its magnitude plus eps. With the usual 1e-8, rounding noise in a near-zero element moves
+# its weight as much as any other, which no bar could distinguish from an error.
 _EPS = 1e-2
 _LEARNING_RATE = 1e-2
-# Below the norm of a new model's gradients, so that clipping is proven too.
+# Below the gradient norm of a new model, so that clipping is tested too.
 _MAX_GRAD_NORM = 0.5
 
 _PRECISIONS: Mapping[ProofPrecision, PrecisionSection] = {
@@ -35,20 +35,20 @@ _PRECISIONS: Mapping[ProofPrecision, PrecisionSection] = {
 
 @dataclass(frozen=True)
 class SmallJob:
-    """A job to prove layouts with; its own layout is that of one process."""
+    """A job to prove layouts with; its own layout is one process."""
 
     job: Job
     changes: tuple[Change, ...]
 
     def with_layout(self, layout: Layout) -> Job:
-        """Return the job under `layout`."""
+        """Return the job with `layout`."""
         return self.job.replace(layout=LayoutRequest(**layout.to_dict()))
 
 
 def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int, precision: ProofPrecision) -> SmallJob:
-    """Return a job that runs `num_steps` under each of `layouts`, on a text that `write_corpus` wrote.
+    """Return a job of `num_steps` that each of `layouts` can run, on the text of `write_corpus`.
 
-    A model of the user's own is run as it is, on its own data: only its author knows how it could be smaller.
+    A user's model is not reduced, and runs on its own data.
     """
     common: dict[str, Any] = {
         "layout": LayoutRequest(),
@@ -83,20 +83,20 @@ def _options(architecture: LlamaArchitecture, smaller: LlamaArchitecture) -> dic
 
 
 def _train(train: TrainSection, layouts: Sequence[Layout], num_steps: int) -> TrainSection:
-    """Return the smallest batch that every layout divides evenly, with microbatches enough for its schedule."""
-    # A ring gives each context-parallel rank two pieces of the sequence, each split again over tp.
+    """Return the smallest batch that all layouts divide, with enough microbatches for their schedules."""
+    # Zigzag cp shards have two chunks per rank, each sharded over tp.
     seq_len = math.lcm(_SEQ_LEN, *(2 * layout.cp * layout.tp for layout in layouts))
     batch = math.lcm(*(layout.dp * layout.microbatch_size * _num_microbatches(layout) for layout in layouts))
     return TrainSection(steps=num_steps, seq_len=seq_len, global_batch_size=batch, seed=train.seed)
 
 
 def _num_microbatches(layout: Layout) -> int:
-    """Return microbatches that fill a pipeline and let it run on, or that accumulate where there is none."""
+    """Return microbatches that fill a pipeline, at least two."""
     return layout.pp * max(2, layout.stages_per_rank)
 
 
 def write_corpus(file: Path) -> None:
-    """Write many short texts, so that every sequence holds the end of one and the beginning of another."""
+    """Write many short documents, so that every sequence spans several."""
     lines = (json.dumps({"text": f"{n} times {n} is {n * n}"}) + "\n" for n in range(_NUM_DOCUMENTS))
     file.write_text("".join(lines), encoding="utf-8")
 
@@ -116,7 +116,7 @@ def _architecture_changes(architecture: LlamaArchitecture, smaller: LlamaArchite
 
 
 def _changes(job: Job, small: Job) -> tuple[Change, ...]:
-    """Return what differs but for the model's sizes, the layout, and what belongs to this machine."""
+    """Return the changes except the model's sizes, the layout, and machine-specific keys."""
     batch = Change(key="batch", original=str(job.global_batch_size), proven=str(small.global_batch_size))
     changes = [batch]
     for section, keys in (

@@ -1,4 +1,4 @@
-"""The table of a proof: a line for each layout, its worst differences next to what rounding explains."""
+"""Table of a proof: one row per layout with its largest differences and their tolerances."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ HEADERS = ("layout", "ranks", "loss", "gradient", "weight", "worst in", "s", "ve
 
 
 def proof_table(proof: Proof) -> Table:
-    """Return the outcome of each layout, with its worst differences and how much of its bar each one takes."""
+    """Return the verdict of each layout, with its largest differences as shares of their bars."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in HEADERS:
         is_number = header in ("ranks", "loss", "gradient", "weight", "s")
-        # A layout or a name cut short cannot be copied.
+        # Not wrapped or truncated, so that it can be copied.
         table.add_column(header, justify="right" if is_number else "left", no_wrap=True)
     for one in proof.layouts:
         table.add_row(*row_of(one), style=None if one.holds else "bold red")
@@ -25,7 +25,7 @@ def proof_table(proof: Proof) -> Table:
 
 
 def row_of(one: LayoutProof) -> list[str]:
-    """Return one line of the table."""
+    """Return one row of the table."""
     figures = [difference_text(difference) for difference in one.differences] or ["-", "-", "-"]
     return [
         layout_text(one.layout),
@@ -38,19 +38,19 @@ def row_of(one: LayoutProof) -> list[str]:
 
 
 def difference_text(difference: Difference) -> str:
-    """Return a relative difference and the share of its bar: "3.1e-07 (3%)"; "equal" where there is none at all."""
+    """Return a relative difference and its share of the bar: "3.1e-07 (3%)"; "equal" for 0."""
     if difference.relative == 0:
         return "equal"
     return f"{difference.relative:.1e} ({share_text(difference)})"
 
 
 def share_text(difference: Difference) -> str:
-    """Return how much of its bar a difference takes: "3%", or "6e+04 x" far above it."""
+    """Return a difference's share of its bar: "3%", or "6e+04 x" far above it."""
     return f"{difference.share:.0%}" if difference.share < 10 else f"{difference.share:.0e} x"
 
 
 def worst_text(one: LayoutProof) -> str:
-    """Return where the layout comes closest to a bar, or lies furthest above it; "" where nothing differs."""
+    """Return the quantity with the largest share of its bar; "" if nothing differs."""
     worst = one.worst
     if worst is None or not worst.relative:
         return ""
@@ -58,14 +58,14 @@ def worst_text(one: LayoutProof) -> str:
 
 
 def verdict(one: LayoutProof) -> str:
-    """Return in a word whether the layout trains what one process trains."""
+    """Return the verdict of a layout in one word."""
     if one.holds:
         return "holds"
     return "WRONG" if one.differences else "FAILS"
 
 
 def reasons(one: LayoutProof) -> str:
-    """Return what is wrong with a layout that does not hold; "" of one that does."""
+    """Return why a layout failed; "" if it holds."""
     wrong = [difference.kind for difference in one.differences if difference.share > 1]
     texts = [f"{' and '.join(wrong)} not that of one process"] if wrong else []
     texts += [one.problem] if one.problem else []
@@ -74,7 +74,7 @@ def reasons(one: LayoutProof) -> str:
 
 
 def notes(proof: Proof) -> list[str]:
-    """Return what one must know to read the table, and how it came out, one sentence a line."""
+    """Return notes on the table and its outcome, one sentence per line."""
     wrong = sum(not one.holds for one in proof.layouts)
     bars = next((one.differences for one in proof.layouts if one.differences), ())
     lines = [f"{layout_text(one.layout)}: {reasons(one)}" for one in proof.layouts if not one.holds]
@@ -95,6 +95,6 @@ def notes(proof: Proof) -> list[str]:
 
 
 def changes_text(proof: Proof) -> str:
-    """Return what was made smaller, or fit for a comparison, in one paragraph."""
+    """Return the changes of the small job, in one paragraph."""
     changes = ", ".join(f"{change.key} {change.original} -> {change.proven}" for change in proof.changes)
     return f"{format_count(proof.num_parameters)} parameters: {changes}"

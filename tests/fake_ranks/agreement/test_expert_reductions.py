@@ -36,7 +36,7 @@ def test_the_next_blocks_experts_do_not_wait() -> None:
         [
             kind == RecordKind.COLLECTIVE
             and "reduce_scatter" in found.signatures[signature].op
-            and found.group_names[group] == "efsdp"
+            and found.group_names[group] == "expert_dp_shard"
             for kind, signature, group in zip(records.kind, records.signature, records.group, strict=True)
         ]
     )

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
+from meshwright.calibrator.calibrated_machine import this_machine
 from meshwright.calibrator.describe import describe
-from meshwright.calibrator.machine import this_machine
 from meshwright.calibrator.measure import Measurements, mean_of, measure
-from meshwright.calibrator.menu import Menu
+from meshwright.calibrator.size_grid import SizeGrid
 from meshwright.hardware.write import cluster_toml, device_toml
 from run_ranks import run_ranks
 
-SMALL = Menu(
+SMALL = SizeGrid(
     dtypes=("float32",),
     matmul_rows=(8,),
     matmul_widths=(8, 16),

@@ -152,7 +152,7 @@ def test_a_planted_fault_is_found(
 
 def test_a_fault_that_no_layout_has_room_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["prove", job_file(tmp_path, DENSE), "tp=2", "--plant", "pp"]) == 2
-    assert "--plant pp would change nothing: no layout of tp=2 has pp above 1" in capsys.readouterr().err
+    assert "--plant pp has no effect: no layout of tp=2 has pp > 1" in capsys.readouterr().err
 
 
 def test_layouts_that_do_not_fit_the_job_itself_are_told_before_anything_runs(
@@ -172,7 +172,7 @@ def test_more_processes_than_a_machine_has_room_for_are_not_started(
     job = job_file(tmp_path, DENSE)
     assert run(["prove", job, "dp_shard=64,tp=2"]) == 2
     told = capsys.readouterr().err
-    assert "128 ranks are as many processes on this machine, and --max-ranks allows 64" in told
+    assert "128 ranks, each a process on this machine, exceed --max-ranks = 64" in told
     assert "prove dp_shard=2,tp=2, the same axes with small degrees, or give --max-ranks 128" in told
     assert run(["prove", job, "dp_shard=2,tp=2", "--max-ranks", "3"]) == 2
 

@@ -70,13 +70,13 @@ class PatientMode(RecordingMode):
 def real_trace(build: str, arguments: list[str]) -> tuple[Trace, list[list[int]]]:
     """Return what this rank's step really did, and all counts of tokens that it read."""
     counts: list[list[int]] = []
-    read = token_exchange.host_values
+    read = token_exchange.read_on_host
 
     def noticed(*args: Any) -> list[int]:
         counts.append(read(*args))
         return counts[-1]
 
-    token_exchange.host_values = noticed
+    token_exchange.read_on_host = noticed
     return record_step(PatientMode(TraceRecorder(), "cpu"), build, arguments), counts
 
 

@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 from meshwright.log import logger
 from meshwright.parallelism.collectives import all_gather_dim, reduce_scatter_dim
-from meshwright.parallelism.tensor import async_tensor
+from meshwright.parallelism.tensor import tensor_parallel
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from run_ranks import run_ranks
@@ -56,7 +56,7 @@ def _on_a_rank(architecture: LlamaArchitecture, layout: Layout, only_pass: bool)
     library.impl("fused_matmul_reduce_scatter", counted(_matmul_scatter), "CPU")
     with (
         mock.patch.object(dist, "is_nccl_available", return_value=True),
-        mock.patch.object(async_tensor, "has_symmetric_memory", return_value=True),
+        mock.patch.object(tensor_parallel, "has_symmetric_memory", return_value=True),
         _symmetric_memory._test_mode(),
     ):
         model = meta_model(architecture, torch.float32)

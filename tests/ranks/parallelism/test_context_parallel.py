@@ -16,9 +16,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.models.attention import CausalAttention
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
 from meshwright.parallelism.compile_blocks import compile_blocks
-from meshwright.parallelism.context.context import apply_context_parallel
+from meshwright.parallelism.context.context_parallel import apply_context_parallel
 from meshwright.parallelism.context.ring_attention import RingAttention
-from meshwright.parallelism.context.sequence_split import sequence_indices
+from meshwright.parallelism.context.sequence_shards import sequence_indices
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.spec.layout.layout import ContextMethod, Layout
 from run_ranks import run_ranks
@@ -224,24 +224,29 @@ def _refusal(layout: dict[str, Any], seq_len: int, kind: str) -> str:
 @pytest.mark.parametrize(
     ("method", "seq_len", "kind", "message"),
     [
-        ("ring", 30, "ours", r"InfeasibleLayout: train.seq_len = 30 .* 4 equal chunks.* set train.seq_len to 28 or 32"),
-        ("ulysses", 31, "ours", r"InfeasibleLayout: train.seq_len = 31 .* 2 equal chunks.* to 30 or 32"),
+        (
+            "ring",
+            30,
+            "ours",
+            r"InfeasibleLayout: train.seq_len = 30: .* multiple of 4 .* set train.seq_len to 28 or 32",
+        ),
+        ("ulysses", 31, "ours", r"InfeasibleLayout: train.seq_len = 31: .* multiple of 2 .* to 30 or 32"),
         (
             "ulysses",
             32,
             "ours",
-            r"InfeasibleLayout: 3 query heads .* set layout.cp_method to \"all-gather\" or \"ring\"",
+            r"InfeasibleLayout: layout.cp = 2: .* 3 query heads .* set layout.cp_method to \"all-gather\" or \"ring\"",
         ),
         (
             "ring",
             32,
             "no attention",
-            r"UnsupportedError: .* Silent does not let it .*CausalAttention, or set layout.cp",
+            r"UnsupportedError: .* Silent .*CausalAttention .*, or set layout.cp",
         ),
-        ("ring", 32, "no positions", r"UnsupportedError: layout.cp = 2 .* give the model takes_positions = True"),
+        ("ring", 32, "no positions", r"UnsupportedError: layout.cp = 2: .* give it takes_positions = True"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(method: str, seq_len: int, kind: str, message: str) -> None:
+def test_an_unsupported_sequence_or_model_is_an_error(method: str, seq_len: int, kind: str, message: str) -> None:
     for given in run_ranks(_refusal, 2, {"cp": 2, "cp_method": method}, seq_len, kind):
         assert re.match(message, given), given
 

@@ -16,7 +16,7 @@ from meshwright.errors import UnsupportedError
 from meshwright.parallelism.data.fully_sharded import (
     await_gradients,
     reduce_gradients,
-    require_summed,
+    require_reduced,
     reshard_model,
     set_gradient_sync,
     shard_model,
@@ -169,7 +169,7 @@ def with_an_unused_last_block() -> dict[str, Tensor | None] | str:
         set_gradient_sync(model, layout, reduces=True, is_last=is_last, waits=True)
         last_block_once(model, meshes.dp_rank, is_last=is_last)
     try:
-        require_summed(model)
+        require_reduced(model)
     except UnsupportedError as error:
         return str(error)
     return gradients_of(model)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.calibrator.describe import Machine, describe
+from meshwright.calibrator.describe import CalibratedMachine, describe
 from meshwright.calibrator.measure import Measurements, mean_of
-from meshwright.calibrator.menu import CPU_MENU
-from meshwright.calibrator.watched_step import OpSample, WatchedStep
+from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
+from meshwright.calibrator.size_grid import CPU_SIZES
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
@@ -23,10 +23,10 @@ from meshwright.spec.trace.trace import Signature, TensorShape
 SOURCE = Source(title="meshwright calibrate: 2 ranks", date="2026-11-21", kind="measured")
 
 
-def machine(num_ranks: int = 2) -> Machine:
+def machine(num_ranks: int = 2) -> CalibratedMachine:
     memory = Figure(value=8e9, source=SOURCE)
     device = Device(name="cpu-local", title="a test", vendor="any", memory_bytes=memory, is_host=True)
-    return Machine(device, "gloo", num_ranks, SOURCE)
+    return CalibratedMachine(device, "gloo", num_ranks, SOURCE)
 
 
 def measurements(latency_s: float = 3e-4, s_per_byte: float = 5e-10, num_ranks: int = 2) -> Measurements:
@@ -49,7 +49,7 @@ def measurements(latency_s: float = 3e-4, s_per_byte: float = 5e-10, num_ranks: 
 
 
 def described(measured: Measurements) -> tuple[Device, Cluster]:
-    return describe(machine(), CPU_MENU, measured)
+    return describe(machine(), CPU_SIZES, measured)
 
 
 def point(cluster: Cluster, kind: str) -> CollectivePoint:
@@ -98,7 +98,7 @@ def test_noise_never_makes_a_cluster_that_cannot_be(noise: list[float]) -> None:
 
 def test_one_rank_has_no_link() -> None:
     alone = Measurements(**{**vars(measurements()), "collective_s": {}, "block_step_s": {}})
-    _, cluster = describe(machine(num_ranks=1), CPU_MENU, alone)
+    _, cluster = describe(machine(num_ranks=1), CPU_SIZES, alone)
     assert (cluster.num_devices, cluster.intra_node) == (1, None)
 
 
@@ -115,7 +115,7 @@ def test_lines_of_operators_are_written_and_read_back(tmp_path: Path) -> None:
     shape = TensorShape(dtype="float32", dims=(512, 512))
     product = Signature(op="aten.mm.default", inputs=(shape, shape), outputs=(shape,), read_bytes=2**21)
     device, cluster = describe(
-        machine(), CPU_MENU, measurements(), [WatchedStep([OpSample(product, 3, 2e-3)], 4, 0, 8e-3)]
+        machine(), CPU_SIZES, measurements(), [ProfiledStep([OpSample(product, 3, 2e-3)], 4, 0, 8e-3)]
     )
     file = tmp_path / "cpu-local.toml"
     file.write_text(device_toml(device))

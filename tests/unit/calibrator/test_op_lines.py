@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from meshwright.calibrator.op_lines import exchange_line, fitted_lines
+from meshwright.calibrator.profiled_step import OpSample, ProfiledStep, profiled_step
 from meshwright.calibrator.step_jobs import step_jobs
-from meshwright.calibrator.watched_step import OpSample, WatchedStep, watched_step
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 SIZES = (2**14, 2**17, 2**20)
@@ -47,7 +47,7 @@ def test_what_was_met_in_small_tensors_only_takes_the_usual_rate() -> None:
 @given(st.floats(1e-5, 1e-2), st.floats(1e-11, 1e-8))
 def test_exchanges_on_a_line_become_it(one_s: float, s_per_byte: float) -> None:
     steps = [
-        WatchedStep([], n, size, n * one_s + size * s_per_byte) for n, size in ((10, 10**5), (40, 10**8), (9, 10**7))
+        ProfiledStep([], n, size, n * one_s + size * s_per_byte) for n, size in ((10, 10**5), (40, 10**8), (9, 10**7))
     ]
     assert exchange_line(steps) == pytest.approx((one_s, s_per_byte), rel=1e-3)
 
@@ -60,7 +60,7 @@ def test_a_watched_step_has_a_sample_of_every_operator() -> None:
         layer(x).sum().backward()
         layer.zero_grad()
 
-    samples = {sample.signature.op: sample for sample in watched_step(step, 2).ops}
+    samples = {sample.signature.op: sample for sample in profiled_step(step, 2).ops}
     assert {"aten.addmm.default", "aten.mm.default", "aten.sum.default"} <= samples.keys()
     # Views ask nothing of anybody.
     assert not {"aten.t.default", "aten.expand.default"} & samples.keys()

@@ -113,7 +113,7 @@ def test_a_checkpoint_folder_and_a_step_name_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     with pytest.raises(ConfigError, match="has no checkpoint of step 4: it has 3"):
         export(tmp_path / "run", tmp_path / "c", step=4)
-    with pytest.raises(ConfigError, match="is one checkpoint and --step 4 asks for another"):
+    with pytest.raises(ConfigError, match=r"--step 4: .* is the checkpoint of another step"):
         export(tmp_path / "run" / "checkpoints" / "step-3", tmp_path / "c", step=4)
     assert not (tmp_path / "c").exists()
 
@@ -128,7 +128,7 @@ def test_all_files_are_as_readable_as_each_other(tmp_path: Path) -> None:
 def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
     write_run(tmp_path / "run", architecture())
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match="out exists and an export never overwrites: name a new folder"):
+    with pytest.raises(ConfigError, match="out exists, and export never overwrites: name a new folder"):
         export(tmp_path / "run", tmp_path / "out")
 
 
@@ -150,7 +150,7 @@ def test_a_class_of_the_users_own_is_refused_with_the_way_out(tmp_path: Path) ->
     run = Run(tmp_path / "run")
     job = Job.from_dict({"model": {"source": "my_module:MyModel"}})
     run.manifest.write_text(Manifest(job=job, seed=0, num_parameters=1).to_json())
-    with pytest.raises(UnsupportedError, match=r"my_module:MyModel, a class of your own.*load_parameters\('"):
+    with pytest.raises(UnsupportedError, match=r"the class my_module:MyModel: .*load_parameters\('"):
         export(tmp_path / "run", tmp_path / "out")
 
 
@@ -170,7 +170,7 @@ def test_a_full_disk_leaves_no_folder(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"could not be written .*File too large.*nothing is left of it"):
+        with pytest.raises(CheckpointError, match=r"could not be written .*File too large.*was removed"):
             export(tmp_path / "run", tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -179,7 +179,7 @@ def test_a_full_disk_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_the_model_has_no_rows_for_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "run", architecture(vocab_size=256))
-    with pytest.raises(ConfigError, match=r"tokenizer of .* has 257 tokens, its model only 256"):
+    with pytest.raises(ConfigError, match=r"tokenizer of .* has 257 tokens, more than .*256"):
         export(tmp_path / "run", tmp_path / "out")
 
 

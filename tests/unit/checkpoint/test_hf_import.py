@@ -102,7 +102,7 @@ def test_an_imported_run_is_not_resumed(theirs: Path, tmp_path: Path) -> None:
 
 def test_an_existing_run_folder_is_not_touched(theirs: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(ConfigError, match="run exists and an import never overwrites"):
+    with pytest.raises(ConfigError, match="run exists, and import never overwrites"):
         import_folder(theirs, tmp_path / "run")
 
 
@@ -117,7 +117,7 @@ def test_a_missing_file_of_several_is_named(theirs: Path, tmp_path: Path) -> Non
 
 def test_an_index_that_promises_too_much_is_named(theirs: Path) -> None:
     shutil.copyfile(theirs / "model-00003-of-00005.safetensors", theirs / "model-00002-of-00005.safetensors")
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00005\.safetensors does not hold .*which model\.safe"):
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00005\.safetensors lacks .*, which model\.safe"):
         load_hf_parameters(theirs, architecture())
 
 
@@ -155,7 +155,7 @@ def test_a_tied_model_may_store_its_head_if_it_is_the_embedding(tmp_path: Path) 
     rewrite(folder, lm_head__weight=embedding.clone())
     assert "head.weight" not in load_hf_parameters(folder, architecture(tie_embeddings=True))
     rewrite(folder, lm_head__weight=embedding + 1)
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight that differs from its model\.embed_tokens\.weight"):
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         load_hf_parameters(folder, architecture(tie_embeddings=True))
 
 
@@ -166,7 +166,7 @@ def test_quantised_weights_are_refused(theirs: Path) -> None:
 
 
 def test_folders_without_weights_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no .*config\.json: name the folder of a Hugging Face model"):
+    with pytest.raises(ConfigError, match=r"config\.json does not exist: name the folder of a Hugging Face model"):
         import_folder(tmp_path, tmp_path / "run")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"neither model\.safetensors nor .*pytorch_model\.bin is a pickle"):
@@ -178,4 +178,4 @@ def test_what_sizes_do_not_show_is_remarked(theirs: Path, caplog: pytest.LogCapt
         load_hf_parameters(theirs, architecture(rope_theta=10_000.0, norm_eps=1e-6))
         assert not caplog.records
         load_hf_parameters(theirs, architecture(rope_theta=20_000.0, norm_eps=1e-6))
-    assert "its weights were made with rope_theta = 10000.0, the model has 20000.0" in caplog.text
+    assert "the weights were trained with rope_theta = 10000.0, the model has 20000.0" in caplog.text

@@ -135,8 +135,8 @@ def test_what_sizes_do_not_show_is_remarked(tmp_path: Path, caplog: pytest.LogCa
         assert not caplog.records
         router = theirs.router.replace(normalize_weights=False)
         load_hf_parameters(tmp_path / "theirs", theirs.replace(experts_per_token=3, router=router))
-    assert "made with experts_per_token = 2, the model has 3" in caplog.text
-    assert "made with router.normalize_weights = True, the model has False" in caplog.text
+    assert "trained with experts_per_token = 2, the model has 3" in caplog.text
+    assert "trained with router.normalize_weights = True, the model has False" in caplog.text
 
 
 @pytest.mark.parametrize(

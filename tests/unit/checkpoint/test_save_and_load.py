@@ -97,7 +97,7 @@ def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
 
 
 def test_an_existing_checkpoint_is_never_overwritten(run: Run) -> None:
-    with pytest.raises(CheckpointError, match="step-20 exists and a checkpoint is never overwritten: resume from it"):
+    with pytest.raises(CheckpointError, match="step-20 exists, and checkpoints are never overwritten: resume from it"):
         save(run.checkpoint(20), make_state(5), METADATA)
     state = zeroed(make_state())
     load(run.checkpoint(20), state)
@@ -201,7 +201,7 @@ def test_load_parameters_verifies_what_it_returns(run: Run) -> None:
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"bytes 0 to 192 \(model/a.weight at \[0, 0\]\) are not what was saved"):
+    with pytest.raises(CheckpointError, match=r"bytes 0 to 192 \(model/a.weight at \[0, 0\]\) do not match their hash"):
         load_parameters(run.checkpoint(20))
     path.write_bytes(data[:100])
     with pytest.raises(CheckpointError, match=r"rank-00000\.bin is damaged"):
@@ -211,7 +211,7 @@ def test_load_parameters_verifies_what_it_returns(run: Run) -> None:
 def test_files_of_another_save_are_refused(run: Run) -> None:
     other = (run.checkpoint(10) / "rank-00000.bin").read_bytes()
     (run.checkpoint(20) / "rank-00000.bin").write_bytes(other)
-    with pytest.raises(CheckpointError, match="are not what was saved"):
+    with pytest.raises(CheckpointError, match="do not match their hash"):
         load(run.checkpoint(20), zeroed(make_state()))
 
 
@@ -226,7 +226,7 @@ def test_another_format_version_is_named(run: Run) -> None:
     body = json.loads(path.read_text())["contents"] | {"format_version": 2}
     checksum = hash_bytes(json.dumps(body, sort_keys=True).encode())
     path.write_text(json.dumps({"checksum": checksum, "contents": body}))
-    with pytest.raises(CheckpointError, match="format 2, this version of meshwright reads 1"):
+    with pytest.raises(CheckpointError, match="format 2, but this version of meshwright reads 1"):
         load(run.checkpoint(20), zeroed(make_state()))
 
 

@@ -187,7 +187,7 @@ def test_a_function_may_make_the_data(section: DataSection) -> None:
         ("user_waves:Waves", {"num_samples": 1}, DataError, r"has 1 samples but needs 2, one of them for validation"),
         ("user_waves:Alone", {}, DataError, r"sample 0 of .* is a ndarray: return two values, \(inputs, targets\)"),
         ("user_waves:Triple", {}, DataError, r"sample 0 of .* is a tuple of 3: return two values"),
-        ("user_waves:Restless", {}, DataError, r"sample 0 of .* has other values when it is read again"),
+        ("user_waves:Restless", {}, DataError, r"sample 0 of .* has different values when it is read twice"),
     ],
 )
 def test_mistakes_in_user_data_are_explained(

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.data.check import problems
 from meshwright.data.dataset import build_dataset
-from meshwright.data.documents import document_numbers
-from meshwright.data.loader import Loader
+from meshwright.data.loader import Loader, document_numbers
 from meshwright.data.order import Share
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.errors import ConfigError

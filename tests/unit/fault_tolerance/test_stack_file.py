@@ -6,7 +6,7 @@ import faulthandler
 import threading
 from pathlib import Path
 
-from meshwright.fault_tolerance.stack_file import read_stack
+from meshwright.fault_tolerance.evidence import read_stack
 
 
 def test_the_main_thread_is_read_with_the_outermost_call_first(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_rows_that_the_tokenizer_has_no_token_for_are_never_drawn() -> None:
     assert max(generate(model, [5], Sampling(200, temperature=5.0))) >= 10
 
 
-@pytest.mark.parametrize(("prompt", "message"), [([], "no token"), ([264], "token 264, the model only 264")])
+@pytest.mark.parametrize(("prompt", "message"), [([], "prompt is empty"), ([264], "token 264, but the model has 264")])
 def test_a_foreign_prompt_is_refused_before_anything_is_computed(prompt: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         generate(build(), prompt, GREEDY)

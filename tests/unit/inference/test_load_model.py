@@ -84,7 +84,7 @@ def test_other_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no manifest\.json, so it is no run folder"):
         load_model(tmp_path)
     write_hf(tmp_path / "theirs", "llama")
-    with pytest.raises(ConfigError, match="is a Hugging Face folder, which has no steps: leave --step 3 out"):
+    with pytest.raises(ConfigError, match="is a Hugging Face folder, which has no steps: omit --step 3"):
         load_model(tmp_path / "theirs", 3)
     shutil.rmtree(tmp_path / "theirs")
     write_run(tmp_path / "run", architecture())

@@ -65,7 +65,7 @@ def test_own_class_from_the_working_directory(own: str) -> None:
         ("Unlike", {}, "define it there"),
         ("Mine", {}, "missing a required argument: 'width'"),
         ("Mine", {"width": 3, "heigth": 1}, "unexpected keyword argument 'heigth'"),
-        ("text", {}, "made a str, but an nn.Module is needed"),
+        ("text", {}, "returned a str, but must return an nn.Module"),
         ("number", {}, "is int, but a class"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.profiler.timeline import timeline_of
+from meshwright.profiler.profiled_timeline import timeline_of
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind
 

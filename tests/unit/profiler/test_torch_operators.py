@@ -2,28 +2,28 @@
 
 import pytest
 
-from meshwright.profiler.torch_operators import Role, role_of
+from meshwright.profiler.torch_operators import EventRole, role_of
 
 
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        ("aten::mm", Role.OPERATOR),
-        ("aten::add_", Role.OPERATOR),
-        ("aten::_foreach_copy_", Role.OPERATOR),
-        ("aten::zeros", Role.OPERATOR),
-        ("nobodys::kernel", Role.OPERATOR),
-        ("aten::linear", Role.PASSAGE),
-        ("aten::matmul", Role.PASSAGE),
-        ("aten::view", Role.PASSAGE),
-        ("aten::split", Role.PASSAGE),
-        ("aten::to", Role.PASSAGE),
-        ("MmBackward0", Role.PASSAGE),
-        ("autograd::engine::evaluate_function: MmBackward0", Role.PASSAGE),
-        ("_c10d_functional::wait_tensor", Role.PASSAGE),
-        ("_c10d_functional::all_reduce", Role.COLLECTIVE),
-        ("c10d::_allgather_base_", Role.COLLECTIVE),
+        ("aten::mm", EventRole.OPERATOR),
+        ("aten::add_", EventRole.OPERATOR),
+        ("aten::_foreach_copy_", EventRole.OPERATOR),
+        ("aten::zeros", EventRole.OPERATOR),
+        ("nobodys::kernel", EventRole.OPERATOR),
+        ("aten::linear", EventRole.WRAPPER),
+        ("aten::matmul", EventRole.WRAPPER),
+        ("aten::view", EventRole.WRAPPER),
+        ("aten::split", EventRole.WRAPPER),
+        ("aten::to", EventRole.WRAPPER),
+        ("MmBackward0", EventRole.WRAPPER),
+        ("autograd::engine::evaluate_function: MmBackward0", EventRole.WRAPPER),
+        ("_c10d_functional::wait_tensor", EventRole.WRAPPER),
+        ("_c10d_functional::all_reduce", EventRole.COLLECTIVE),
+        ("c10d::_allgather_base_", EventRole.COLLECTIVE),
     ],
 )
-def test_an_operator_is_what_a_trace_records_too(name: str, role: Role) -> None:
+def test_an_operator_is_what_a_trace_records_too(name: str, role: EventRole) -> None:
     assert role_of(name) is role

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.prover.features import AXES, CHOICES, PIPELINES, meeting
+from meshwright.prover.features import AXES, CHOICES, PIPELINES, combination
 from meshwright.prover.page import matrix_page
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
@@ -98,7 +98,7 @@ def test_the_covering_set_leaves_nothing_between_axes_and_schedules_untested() -
     untested = [
         f"{a.name} with {b.name}"
         for a, b in pairs
-        if (met := meeting(JOB, proofs, a, b)).worst is None and met.impossible is None
+        if (met := combination(JOB, proofs, a, b)).worst is None and met.impossible is None
     ]
     print(untested)
     assert not untested

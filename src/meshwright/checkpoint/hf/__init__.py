@@ -1,1 +1,1 @@
-"""Hugging Face folders: export and import through one declarative name map for each model family."""
+"""Hugging Face folders: export and import by one name map per model family."""

@@ -1,4 +1,4 @@
-"""to_ours and to_theirs: tensors between a Hugging Face folder and us, laid out as the rows of a NameMap say."""
+"""Layout conversion of tensors between Hugging Face folders and our models, by the rows of a NameMap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.checkpoint.hf.name_map import NameMap, Rename
 
 
 def to_ours(rename: Rename, theirs: Sequence[Tensor]) -> Tensor:
-    """Return our tensor, contiguous, made of `theirs`: one, or one for each expert."""
+    """Return our tensor, contiguous; `theirs` is one tensor, or one per expert."""
     if rename.is_stacked:
         return torch.stack(list(theirs))
     [tensor] = theirs
@@ -22,7 +22,7 @@ def to_ours(rename: Rename, theirs: Sequence[Tensor]) -> Tensor:
 
 
 def to_theirs(names: NameMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return their tensors, contiguous, by their names; `ours` hold all parts of each (`written_together`)."""
+    """Return their tensors, contiguous, by name; `ours` holds all parts of each (`written_together`)."""
     whole: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in ours.items():
@@ -40,7 +40,7 @@ def to_theirs(names: NameMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def their_shape(rename: Rename, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of each of theirs that one of ours, of `shape`, is made of."""
+    """Return the shape of each of their tensors that make up one of ours, of `shape`."""
     if rename.is_stacked:
         return tuple(shape[1:])
     *others, last = reversed(shape) if rename.is_transposed else shape
@@ -48,7 +48,7 @@ def their_shape(rename: Rename, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def written_together(names: NameMap, ours: Collection[str]) -> list[list[str]]:
-    """Return our names, those that are parts of one tensor of theirs in one list, in the order given."""
+    """Return our names in order, grouped by the tensor of theirs that they are parts of."""
     groups: dict[str, list[str]] = {}
     for name in ours:
         rename = names.rename_of(name)

@@ -1,4 +1,4 @@
-"""export: a checkpoint as a Hugging Face folder, one output file in memory at a time."""
+"""Export of a checkpoint as a Hugging Face folder, with one output file in memory at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from meshwright.checkpoint.durable import commit, temporary_beside, write_durably
+from meshwright.checkpoint.durable import commit, temporary_sibling, write_durably
 from meshwright.checkpoint.hf.convert import to_theirs, written_together
 from meshwright.checkpoint.hf.families import BUFFER, name_map, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.folder import INDEX, SINGLE
@@ -30,7 +30,7 @@ _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.b
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote."""
+    """Result of an export."""
 
     model: SavedModel
     num_parameters: int
@@ -48,14 +48,14 @@ def export(
 ) -> Exported:
     """Write the model in `source`, a run or a checkpoint folder, as the new Hugging Face folder `out`.
 
-    Weights are rounded to `dtype` once. No file holds more than `max_shard_bytes` of tensors, unless one tensor is
-    larger; the experts of a layer are one here. `out` appears complete or not at all; raises ConfigError if it exists,
-    CheckpointError for a damaged source, UnsupportedError for a model that transformers does not have.
+    Weights are rounded to `dtype`. No file holds more than `max_shard_bytes` of tensors, unless one tensor, or all
+    experts of a layer, are larger. `out` is created atomically. Raises ConfigError if it exists, CheckpointError for
+    a damaged source, UnsupportedError for a model that transformers lacks.
     """
     if out.exists():
-        raise ConfigError(f"{out} exists and an export never overwrites: name a new folder, or move it away")
+        raise ConfigError(f"{out} exists, and export never overwrites: name a new folder, or move it away")
     model = find_saved_model(source, step)
-    temporary = temporary_beside(out)
+    temporary = temporary_sibling(out)
     try:
         temporary.mkdir(parents=True)
         write_side_files(model, temporary, dtype)
@@ -65,8 +65,8 @@ def export(
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"{out} could not be written ({reason}): nothing is left of it; free space there, or name a folder that "
-            "you may write"
+            f"{out} could not be written ({reason}), and was removed: free space there, or name a folder that you may "
+            "write"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -74,7 +74,7 @@ def export(
 
 
 def _shards(architecture: LlamaArchitecture, itemsize: int, max_bytes: int) -> list[list[str]]:
-    """Return our names of each file's tensors, in the model's order; the parts of one of theirs are in one file."""
+    """Return our names of each file's tensors, in the model's order; parts of one of their tensors share a file."""
     shapes = stored_shapes(architecture)
     shards: list[list[str]] = [[]]
     room = max_bytes
@@ -89,19 +89,19 @@ def _shards(architecture: LlamaArchitecture, itemsize: int, max_bytes: int) -> l
 
 
 def _write_weights(model: SavedModel, shards: list[list[str]], dtype: torch.dtype, folder: Path) -> int:
-    """Write the weight files, and an index where there are several; return the bytes of all tensors."""
+    """Write the weight files, with an index if there are several, and return the bytes of all tensors."""
     names = name_map(model.architecture)
     weight_map: dict[str, str] = {}
     num_bytes = 0
     for number, shard in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        # A router's bias is compared and not multiplied: transformers too keeps it wide.
+        # A router's bias stays float32, as in transformers.
         rounded = {
             name: tensor.to(torch.float32 if name.startswith(BUFFER) else dtype)
             for name, tensor in load_parameters(model.checkpoint, shard).items()
         }
         tensors = to_theirs(names, rounded)
-        # Without this entry transformers refuses the file.
+        # transformers requires this entry.
         save_file(tensors, folder / file, metadata={"format": "pt"})
         _make_readable(folder / file)
         _fsync(folder / file)
@@ -114,7 +114,7 @@ def _write_weights(model: SavedModel, shards: list[list[str]], dtype: torch.dtyp
 
 
 def _make_readable(path: Path) -> None:
-    # safetensors 0.8 writes files that only their owner may read; the others of the folder follow the umask.
+    # safetensors 0.8 writes files readable by their owner only; follow the umask instead.
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

@@ -1,4 +1,4 @@
-"""name_map and stored_shapes: the names and shapes of an architecture's tensors, for every family that is known."""
+"""Name map and tensor shapes of each supported architecture family."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import hf_model_type
 
 BUFFER = "buffer."
-"""What a buffer's name begins with in a checkpoint, where parameters have theirs as they are."""
+"""Prefix of a buffer's name in a checkpoint; parameters have none."""
 
 _MAPS = {
     "gpt2": GPT2,
@@ -30,14 +30,14 @@ _MAPS = {
 
 
 def name_map(architecture: LlamaArchitecture) -> NameMap:
-    """Return the table for a model with a head of its own, or with a tied one."""
+    """Return the name map of `architecture`, without the head if it is tied."""
     names = _MAPS[hf_model_type(architecture)]
     if not architecture.tie_embeddings:
         return names
     return replace(
         names,
         renames=tuple(rename for rename in names.renames if rename.theirs != HEAD),
-        drops=(*names.drops, Drop(HEAD, "a copy of the embedding, which is compared with it before it is dropped")),
+        drops=(*names.drops, Drop(HEAD, "a copy of the embedding, checked to be equal before it is dropped")),
     )
 
 
@@ -52,6 +52,6 @@ def stored_shapes(architecture: LlamaArchitecture) -> dict[str, tuple[int, ...]]
 
 
 def num_parameters(architecture: LlamaArchitecture) -> int:
-    """Return the exact number of parameters, tied ones once; a buffer is none."""
+    """Return the exact number of parameters, tied ones once, without buffers."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build_architecture(architecture).parameters())

@@ -1,4 +1,4 @@
-"""HfFolder: the tensors of a Hugging Face folder, in one safetensors file or several, read one at a time."""
+"""Tensors of a Hugging Face folder, in one or several safetensors files, read one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READABLE = ("F64", "F32", "BF16", "F16")
 
 
 class HfFolder:
-    """A folder whose files and headers have been looked at; the tensors stay on disk until they are read."""
+    """A folder with checked files and headers; tensors are read on request."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class HfFolder:
             lost = sorted((keys or set()) - present)
             if lost:
                 raise CheckpointError(
-                    f"{path / name} does not hold {lost[0]}, which {INDEX} says it does: copy the whole folder again"
+                    f"{path / name} lacks {lost[0]}, which {INDEX} assigns to it: copy the whole folder again"
                 )
             for key in present if keys is None else keys:
                 self._file_of[key] = name
@@ -45,7 +45,7 @@ class HfFolder:
         return tuple(self._slice(name).get_shape())
 
     def require_floats(self) -> None:
-        """Raise UnsupportedError for a tensor in a quantised or integer format, which needs scales to mean anything."""
+        """Raise UnsupportedError for a tensor in a quantised or integer format."""
         for name in sorted(self.names):
             stored_as = self._slice(name).get_dtype()
             if stored_as not in _READABLE:
@@ -55,7 +55,7 @@ class HfFolder:
                 )
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor as the file holds it; its memory is the file's, mapped."""
+        """Return one tensor as stored, memory-mapped from the file."""
         try:
             tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
         except SafetensorError as error:
@@ -66,7 +66,7 @@ class HfFolder:
         return self._files[self._file_of[name]].get_slice(name)
 
     def _expected_keys(self) -> dict[str, set[str] | None]:
-        """Return the files, each with the keys that the index gives it; None where there is no index."""
+        """Return the files, each with the keys that the index assigns to it; None without an index."""
         if not (self.path / INDEX).is_file():
             if (self.path / SINGLE).is_file():
                 return {SINGLE: None}
@@ -100,13 +100,13 @@ class HfFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; raises ConfigError where there is none, CheckpointError for a broken one."""
+    """Return the object in a JSON file; raises ConfigError if missing, CheckpointError if damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}: name the folder of a Hugging Face model") from None
+        raise ConfigError(f"{path} does not exist: name the folder of a Hugging Face model") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, no object: copy it again")
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, not a JSON object: copy it again")
     return value

@@ -1,7 +1,7 @@
-"""The names of GPT-2 here and in Hugging Face folders.
+"""Name map of GPT-2.
 
-transformers stores GPT-2's linear layers as (in, out), so their weights are transposed; and queries, keys and values as
-one layer, of which each is a third of the outputs.
+transformers stores GPT-2's linear layers as (in, out), so their weights are transposed, and fuses queries, keys and
+values in one layer, each a third of its outputs.
 """
 
 from meshwright.checkpoint.hf.llama import HEAD
@@ -37,7 +37,7 @@ GPT2 = NameMap(
     ),
     drops=(
         Drop(f"{_THEIR_BLOCK}.attn.bias", "the causal mask; old files stored it"),
-        Drop(f"{_THEIR_BLOCK}.attn.masked_bias", "what masked scores become; old files stored it"),
+        Drop(f"{_THEIR_BLOCK}.attn.masked_bias", "the value of masked scores; old files stored it"),
     ),
     prefix="transformer.",
 )

@@ -1,4 +1,4 @@
-"""import_folder: a Hugging Face folder as a run, so that every verb that takes a run takes it."""
+"""Import of a Hugging Face folder as a run, which every command that reads a run accepts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.checkpoint.durable import commit, temporary_beside, write_durably
+from meshwright.checkpoint.durable import commit, temporary_sibling, write_durably
 from meshwright.checkpoint.hf.families import num_parameters
 from meshwright.checkpoint.hf.folder import read_json
 from meshwright.checkpoint.hf.side_files import CONFIG, TOKENIZER, copy_side_files
@@ -23,7 +23,7 @@ from meshwright.spec.run.run import Manifest, Run
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import wrote."""
+    """Result of an import."""
 
     run: Run
     architecture: LlamaArchitecture
@@ -32,20 +32,20 @@ class Imported:
 
 
 def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
-    """Write the weights of `hf_folder`, bit by bit as they are, as checkpoint step-0 of the new run `run_folder`.
+    """Write the weights of `hf_folder`, bitwise unchanged, as checkpoint step-0 of the new run `run_folder`.
 
-    The run appears complete or not at all. Its job names `hf_folder` as initial_weights, so training from it starts
-    with a copy of job.toml. Raises ConfigError if `run_folder` exists, CheckpointError or UnsupportedError for a
-    folder that is damaged or not of a known model.
+    The run is created atomically. Its job names `hf_folder` as initial_weights, so training from it starts with a
+    copy of job.toml. Raises ConfigError if `run_folder` exists, CheckpointError for a damaged folder,
+    UnsupportedError for an unknown model.
     """
     if run_folder.exists():
-        raise ConfigError(f"{run_folder} exists and an import never overwrites: name a new folder, or move it away")
+        raise ConfigError(f"{run_folder} exists, and import never overwrites: name a new folder, or move it away")
     config = read_json(hf_folder / CONFIG)
     architecture = architecture_from_hf(config, str(hf_folder / CONFIG))
-    # As stored: in memory they are the mapped files, whatever their size; stacked experts are copies.
+    # As stored and memory-mapped, except stacked experts, which are copies.
     parameters = dict(load_hf_parameters(hf_folder, architecture, dtype=None))
     count = num_parameters(architecture)
-    temporary = temporary_beside(run_folder)
+    temporary = temporary_sibling(run_folder)
     run = Run(temporary)
     try:
         temporary.mkdir(parents=True)
@@ -58,8 +58,8 @@ def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
         commit(temporary, run_folder)
     except OSError as error:
         raise CheckpointError(
-            f"{run_folder} could not be written ({error.strerror}): nothing is left of it; free space there, or name "
-            "a folder that you may write"
+            f"{run_folder} could not be written ({error.strerror}), and was removed: free space there, or name a "
+            "folder that you may write"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -72,7 +72,7 @@ def _job(hf_folder: Path, run_folder: Path, *, has_tokenizer: bool) -> Job:
         {
             "model": {"source": str(run_folder / CONFIG), "initial_weights": str(hf_folder)},
             "data": {"tokenizer": str(run_folder / TOKENIZER)} if has_tokenizer else {},
-            # All the ranks that are started share the model, however many.
+            # -1: sharded over all ranks.
             "layout": {"dp_shard": -1},
         }
     )

@@ -1,7 +1,7 @@
-"""The names of Llama, Mistral, Qwen2 and Qwen3 here and in Hugging Face folders.
+"""Name map of Llama, Mistral, Qwen2 and Qwen3.
 
-RoPE turns the same pairs (i, i + head_dim / 2) in both, so no weight is permuted; and both store a linear layer as
-(out, in), so none is transposed: a rename is all there is.
+RoPE rotates the same pairs (i, i + head_dim / 2) and linear layers are (out, in) in both, so weights are neither
+permuted nor transposed.
 """
 
 from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
@@ -16,7 +16,7 @@ SHARED_BY_ALL = (
     Rename("norm.weight", "model.norm.weight"),
     Rename("head.weight", HEAD),
 )
-"""Of every model here, mixtures of experts among them."""
+"""Rows of all Llama-like models, mixtures of experts included."""
 
 GROUPED_ATTENTION = (
     Rename("blocks.{i}.attention.query.weight", "model.layers.{i}.self_attn.q_proj.weight"),

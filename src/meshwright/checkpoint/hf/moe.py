@@ -1,7 +1,7 @@
-"""The names of Mixtral, Qwen3-MoE and DeepSeek-V3 here and in Hugging Face folders.
+"""Name maps of Mixtral, Qwen3-MoE and DeepSeek-V3.
 
-A folder has a tensor for each expert, we have one for all experts of a layer. DeepSeek's RoPE turns neighbouring
-dimensions, and so do we with its weights: none is permuted.
+A folder has one tensor per expert, we have one for all experts of a layer. Both rotate neighbouring dimensions for
+DeepSeek, so its weights are not permuted.
 """
 
 from meshwright.checkpoint.hf.llama import FEED_FORWARD, FREQUENCIES, GROUPED_ATTENTION, SHARED_BY_ALL
@@ -40,7 +40,7 @@ DEEPSEEK_V3 = NameMap(
         Rename("blocks.{i}.attention.kv_up.weight", "model.layers.{i}.self_attn.kv_b_proj.weight"),
         *FEED_FORWARD,
         *_EXPERTS,
-        # A buffer: its name in a checkpoint begins so.
+        # Buffers have this prefix in a checkpoint.
         Rename("buffer.blocks.{i}.ffn.router.bias", "model.layers.{i}.mlp.gate.e_score_correction_bias"),
         Rename("blocks.{i}.ffn.shared.gate.weight", "model.layers.{i}.mlp.shared_experts.gate_proj.weight"),
         Rename("blocks.{i}.ffn.shared.up.weight", "model.layers.{i}.mlp.shared_experts.up_proj.weight"),

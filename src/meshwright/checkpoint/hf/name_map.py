@@ -1,4 +1,4 @@
-"""NameMap: one table of names from which both directions of a conversion follow, and which accounts for every key."""
+"""NameMap: a table of tensor names that defines export and import and accounts for every key."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _NUMBER = "(0|[1-9][0-9]*)"
 
 @dataclass(frozen=True)
 class Rename:
-    """One tensor under two names; {i} stands for the same number in both.
+    """One tensor under two names; {i} is the same layer number in both.
 
-    {e} in theirs stands for every expert: their tensors of all experts are ours, stacked along its first dim.
+    {e} in theirs is the number of an expert: our tensor stacks theirs of all experts along dim 0.
     """
 
     ours: str
     theirs: str
     is_transposed: bool = False
-    """Whether theirs is a matrix with its two dims the other way round."""
+    """Whether theirs is the transposed matrix."""
     part: tuple[int, int] | None = None
-    """(index, number): ours is this one of so many equal parts of theirs, along its last dim."""
+    """(index, number): ours is one of `number` equal parts of theirs along its last dim."""
 
     @property
     def is_stacked(self) -> bool:
-        """Return whether ours is made of several of theirs."""
+        """Return whether ours stacks several of theirs."""
         return "{e}" in self.theirs
 
 
 @dataclass(frozen=True)
 class Drop:
-    """A tensor of theirs that carries nothing: it is left out by name, and never because it is unknown."""
+    """A redundant tensor of theirs, which is ignored by name."""
 
     theirs: str
     reason: str
@@ -42,15 +42,15 @@ class Drop:
 
 @dataclass(frozen=True)
 class NameMap:
-    """How the tensors of one model family are called, and lie, here and there."""
+    """Names and layouts of one model family's tensors in both formats."""
 
     renames: tuple[Rename, ...]
     drops: tuple[Drop, ...] = ()
     prefix: str = ""
-    """What their names begin with where the folder holds the whole model, and lack where it holds it without a head."""
+    """Prefix of their names in folders of the whole model; folders without a head lack it."""
 
     def spelled_as(self, present: Collection[str]) -> NameMap:
-        """Return the table for a folder with these names: without the prefix where none of them has it."""
+        """Return the table for a folder with these names: without the prefix if no name has it."""
         if not self.prefix or any(name.startswith(self.prefix) for name in present):
             return self
         return NameMap(
@@ -59,7 +59,7 @@ class NameMap:
         )
 
     def rename_of(self, ours: str) -> Rename:
-        """Return the row of one of our tensors; raises CheckpointError where there is none."""
+        """Return the row of one of our tensors; raises CheckpointError for an unknown one."""
         for rename in self.renames:
             if _number_in(ours, rename.ours) is not None:
                 return rename
@@ -68,30 +68,29 @@ class NameMap:
         )
 
     def theirs(self, ours: str, shape: Collection[int] = ()) -> list[str]:
-        """Return their names of one of our tensors: one, or one for each expert, of which shape[0] is the number."""
+        """Return their names of one of our tensors: one, or one for each of shape[0] experts."""
         rename = self.rename_of(ours)
         name = rename.theirs.replace("{i}", _number_in(ours, rename.ours) or "")
         num_experts = next(iter(shape), 0)
         return [name.replace("{e}", str(e)) for e in range(num_experts)] if rename.is_stacked else [name]
 
     def ours(self, theirs: str) -> str | None:
-        """Return our name of one of their tensors, None for one that the table does not know."""
+        """Return our name of one of their tensors, None if unknown."""
         for rename in self.renames:
             if (number := _number_in(theirs, rename.theirs)) is not None:
                 return rename.ours.replace("{i}", number)
         return None
 
     def is_dropped(self, theirs: str) -> bool:
-        """Return whether the table leaves this tensor out by name."""
+        """Return whether this tensor is ignored."""
         return any(_number_in(theirs, drop.theirs) is not None for drop in self.drops)
 
     def account(
         self, present: Collection[str], expected: Mapping[str, Collection[int]], source: str
     ) -> dict[str, list[str]]:
-        """Return their names of each of our tensors, when `present` are exactly those and dropped ones.
+        """Return their names of each of our tensors; `present` must be exactly these and ignored ones.
 
-        `expected` are the shapes of ours by name. Raises CheckpointError that lists every unknown and every missing
-        key; `source` names the folder in it.
+        `expected` are our shapes by name. Raises CheckpointError that lists unknown and missing keys of `source`.
         """
         theirs = {name: self.theirs(name, shape) for name, shape in expected.items()}
         known = {part for parts in theirs.values() for part in parts}
@@ -111,7 +110,7 @@ class NameMap:
 
 
 def _number_in(name: str, pattern: str) -> str | None:
-    """Return what {i} stands for in `name` ("" where the pattern has none), None where the pattern does not fit."""
+    """Return {i} in `name` ("" if the pattern has none), None if the pattern does not match."""
     expression = re.escape(pattern).replace(r"\{i\}", f"(?P<i>{_NUMBER})").replace(r"\{e\}", _NUMBER)
     match = re.fullmatch(expression, name)
     return None if match is None else match.groupdict().get("i", "")

@@ -1,4 +1,4 @@
-"""What lies next to the weights in a Hugging Face folder: configs and the tokenizer's files."""
+"""Files next to the weights in a Hugging Face folder: configs and the tokenizer's files."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
-"""Files that say together how text becomes tokens; a folder has some of them."""
+"""Files of a tokenizer; a folder has some of them."""
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def write_side_files(model: SavedModel, folder: Path, dtype: str) -> None:
-    """Write the configs and the tokenizer of `model` into `folder`; what was imported goes out as it came in."""
+    """Write the configs and the tokenizer of `model` into `folder`; imported files are copied unchanged."""
     tokenizer = model.load_tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > model.architecture.vocab_size:
         raise ConfigError(
-            f"the tokenizer of {model.run.folder} has {tokenizer.vocab_size} tokens, its model only "
-            f"{model.architecture.vocab_size}: put the tokenizer.json that it was trained with into that folder"
+            f"the tokenizer of {model.run.folder} has {tokenizer.vocab_size} tokens, more than the model's vocab_size "
+            f"= {model.architecture.vocab_size}: put the tokenizer.json that it was trained with into that folder"
         )
     ids = _token_ids(model, tokenizer)
-    # torch_dtype is the spelling that transformers 4 and 5 and the inference engines read.
+    # transformers 4 and 5 and inference engines read torch_dtype.
     _write(folder / CONFIG, {**architecture_to_hf(model.architecture), **ids, "torch_dtype": dtype})
     if model.is_imported and (model.run.folder / GENERATION_CONFIG).is_file():
         shutil.copyfile(model.run.folder / GENERATION_CONFIG, folder / GENERATION_CONFIG)
@@ -52,9 +52,9 @@ def write_side_files(model: SavedModel, folder: Path, dtype: str) -> None:
 
 
 def keep_side_files(job: Job, run: Run) -> None:
-    """Copy into the run folder what the job only points to, so that the folder can be moved and exported anywhere."""
+    """Copy the files that the job refers to into the run folder, so that it can be moved and exported."""
     architecture = resolve_architecture(job.model)
-    # A mixture of experts that transformers does not have is trained all the same, and read by what the job says.
+    # A mixture of experts that transformers lacks has no config.json; the job defines it.
     has_config = architecture is not None and not hf_obstacles(architecture)
     if architecture is not None and has_config and not (run.folder / CONFIG).exists():
         temporary = run.folder / f".{CONFIG}.tmp"
@@ -64,7 +64,7 @@ def keep_side_files(job: Job, run: Run) -> None:
         return
     tokenizer = Path(job.data.tokenizer).expanduser()
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
-    # TOKENIZER comes last: where it is, all of them are.
+    # TOKENIZER is copied last: if it exists, all files do.
     for name in reversed(TOKENIZER_FILES):
         source = tokenizer if name == TOKENIZER and tokenizer.is_file() else folder / name
         if source.is_file():
@@ -84,25 +84,25 @@ def _token_ids(model: SavedModel, tokenizer: Tokenizer | None) -> dict[str, Any]
     if model.is_imported:
         config = read_json(model.run.folder / CONFIG)
         return {name: config[name] for name in _TOKEN_IDS if name in config}
-    # A document ends where the next begins, so one token marks both. Without a tokenizer null keeps transformers from
+    # One token separates documents, so it is both bos and eos. Without a tokenizer, null keeps transformers from
     # assuming the ids of Llama 2.
     end = None if tokenizer is None else tokenizer.end_of_text
     return {"bos_token_id": end, "eos_token_id": end}
 
 
 def _write_tokenizer(model: SavedModel, tokenizer: Tokenizer, folder: Path) -> None:
-    beside = _tokenizer_folder(model)
-    for name in TOKENIZER_FILES if beside is not None else ():
-        assert beside is not None
-        if (beside / name).is_file():
-            shutil.copyfile(beside / name, folder / name)
+    source = _tokenizer_folder(model)
+    for name in TOKENIZER_FILES if source is not None else ():
+        assert source is not None
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
     (folder / TOKENIZER).write_text(tokenizer.to_tokenizer_json(), encoding="utf-8")
     if not (folder / "tokenizer_config.json").is_file():
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": tokenizer.end_of_text_token,
             "model_max_length": model.architecture.max_seq_len,
-            # Otherwise decoding drops spaces before punctuation, and text would not survive the round trip.
+            # True would drop spaces before punctuation in decoding.
             "clean_up_tokenization_spaces": False,
         }
         _write(folder / "tokenizer_config.json", config)
@@ -110,7 +110,7 @@ def _write_tokenizer(model: SavedModel, tokenizer: Tokenizer, folder: Path) -> N
 
 
 def _tokenizer_folder(model: SavedModel) -> Path | None:
-    """Return where the tokenizer's files lie, None for the one that has no file."""
+    """Return the folder of the tokenizer's files, None for the byte tokenizer."""
     if (model.run.folder / TOKENIZER).is_file():
         return model.run.folder
     if model.job.data.tokenizer == BYTES:

@@ -1,4 +1,4 @@
-"""load_hf_parameters: the weights of a Hugging Face folder under our names, checked against an architecture."""
+"""Weights of a Hugging Face folder under our names, checked against an architecture."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from meshwright.spec.model.hf.hf_config import architecture_from_hf
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _NUM_NAMED = 4
-# Sizes show in the tensors; these change what the same tensors compute.
+# Fields that do not change shapes, but change what the same tensors compute.
 _UNSEEN_IN_SHAPES = ("norm_eps", "rope_theta", "rope_scaling", "yarn", "rope_interleaved", "experts_per_token")
 _UNSEEN_OF_ROUTER = ("score", "normalize_weights", "weight_scale", "num_groups", "groups_per_token")
 
 
 class HfWeights(Mapping[str, Tensor]):
-    """Our name -> tensor, each read from disk when it is asked for and not kept."""
+    """Mapping from our names to tensors, each read from disk on every access."""
 
     def __init__(self, folder: HfFolder, theirs: dict[str, list[str]], names: NameMap, dtype: torch.dtype | None):
         self._folder, self._theirs, self._names, self._dtype = folder, theirs, names, dtype
@@ -52,9 +52,8 @@ def load_hf_parameters(
 ) -> Mapping[str, Tensor]:
     """Return the whole tensors of `hf_folder` by our names, all or only `names`, in `dtype` (None: as stored).
 
-    Every tensor of the folder is accounted for now; each is read when it is looked up, so memory holds one at a time.
-    Raises CheckpointError for unknown, missing or damaged tensors, ConfigError for another architecture's,
-    UnsupportedError for quantised ones.
+    All names and shapes are checked at once; each tensor is read on access. Raises CheckpointError for unknown,
+    missing or damaged tensors, ConfigError for those of another architecture, UnsupportedError for quantised ones.
     """
     path = Path(hf_folder).expanduser()
     folder = HfFolder(path)
@@ -86,13 +85,13 @@ def _require_shapes(folder: HfFolder, theirs: dict[str, list[str]], shapes: dict
 def _require_copy(folder: HfFolder, embedding: str) -> None:
     if folder.shape(HEAD) != folder.shape(embedding) or not torch.equal(folder.read(HEAD), folder.read(embedding)):
         raise CheckpointError(
-            f"{folder.path} has a {HEAD} that differs from its {embedding}, but the architecture ties the two: "
+            f"{folder.path}: {HEAD} differs from {embedding}, but the architecture ties the two: "
             "set tie_word_embeddings to false in config.json (or model.options.tie_embeddings = false in the job)"
         )
 
 
 def _remark_differences(path: Path, architecture: LlamaArchitecture) -> None:
-    """Log where the job computes something else with these weights than their own config does; it may be meant."""
+    """Warn about fields in which the architecture differs from the config of these weights."""
     if not (path / "config.json").is_file():
         return
     trained_as = architecture_from_hf(read_json(path / "config.json"), str(path / "config.json"))
@@ -100,7 +99,7 @@ def _remark_differences(path: Path, architecture: LlamaArchitecture) -> None:
     for field in sorted(theirs.keys() & ours.keys()):
         if theirs[field] != ours[field]:
             given = (path, field, theirs[field], ours[field])
-            logger.warning("%s: its weights were made with %s = %s, the model has %s", *given)
+            logger.warning("%s: the weights were trained with %s = %s, the model has %s", *given)
 
 
 def _unseen(architecture: LlamaArchitecture) -> dict[str, Any]:

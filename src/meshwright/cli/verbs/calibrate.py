@@ -13,7 +13,7 @@ from meshwright.cli.result_command import print_json, result_command
 
 if TYPE_CHECKING:
     from meshwright.calibrator.measure import Measurements
-    from meshwright.calibrator.watched_step import WatchedStep
+    from meshwright.calibrator.profiled_step import ProfiledStep
     from meshwright.spec.machine.cluster import Cluster
     from meshwright.spec.machine.device import Device
 
@@ -64,12 +64,12 @@ def calibrate(
     device_type: str, num_ranks: int, *, name: str | None = None, duration_s: float = 30
 ) -> tuple[Device, Cluster]:
     """Return this machine's "cpu" or "cuda" device and the cluster of `num_ranks`, measured in about `duration_s`."""
+    from meshwright.calibrator.calibrated_machine import num_threads, this_machine
     from meshwright.calibrator.describe import describe
-    from meshwright.calibrator.machine import num_threads, this_machine
     from meshwright.calibrator.measure import mean_of
-    from meshwright.calibrator.menu import CPU_MENU, CUDA_MENU
+    from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
 
-    menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
+    menu = CUDA_SIZES if device_type == "cuda" else CPU_SIZES
     machine = this_machine(device_type, num_ranks, name)
     # Before ranks are started, which sets OMP_NUM_THREADS where it is not set.
     threads = num_threads(num_ranks)
@@ -79,10 +79,10 @@ def calibrate(
     )
 
 
-def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[WatchedStep]:
+def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[ProfiledStep]:
     """Return the operators of steps of small jobs, on all ranks; the host's clock does not time an accelerator's."""
+    from meshwright.calibrator.profiled_step import profiled_steps
     from meshwright.calibrator.step_jobs import step_jobs
-    from meshwright.calibrator.watched_step import watched_steps
     from meshwright.errors import MeshwrightError
     from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
     from meshwright.trainer.step.step_builder import TRAINER_STEP
@@ -91,7 +91,7 @@ def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[Wat
     jobs = [(job.model_dump_json(), ".") for job in step_jobs(num_ranks)]
     try:
         watched = run_ranks(
-            watched_steps,
+            profiled_steps,
             num_ranks,
             TRAINER_STEP.whole,
             jobs,
@@ -106,12 +106,12 @@ def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[Wat
 
 def _measure_on_ranks(device_type: str, num_ranks: int, threads: int, duration_s: float) -> list[Measurements]:
     from meshwright.calibrator.measure import measure
-    from meshwright.calibrator.menu import CPU_MENU, CUDA_MENU
+    from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
     from meshwright.errors import MeshwrightError
     from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
     from meshwright.units import counted
 
-    menu = CUDA_MENU if device_type == "cuda" else CPU_MENU
+    menu = CUDA_SIZES if device_type == "cuda" else CPU_SIZES
     try:
         return run_ranks(
             measure,
@@ -160,7 +160,7 @@ def _require_name(name: str) -> None:
 
 def _files(folder: Path, device_type: str, num_ranks: int, name: str | None) -> tuple[Path, Path]:
     """Return the files to write; raises ConfigError for files that calibrate did not write."""
-    from meshwright.calibrator.machine import this_machine
+    from meshwright.calibrator.calibrated_machine import this_machine
     from meshwright.errors import ConfigError
 
     name = this_machine(device_type, num_ranks, name).device.name

@@ -42,7 +42,7 @@ def measured_exchanges_s(dp: DataParallel, slots: Sequence[Slot], fabric: Fabric
         experts = dp.work.owners.expert_parameters[slot.owner]
         gathers = np.where(layouts.is_resharded, 2 * n, 1.0)
         one_s = _unit_s(dp, parameters, layouts.fsdp, gathers, fabric)
-        more_s = _unit_s(dp, experts, np.maximum(layouts.efsdp, 1), gathers, fabric)
+        more_s = _unit_s(dp, experts, np.maximum(layouts.expert_dp_shard, 1), gathers, fabric)
         blocks_s = blocks_s + slot.count * (one_s + np.where(experts > 0, more_s, 0.0))
     root = np.where(layouts.pp > 1, root / 2, root)
     root_s = _unit_s(dp, root, layouts.fsdp, np.where(layouts.is_resharded, n, 1.0), fabric)

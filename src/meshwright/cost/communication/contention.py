@@ -128,7 +128,7 @@ def _parts(dp: DataParallel, owner: Index, fabric: Fabric) -> Iterator[tuple[Gro
     yield _part(group_of(layouts.tp, layouts.fsdp, fabric), gather, scatter, fabric)
     if dp.work.owners.expert_parameters[owner].any():
         whole_gather, whole_scatter = block_collectives_s(dp, owner, fabric)
-        experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
+        experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
         yield _part(experts, whole_gather - gather, whole_scatter - scatter, fabric)
     replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
     yield _part(replicas, np.zeros(len(summed)), summed, fabric)

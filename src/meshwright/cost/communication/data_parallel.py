@@ -78,7 +78,9 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
     sharding = [setting.stack.sharding for setting in cases.settings]
     shards = np.array([name == "parameters" for name in sharding])[cases.setting]
     divides = np.array([name != "none" for name in sharding])[cases.setting]
-    updated = dense / np.where(divides, layouts.fsdp, 1) + experts / np.where(divides, np.maximum(layouts.efsdp, 1), 1)
+    updated = dense / np.where(divides, layouts.fsdp, 1) + experts / np.where(
+        divides, np.maximum(layouts.expert_dp_shard, 1), 1
+    )
     low = cases.each(lambda s: float(s.gathers_low))
     wide = cases.each(lambda s: s.workload.activation_element_bytes)
     return DataParallel(
@@ -108,7 +110,7 @@ def block_collectives_s(
     owners, layouts = dp.work.owners, dp.layouts
     dense, experts = owners.dense_parameters[owner], np.where(with_experts, owners.expert_parameters[owner], 0.0)
     group = group_of(layouts.tp, layouts.fsdp, fabric)
-    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
+    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
 
     def whole_block_s(collective_s: Callable[[ArrayLike, Group, Fabric], Floats], element_bytes: Floats) -> Floats:
         whole = collective_s(dense * element_bytes, group, fabric)
@@ -125,7 +127,7 @@ def gather_again_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Grou
     owners, layouts = dp.work.owners, dp.layouts
     dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
     kept = group_of(layouts.tp, np.maximum(layouts.kept_on, 1), fabric)
-    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.efsdp, 1), fabric)
+    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
     are_apart = (layouts.ep > 1) & (experts > 0)
     apart_s = np.where(are_apart, all_gather_s(experts * dp.gather_bytes, expert_group, fabric), 0.0)
     return kept, apart_s + all_gather_s((dense + np.where(are_apart, 0.0, experts)) * dp.gather_bytes, kept, fabric)
@@ -136,7 +138,7 @@ def replicas_all_reduce_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tup
     owners, layouts = dp.work.owners, dp.layouts
     dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
-    shard = (dense / layouts.fsdp + experts / np.maximum(layouts.efsdp, 1)) * dp.reduce_bytes
+    shard = (dense / layouts.fsdp + experts / np.maximum(layouts.expert_dp_shard, 1)) * dp.reduce_bytes
     return replicas, all_reduce_s(shard, replicas, fabric)
 
 

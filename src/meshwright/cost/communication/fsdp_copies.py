@@ -86,8 +86,8 @@ def reordered_experts(dp: DataParallel, owner: Index) -> Floats:
     """Return the parameters of experts that ranks cut in another dim than FSDP2's first, since there are fewer of them
     than ranks, or the ranks do not divide them: what is gathered and what is reduced is copied once more into order.
     """
-    owners, efsdp = dp.work.owners, np.maximum(dp.layouts.efsdp, 1)
-    is_cut_across = np.mod(owners.num_local_experts[owner], efsdp) != 0
+    owners, expert_dp_shard = dp.work.owners, np.maximum(dp.layouts.expert_dp_shard, 1)
+    is_cut_across = np.mod(owners.num_local_experts[owner], expert_dp_shard) != 0
     return np.where(is_cut_across & dp.is_own, owners.expert_parameters[owner], 0.0)
 
 

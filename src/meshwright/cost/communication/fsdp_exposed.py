@@ -93,7 +93,9 @@ def _exchanges_of(dp: DataParallel, owner: Index, fabric: Fabric) -> _Exchanges:
     is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | _shares_experts(dp, owner))
     is_kept = layouts.kept_on > 0
     load = joint_load(ring_shares(kept, fabric), ring_shares(shards, fabric), fabric) if is_kept.any() else 2.0
-    own = owners.dense_parameters[owner] / layouts.fsdp + owners.expert_parameters[owner] / np.maximum(layouts.efsdp, 1)
+    own = owners.dense_parameters[owner] / layouts.fsdp + owners.expert_parameters[owner] / np.maximum(
+        layouts.expert_dp_shard, 1
+    )
     copied = copy_s(layouts, own)
     return _Exchanges(
         gather=gather,
@@ -112,7 +114,7 @@ def _exchanges_of(dp: DataParallel, owner: Index, fabric: Fabric) -> _Exchanges:
 
 def _shares_experts(dp: DataParallel, owner: Index) -> Bools:
     """Return where ranks that share their tokens, by tp alone, still share out experts (ours)."""
-    return np.asarray(dp.is_own & (dp.layouts.efsdp > 1) & (dp.work.owners.expert_parameters[owner] > 0))
+    return np.asarray(dp.is_own & (dp.layouts.expert_dp_shard > 1) & (dp.work.owners.expert_parameters[owner] > 0))
 
 
 def _backward_exposed_s(

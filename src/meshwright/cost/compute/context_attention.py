@@ -15,7 +15,7 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
     all-gather  keys and values of T positions are joined and put in order, their gradients added up and put back; its
                 mask is priced in attention_mask.py
 
-Counted in parallelism/context/ring_attention.py, partial_attention.py and gathered_attention.py, and in their traces of
+Counted in parallelism/context/ring_attention.py and all_gather_attention.py, and in their traces of
 2026-11-23.
 """
 

@@ -4,10 +4,10 @@
     reduce-scatter    the sequence is cut into the ranks' parts, which lie one after the other
 
 Each reads and writes the whole sequence once (parallelism/collectives.py), in backward as in forward. What a
-column-parallel matmul reads is gathered, and copied, once more in backward (gather_again.py), unless its block
-recomputes it anyway; in a compiled block that copy is part of what it recomputes. Async tp has none: its matmuls work
-part by part. Counted in traced steps on torch 2.13, 2026-11-23. Ignored: that a compiled block also normalises one of
-its inputs again.
+column-parallel matmul reads is gathered, and copied, once more in backward (parallelism/tensor/layers.py), unless its
+block recomputes it anyway; in a compiled block that copy is part of what it recomputes. Async tp has none: its matmuls
+work part by part. Counted in traced steps on torch 2.13, 2026-11-23. Ignored: that a compiled block also normalises one
+of its inputs again.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _elements(op: Op, layouts: LayoutTable, stack: Stack) -> Elements:
         if stack.sharding == "none":
             return Elements(whole, whole)
         if stack.sharding == "parameters":
-            return Elements(whole, whole / np.maximum(layouts.efsdp, 1))
+            return Elements(whole, whole / np.maximum(layouts.expert_dp_shard, 1))
         ranks = layouts.fsdp * layouts.dp_replicate * layouts.tp / (layouts.ep * layouts.etp)
         return Elements(whole, whole / np.maximum(ranks, 1))
     rows, width, is_split = weight_shape(op)

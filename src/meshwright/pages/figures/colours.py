@@ -27,7 +27,7 @@ AXES = {
     "cp": "#E07A9B",
     "ep": "#B5527C",
     "fsdp": "#C98B2B",
-    "efsdp": "#C98B2B",
+    "expert_dp_shard": "#C98B2B",
     "dp_replicate": "#A87432",
     "pp": "#3E9C92",
 }

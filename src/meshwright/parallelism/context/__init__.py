@@ -1,1 +1,1 @@
-"""Context parallelism: gathering, ring, Ulysses."""
+"""Context parallelism: all-gather, ring, Ulysses."""

@@ -1,7 +1,7 @@
-"""Context parallelism by swapping: each rank gives up part of the heads for the whole sequence of the others.
+"""Ulysses context parallelism: all-to-alls turn a shard of the sequence into a shard of the heads, and back.
 
 Shapes: B batch, S positions of this rank, T = P S of the whole sequence, P ranks, N query heads, K key/value heads,
-H width of a query or key head, W of a value head, E numbers that one rank gets of one position.
+H width of a query or key head, W of a value head, E elements per position and rank.
 """
 
 import math
@@ -17,7 +17,7 @@ from meshwright.parallelism.expert.token_exchange import exchange_rows
 
 
 class UlyssesAttention(CausalAttention):
-    """CausalAttention of a sequence in runs: N / P heads of the whole sequence on each rank of `group`."""
+    """CausalAttention of N / P heads of the whole sequence on each rank of `group`."""
 
     def __init__(self, group: dist.ProcessGroup, scale: float | None = None) -> None:
         super().__init__(scale)
@@ -26,24 +26,24 @@ class UlyssesAttention(CausalAttention):
     def forward(
         self, query_BSNH: Tensor, key_BSKH: Tensor, value_BSKW: Tensor, documents_BS: Tensor | None = None
     ) -> Tensor:
-        """Return attended_BSNW; all arguments are this rank's part."""
+        """Return attended_BSNW; all arguments are this rank's shard."""
         num_heads, num_kv_heads = query_BSNH.shape[2], key_BSKH.shape[2]
         if num_heads % self.cp_degree:
             raise InfeasibleLayout(
-                f"{num_heads} query heads on each rank (the model's, divided by layout.tp) do not divide by layout.cp "
-                f'= {self.cp_degree}, but layout.cp_method = "ulysses" shares them out: change layout.cp or layout.tp, '
-                'or set layout.cp_method to "all-gather" or "ring"'
+                f'layout.cp = {self.cp_degree}: layout.cp_method = "ulysses" needs a divisor of the {num_heads} query '
+                "heads per rank (the model's, divided by layout.tp); change layout.cp or layout.tp, or set "
+                'layout.cp_method to "all-gather" or "ring"'
             )
-        # So often that each rank gets as many, and all those that its query heads look at.
+        # Repeated so that each rank gets equally many, including all that its query heads attend to.
         repeats = math.lcm(num_kv_heads, self.cp_degree) // num_kv_heads
         if repeats > 1:
             key_BSKH, value_BSKW = (x.repeat_interleave(repeats, dim=2) for x in (key_BSKH, value_BSKW))
-        query_BTNH, key_BTKH, value_BTKW = self._share_heads(query_BSNH, key_BSKH, value_BSKW)
+        query_BTNH, key_BTKH, value_BTKW = self._shard_heads(query_BSNH, key_BSKH, value_BSKW)
         documents_BT = None if documents_BS is None else all_gather_dim(documents_BS, 1, self.group)
         attended_BTNW = super().forward(query_BTNH, key_BTKH, value_BTKW, documents_BT)
-        return self._share_sequence(attended_BTNW)
+        return self._shard_sequence(attended_BTNW)
 
-    def _share_heads(self, *parts: Tensor) -> list[Tensor]:
+    def _shard_heads(self, *parts: Tensor) -> list[Tensor]:
         """Return each of `parts` [B, S, heads, width] as [B, T, heads / P, width]; one collective for all."""
         shared = [part.unflatten(2, (self.cp_degree, -1)) for part in parts]
         joined_BSPE = torch.cat([part.flatten(3) for part in shared], dim=3)
@@ -52,8 +52,8 @@ class UlyssesAttention(CausalAttention):
         split = arrived_BTE.split(sizes, dim=2)
         return [part.unflatten(2, like.shape[3:]) for part, like in zip(split, shared, strict=True)]
 
-    def _share_sequence(self, x_BTNW: Tensor) -> Tensor:
-        """Return x_BSNW: all heads of this rank's part of the sequence."""
+    def _shard_sequence(self, x_BTNW: Tensor) -> Tensor:
+        """Return x_BSNW: all heads of this rank's shard of the sequence."""
         by_rank_PBSNW = x_BTNW.unflatten(1, (self.cp_degree, -1)).movedim(1, 0)
         return self._exchange(by_rank_PBSNW).movedim(0, 2).flatten(2, 3)
 

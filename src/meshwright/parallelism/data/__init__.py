@@ -1,1 +1,1 @@
-"""Data parallelism: FSDP2, HSDP, DDP, and gradients."""
+"""Data parallelism: FSDP2, HSDP, DDP, initial weights, buffers."""

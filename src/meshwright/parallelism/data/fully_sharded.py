@@ -1,8 +1,7 @@
-"""FSDP2, HSDP and DDP: parameters, gradients and optimizer state shared by the ranks that see different tokens.
+"""FSDP2, HSDP and DDP: sharding of parameters, gradients and optimizer state over data-parallel ranks.
 
-DDP is HSDP whose shards are whole: each rank keeps all parameters, and gradients are summed over dp_replicate only.
-Every reduction sums. One division at the end of the step, by what all parallelisms together come to, is the mean; a
-division here would divide twice what other axes have summed already.
+DDP is HSDP with whole shards: each rank keeps all parameters, and gradients are summed over dp_replicate only. Every
+reduction sums; one division at the end of the step makes the mean over all axes.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from torch.distributed.tensor import Shard
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.contract import blocks_of
-from meshwright.parallelism.expert.experts import expert_modules, expert_shard_dim, have_own_ranks
+from meshwright.parallelism.expert.expert_parallel import expert_modules, expert_shard_dim, have_own_ranks
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.torch_private.torch_fsdp import (
-    begin_gathering,
     end_backward,
     end_gradient_reduction,
     hide_from_selective_checkpoint,
     holds_partial_sums,
     overlap_reductions,
+    start_unshard,
 )
 from meshwright.spec.job.sections import DType, PrecisionSection
 from meshwright.spec.layout.layout import Layout
@@ -41,10 +40,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 
 
 def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, meshes: Meshes) -> None:
-    """Shard one stage in place: experts, each block, then what is left.
-
-    Also on one rank, since it does the mixed precision.
-    """
+    """Shard one stage in place: experts, each block, then the rest. On one rank too, for mixed precision."""
     casts = getattr(model, "casts_block_inputs", True)
     block_policy, root_policy = (_mixed_precision(precision, casts_inputs=cast) for cast in (casts, True))
     shard = partial(fully_shard, offload_policy=_offload_policy(layout, meshes.device_type))
@@ -52,15 +48,15 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
     for block in blocks:
         _shard_experts(block, partial(shard, mp_policy=block_policy), meshes)
         reshard = _reshard_after_forward(layout, layout.fsdp)
-        # torch keeps no groups of n for what is cut in another dim than the first (2.13).
+        # Partial resharding needs parameters sharded along dim 0 (torch 2.13).
         place = _placement_of_experts(block, layout.fsdp) if isinstance(reshard, bool) else None
         mesh = meshes.sharding("fsdp")
         shard(block, mesh=mesh, mp_policy=block_policy, reshard_after_forward=reshard, shard_placement_fn=place)
-    # The root's own parameters (embedding, head) are needed again at once in backward.
+    # Backward starts with the root's own parameters (embedding, head).
     shard(model, mesh=meshes.sharding("fsdp"), mp_policy=root_policy, reshard_after_forward=False)
     for module in _units(model):
         module.set_gradient_divide_factor(1.0)
-        # Without it a factor is a reduction of its own kind, which gloo does not have (PREMUL_SUM).
+        # Otherwise a divide factor is a PREMUL_SUM reduction, which gloo lacks.
         module.set_force_sum_reduction_for_comms(True)
     assert isinstance(model, FSDPModule)
     units = [_units(block) for block in blocks]
@@ -69,11 +65,11 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
 
 
 def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_last: bool, waits: bool) -> None:
-    """Set what the next backward passes of a stage do with gradients.
+    """Set how the next backward passes of a stage reduce gradients.
 
-    With `reduces` they reduce-scatter them, else they add up whole gradients on this rank. The last backward of a step
-    also sums over replicas, which hold sums of shards until then, and frees parameters that are kept after forward.
-    With `waits` a backward ends when its reductions have, else `await_gradients` does.
+    With `reduces` they reduce-scatter, else they accumulate unsharded gradients on this rank. The last backward of a
+    step also all-reduces the shards over replicas and reshards parameters that forward kept. With `waits` a backward
+    waits for its reductions, else `await_gradients` does.
     """
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(reduces)
@@ -82,23 +78,23 @@ def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_las
     model.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.fsdp)))
     for experts in expert_modules(model) if have_own_ranks(layout) else ():
         assert isinstance(experts, FSDPModule)
-        experts.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.efsdp)))
+        experts.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.expert_dp_shard)))
 
 
 def accumulate_gradients(model: nn.Module) -> None:
-    """Add the gradients of a stage's last backward to their sum over microbatches, in the format they are reduced in.
+    """Add the gradients of a stage's last backward to their sum over microbatches, in the reduction dtype.
 
-    FSDP2's hooks do it in a backward to the inputs. Those of a backward to the weights would wait there, in the format
-    of the parameters, for the next backward to the inputs, and several of them would be added up in it.
+    FSDP2's hooks do so in a backward to the inputs. Gradients of a backward to the weights would accumulate in the
+    parameters' dtype until the next backward to the inputs.
     """
     assert isinstance(model, FSDPModule)
     end_backward(model)
 
 
 def reduce_gradients(model: nn.Module, layout: Layout, *, is_last: bool) -> None:
-    """Begin to reduce the gradients that a stage's backward passes have left on this rank; a collective.
+    """Start to reduce the gradients that a stage's backward passes accumulated on this rank; a collective.
 
-    After the last reduction of a step parameters hold their shards again, gradients after `await_gradients`.
+    The last reduction of a step reshards parameters; gradients are sharded after `await_gradients`.
     """
     assert isinstance(model, FSDPModule)
     set_gradient_sync(model, layout, reduces=True, is_last=is_last, waits=False)
@@ -106,63 +102,62 @@ def reduce_gradients(model: nn.Module, layout: Layout, *, is_last: bool) -> None
 
 
 def await_gradients(model: nn.Module) -> None:
-    """Wait for the reductions of a stage that no backward has waited for."""
+    """Wait for the pending reductions of a stage."""
     assert isinstance(model, FSDPModule)
     model.set_is_last_backward(True)
     end_gradient_reduction(model)
 
 
-def require_summed(model: nn.Module) -> None:
-    """Raise UnsupportedError if replicas still hold their own sums at the end of a step.
+def require_reduced(model: nn.Module) -> None:
+    """Raise UnsupportedError if gradients were not summed over replicas in this step.
 
-    The last microbatch sums them, unless it does not use what earlier ones did: gradients would be lost unnoticed.
+    The last microbatch sums them, but not for parameters that it does not use.
     """
     assert isinstance(model, FSDPModule)
     if holds_partial_sums(model):
         raise UnsupportedError(
-            "the last microbatch of the step has no gradient of parameters that earlier ones used, and replicas are "
-            "summed with its gradients: use all parameters in each microbatch, or set layout.gradient_sync to "
-            '"step"'
+            "the last microbatch of the step does not use all parameters of earlier ones, so their gradients are not "
+            'summed over replicas: use all parameters in each microbatch, or set layout.gradient_sync to "step"'
         )
 
 
-def gather_ahead(model: nn.Module, layout: Layout) -> None:
-    """Begin to gather a stage's parameters, if they then stay; a collective.
+def prefetch_first_parameters(model: nn.Module, layout: Layout) -> None:
+    """Start to all-gather a stage's parameters if they stay unsharded; a collective.
 
-    A pipeline's stages wait for their first microbatch, and would gather after it came.
+    A pipeline stage would otherwise all-gather after it has waited for its first microbatch.
     """
     assert isinstance(model, FSDPModule)
     if layout.pp > 1 and layout.fsdp > 1 and not _reshard_after_forward(layout, layout.fsdp):
-        begin_gathering(model)
+        start_unshard(model)
 
 
 def reshard_model(model: nn.Module) -> None:
-    """Free unsharded parameters, so that the model holds its shards again: a forward without a backward keeps some."""
+    """Free unsharded parameters, of which a forward without a backward keeps some."""
     for module in _units(model):
         module.reshard()
 
 
 def _shard_experts(block: nn.Module, shard: Callable[..., Any], meshes: Meshes) -> None:
-    """Shard the experts of `block` over the ranks that hold the same ones, where these are not those of the block."""
+    """Shard the experts of `block` over the ranks that hold the same ones, if these differ from those of the block."""
     layout = meshes.layout
     if not have_own_ranks(layout):
         return
-    # torch keeps no groups of n for what ep has cut (2.13), so these free all that the block's would keep a part of.
-    reshard = bool(_reshard_after_forward(layout, layout.efsdp))
+    # Partial resharding does not support parameters sharded by ep (2.13), so experts reshard completely.
+    reshard = bool(_reshard_after_forward(layout, layout.expert_dp_shard))
     for experts in expert_modules(block):
         shard(
             experts,
-            mesh=meshes.sharding("efsdp"),
+            mesh=meshes.sharding("expert_dp_shard"),
             reshard_after_forward=reshard,
-            shard_placement_fn=_placement_of_experts(experts, layout.efsdp),
+            shard_placement_fn=_placement_of_experts(experts, layout.expert_dp_shard),
         )
         hide_from_selective_checkpoint(experts)
 
 
 def _placement_of_experts(module: nn.Module, degree: int) -> Callable[[nn.Parameter], Shard | None]:
-    """Return what tells FSDP2 in which dim to cut a parameter of `module` into `degree` parts; None means the first.
+    """Return FSDP2's placement function for parameters of `module` over `degree` ranks; None means Shard(0).
 
-    Cut by experts, 8 of them over 64 ranks would be gathered as 64: FSDP2 pads.
+    FSDP2 pads dim 0: 8 experts over 64 ranks would be all-gathered as 64.
     """
     experts = {id(parameter) for one in expert_modules(module) for parameter in one.parameters()}
 
@@ -173,7 +168,7 @@ def _placement_of_experts(module: nn.Module, degree: int) -> Callable[[nn.Parame
 
 
 def _units(module: nn.Module) -> list[FSDPModule]:
-    """Return what FSDP2 gathers and reduces as one, outermost first."""
+    """Return the units of FSDP2 in `module`, outermost first."""
     return [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
 
 
@@ -187,19 +182,19 @@ def _mixed_precision(precision: PrecisionSection, *, casts_inputs: bool) -> Mixe
 def _offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
     if not layout.cpu_offload:
         return OffloadPolicy()
-    # Only an accelerator pins memory; on a CPU asking for it is an error.
+    # pin_memory on a CPU is an error.
     return CPUOffloadPolicy(pin_memory=device_type != "cpu")
 
 
 def _reshard_after_forward(layout: Layout, degree: int) -> bool | int:
-    """Return whether to free what was gathered over `degree` ranks, or on how many of them to keep a copy."""
+    """Return FSDP2's reshard_after_forward for parameters sharded over `degree` ranks."""
     match layout.reshard_after_forward:
         case "never":
             return False
         case "always":
             return degree > 1
         case "auto":
-            # A pipeline has several microbatches under way: freed after each, parameters would travel for each.
+            # In a pipeline resharding would repeat the all-gather for each microbatch.
             return degree > 1 and layout.pp == 1
         case group:
             group = math.gcd(group, degree)
@@ -207,7 +202,7 @@ def _reshard_after_forward(layout: Layout, degree: int) -> bool | int:
 
 
 def _prefetch(model: nn.Module, blocks: list[list[FSDPModule]], depth: int) -> None:
-    """Have each block gather, when it is reached, the `depth` blocks after it (in backward: before it).
+    """Have each block prefetch the next `depth` blocks, in backward the previous ones.
 
     `blocks` are lists of a block and the units within it.
     """
@@ -219,7 +214,7 @@ def _prefetch(model: nn.Module, blocks: list[list[FSDPModule]], depth: int) -> N
         preceding = blocks[max(index - depth, 0) : index][::-1]
         ahead, behind = (list(chain(inner if depth else (), *units)) for units in (following, preceding))
         block.set_modules_to_forward_prefetch(ahead)
-        # With none given, FSDP2 guesses one; a unit that prefetches itself, which is there already, gets none.
+        # An empty list means FSDP2's default; a unit that prefetches itself, already unsharded, prefetches nothing.
         block.set_modules_to_backward_prefetch(behind or [block])
         for unit in inner:
             unit.set_modules_to_backward_prefetch([unit])

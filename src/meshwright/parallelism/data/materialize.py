@@ -1,4 +1,4 @@
-"""Gives every rank its own part of the initial weights: no rank holds more, and no layout changes them."""
+"""Initial weights of each rank's shards: no rank holds more, and no layout changes them."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,9 @@ from meshwright.parallelism.torch_private.torch_compat import canonical_fqn, can
 
 
 def materialize(model: nn.Module, device_type: str, seed: int, *, offloads: bool = False) -> None:
-    """Fill what is meta of `model` in place from (seed, name, element index); the rest stays as built.
+    """Fill meta tensors of `model` in place from (seed, name, element index); all others stay as built.
 
-    With `offloads` parameters are on the CPU, where FSDP2 requires those that it offloads; buffers are on the device.
+    With `offloads` parameters are on the CPU, as FSDP2's CPU offload requires; buffers are on the device.
     """
     if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return
@@ -37,7 +37,7 @@ def _move_buffers(model: nn.Module, device_type: str) -> None:
 
 
 def fill_from(model: nn.Module, read: Callable[[str], Tensor]) -> None:
-    """Copy into each parameter this rank's part of the full tensor that `read` returns for its name."""
+    """Copy into each parameter this rank's shard of the full tensor that `read` returns for its name."""
     with torch.no_grad():
         for name, parameter in canonical_parameters(model):
             local, offsets = local_box(parameter)

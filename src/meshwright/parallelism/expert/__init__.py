@@ -1,1 +1,1 @@
-"""Expert parallelism: placement and token exchange."""
+"""Expert parallelism: sharding of experts and token exchange."""

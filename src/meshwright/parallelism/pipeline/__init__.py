@@ -1,1 +1,1 @@
-"""Pipeline parallelism: stages, actions, split backwards."""
+"""Pipeline parallelism: stages, execution of schedules, gradient reductions."""

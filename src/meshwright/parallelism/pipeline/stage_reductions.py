@@ -1,4 +1,4 @@
-"""Where in a pipeline rank's list of actions the gradients of its stages are reduced over data-parallel ranks."""
+"""When a pipeline rank reduces its stages' gradients over data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from meshwright.spec.layout.schedule.action import Action
 
 @dataclass(frozen=True)
 class Reductions:
-    """Where in a rank's list of actions its stages' gradients are reduced over ranks."""
+    """Positions in a rank's list of actions at which gradients are reduced."""
 
     last_inside: set[int]
-    """Backward passes whose hooks reduce, each the last of its stage."""
+    """Indices of backward passes whose hooks reduce, each the last of its stage."""
     after: dict[int, bool]
-    """Actions that a reduction follows, and whether it is the last of its stage."""
+    """Indices of actions that a reduction follows, and whether it is the last of its stage."""
     awaited: set[int]
-    """Stages whose backward passes do not wait for their reductions: the end of the step does."""
+    """Stages whose reductions are waited for at the end of the step, not in backward."""
 
 
 def reductions_of(actions: Sequence[Action], is_each: bool) -> Reductions:
-    """Return where gradients are reduced: for each microbatch, or only after the last one.
+    """Return when gradients are reduced: after each microbatch (`is_each`), or after the last one only.
 
-    FSDP2 lets nothing pass a backward that waits for its reductions. A stage that sends a gradient to the one before
-    does not wait, so that a pipeline is not held up by the reductions of all its stages in turn; and it reduces whole
-    gradients, of which there are many, only after it sent the last. A backward in two parts reduces after the second:
-    FSDP2's hooks fire in the first, when there are no gradients of parameters yet; but on a first stage, which has no
-    inputs that want a gradient, in the second.
+    A backward that waits for its reductions blocks the rank. A stage that sends gradients to the previous stage does
+    not wait, and reduces unsharded gradients only after its last send, so that reductions do not delay the pipeline.
+
+    A split backward reduces after its second part: FSDP2's hooks fire in the first part, before parameters have
+    gradients, except on the first stage, whose inputs need no gradient.
     """
     last = {action.stage: index for index, action in enumerate(actions) if action.kind in ("B", "W")}
     sending = {action.stage for action in actions if action.kind == "SEND_B"}

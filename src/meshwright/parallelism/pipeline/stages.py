@@ -1,7 +1,7 @@
-"""Stages: what one rank holds of a model, cut into the stages of a pipeline.
+"""Stages: this rank's parts of a model that is split into pipeline stages.
 
-A stage is the same model with the other stages' parts set to None, so its parameters keep their names and its forward
-needs no second version. Without a pipeline there is one stage, which is the whole model.
+A stage is the same model with the other stages' parts set to None, so that parameters keep their names and forward
+needs no second version. Without a pipeline the only stage is the whole model.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from meshwright.spec.layout.schedule.schedule import Schedule
 
 
 class Stages(nn.Module):
-    """This rank's stages by number."""
+    """This rank's stages, by number."""
 
     def __init__(self, stages: Mapping[int, nn.Module], rank_of_stage: Sequence[int], most_experts: int = 0) -> None:
         super().__init__()
         self.stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
         self.rank_of_stage = rank_of_stage
-        """The pipeline rank that holds each stage of all ranks."""
+        """The pipeline rank of each stage, over all ranks."""
         self.most_experts = most_experts
-        """The number of experts of the layer that has most, in any stage of any rank."""
+        """The largest number of experts of a layer in any stage of any rank."""
 
     def __getitem__(self, number: int) -> nn.Module:
         return self.stages[str(number)]
@@ -47,16 +47,16 @@ class Stages(nn.Module):
         return [int(number) for number in self.stages]
 
     def is_last(self, number: int) -> bool:
-        """Return whether a stage is the one that computes the loss."""
+        """Return whether a stage computes the loss."""
         return number == self.num_stages - 1
 
 
 def split(model: nn.Module, layout: Layout, schedule: Schedule, pp_rank: int) -> Stages:
-    """Return the stages of `model` that `schedule` gives a rank, cut at layout.stage_boundaries; `model` is used up.
+    """Return a rank's stages of `model` under `schedule`, split at layout.stage_boundaries; consumes `model`.
 
-    Raises UnsupportedError for a model that does not say which of its parts are the first and the last.
+    Raises UnsupportedError for a model without first_parts, last_parts or stage_width.
     """
-    # The stages of this rank may hold no expert while those of others do.
+    # Of the whole model: this rank's stages may have no experts.
     experts = most_experts(model)
     if layout.pp == 1:
         return Stages({0: model}, (0,), experts)
@@ -71,24 +71,24 @@ def split(model: nn.Module, layout: Layout, schedule: Schedule, pp_rank: int) ->
 
 
 def require_stages(model: nn.Module) -> None:
-    """Raise UnsupportedError unless `model` says how it is cut into stages."""
+    """Raise UnsupportedError unless `model` can be split into stages."""
     missing = [name for name in ("first_parts", "last_parts", "stage_width") if not hasattr(model, name)]
     if missing or not len(blocks_of(model)):
         what = " and ".join(missing) or "blocks"
         raise UnsupportedError(
-            f"layout.pp > 1 cuts a model between its blocks, but {type(model).__name__} has no {what}: "
-            "add them as models/contract.py says, or set layout.pp to 1"
+            f"layout.pp > 1 splits a model between its blocks, but {type(model).__name__} has no {what}: "
+            "add them (see models/contract.py), or set layout.pp to 1"
         )
 
 
 def shared_parts(model: nn.Module) -> tuple[str, ...]:
-    """Return the parts that both the first and the last stage hold, such as an embedding that is the head too."""
+    """Return the parts that both the first and the last stage hold, such as a tied embedding."""
     first, last = getattr(model, "first_parts", ()), getattr(model, "last_parts", ())
     return tuple(part for part in first if part in last)
 
 
 class _Cutter:
-    """Takes the parts of a model apart, so that a stage copies no block that it does not hold."""
+    """Splits a model; a stage copies no blocks of other stages."""
 
     def __init__(self, model: Any, boundaries: Sequence[int]) -> None:
         blocks = blocks_of(model)
@@ -103,12 +103,12 @@ class _Cutter:
         self._empty = model
 
     def stage(self, number: int) -> Any:
-        """Return the stage; its blocks are the model's own, since no other stage has them."""
+        """Return a stage, with the model's own blocks."""
         stage: Any = copy.deepcopy(self._empty)
         for index in range(self._starts[number], self._starts[number + 1]):
             blocks_of(stage)[index] = self._blocks[index]
         is_first, is_last = number == 0, number == len(self._starts) - 2
         for name in {*(self._first if is_first else ()), *(self._last if is_last else ())}:
-            # The first and the last stage of one rank may both hold it, each for itself.
+            # Copied: the first and the last stage may be on one rank.
             setattr(stage, name, copy.deepcopy(self._parts[name]))
         return stage

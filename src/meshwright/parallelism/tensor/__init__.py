@@ -1,1 +1,1 @@
-"""Tensor and sequence parallelism, and the loss over a split vocabulary."""
+"""Tensor and sequence parallelism: sharding plans and layers."""

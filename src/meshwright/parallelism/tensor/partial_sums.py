@@ -1,7 +1,7 @@
-"""Marks the matmuls of row-parallel layers, whose outputs are terms of a sum over ranks.
+"""Marks the matmuls of row-parallel layers, whose outputs are partial sums, for selective recomputation.
 
-A term is as wide as the whole sequence is long, on every rank; once reduced, each rank has its shard. Selective
-recomputation keeps the shard and not the term. It sees operators only, so that layers have to say which are which.
+A partial sum spans the whole sequence on every rank; its reduce-scattered result is one shard. Selective recomputation
+saves the shard and not the partial sum, but sees operators only, so layers mark theirs.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_makes_term = ContextVar("makes_term", default=False)
+_is_partial_sum = ContextVar("is_partial_sum", default=False)
 
 
 @contextmanager
-def term_of_a_sum() -> Iterator[None]:
-    """Mark what is multiplied within as a term of a sum over ranks; for eager code."""
-    token = _makes_term.set(True)
+def partial_sum_matmuls() -> Iterator[None]:
+    """Mark the matmuls within the context as partial sums; eager code only."""
+    token = _is_partial_sum.set(True)
     try:
         yield
     finally:
-        _makes_term.reset(token)
+        _is_partial_sum.reset(token)
 
 
-def makes_term() -> bool:
-    """Return whether a row-parallel layer is at work."""
-    return _makes_term.get()
+def is_partial_sum() -> bool:
+    """Return whether a matmul here is one of a row-parallel layer."""
+    return _is_partial_sum.get()

@@ -1,1 +1,1 @@
-"""What depends on private parts of torch or on its version, one function each."""
+"""Dependencies on torch's private parts or on its version, one function each."""

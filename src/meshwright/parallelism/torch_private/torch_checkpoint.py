@@ -1,8 +1,4 @@
-"""Selective checkpointing whose region may be recomputed more than once, and may hold parts of which only the
-results are kept: through torch's private parts.
-
-Checked in 2.13.
-"""
+"""Selective checkpointing with repeated recomputation and results saved as a unit (private parts of torch 2.13)."""
 
 from __future__ import annotations
 
@@ -17,45 +13,45 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-_WHOLE = "kept as a whole"
-"""In place of an operator, in a record of what each operator's calls gave."""
+_UNIT = "saved as a unit"
+"""Key of such regions in torch's storage, whose other keys are operators."""
 
 
 def selective_contexts(policy: Callable[..., Any], *, is_reread: bool) -> tuple[Any, Any]:
-    """Return the contexts of the forward pass and of recomputation, which keep what `policy` says.
+    """Return the contexts of forward and of recomputation, which save what `policy` selects.
 
-    A backward in two parts recomputes in each (`is_reread`). torch gives each kept tensor back once, and frees it.
+    With `is_reread`, for a split backward, saved tensors can be read in several recomputations; torch frees them after
+    the first.
     """
     forward, recompute = create_selective_checkpoint_contexts(policy)
-    return forward, _Rereads(policy, recompute.storage) if is_reread else recompute
+    return forward, _RereadableCache(policy, recompute.storage) if is_reread else recompute
 
 
-def kept_whole(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return what `compute` gives; recomputation under a selective policy is given it again, and computes none of it.
+def saved_as_unit(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the results of `compute`, which a selective recomputation reads back instead of calling it again.
 
-    For what policies, which choose operator by operator, cannot keep as cheaply: none within it is kept. To be called
-    where no gradients are recorded.
+    Nothing else inside of `compute` is saved. Call it where no gradients are recorded.
     """
     mode: Any = _get_current_dispatch_mode()
     if not isinstance(mode, _CachingTorchDispatchMode | _CachedTorchDispatchMode):
         return compute()
-    call = mode.func_counter[_WHOLE]
-    mode.func_counter[_WHOLE] += 1
+    call = mode.func_counter[_UNIT]
+    mode.func_counter[_UNIT] += 1
     with _pop_mode_temporarily():
-        results = mode.storage[_WHOLE].pop(call) if isinstance(mode, _CachedTorchDispatchMode) else compute()
+        results = mode.storage[_UNIT].pop(call) if isinstance(mode, _CachedTorchDispatchMode) else compute()
         if isinstance(mode, _CachingTorchDispatchMode):
-            # Not those that are returned, which autograd makes outputs of the caller.
-            mode.storage[_WHOLE][call] = tuple(result.detach() for result in results)
+            # Detached: autograd makes the returned tensors outputs of the caller.
+            mode.storage[_UNIT][call] = tuple(result.detach() for result in results)
     return results
 
 
-class _Rereads(_CachedTorchDispatchMode):
+class _RereadableCache(_CachedTorchDispatchMode):
     def __init__(self, policy: Callable[..., Any], storage: dict[Any, Any]) -> None:
         super().__init__(policy, storage, False)
-        self._kept = storage
+        self._saved = storage
 
     def __enter__(self) -> Self:
-        # By op, what its calls gave: a list or a dict, from which one recomputation takes.
-        self.storage = {op: results.copy() for op, results in self._kept.items()}
+        # Results by op, a list or a dict; each recomputation consumes its own copy.
+        self.storage = {op: results.copy() for op, results in self._saved.items()}
         entered: Self = super().__enter__()  # type: ignore[no-untyped-call]
         return entered

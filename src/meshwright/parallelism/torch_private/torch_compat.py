@@ -1,7 +1,4 @@
-"""What depends on the torch version or on its private parts: one function each, tested against the version at hand.
-
-torch 2.11 to 2.15 are supported. Where torch has no public way, the function says so.
-"""
+"""Private parts of torch and differences between 2.11 and 2.15, one function each, tested on the installed torch."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -22,8 +19,7 @@ _WRAPPER_PREFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
 def local_box(tensor: Tensor) -> tuple[Tensor, Sequence[int]]:
     """Return this rank's part of `tensor` and the global offset of its first element in each dim.
 
-    For a plain tensor that is the tensor itself at offset 0. DTensor has no public call for the offset
-    (checked in 2.13).
+    A plain tensor is returned itself, at offset 0. DTensor's offset is private (2.13).
     """
     if not isinstance(tensor, DTensor):
         return tensor, (0,) * tensor.dim()
@@ -32,22 +28,22 @@ def local_box(tensor: Tensor) -> tuple[Tensor, Sequence[int]]:
 
 
 def canonical_fqn(fqn: str) -> str:
-    """Return the parameter's name in the plain model, without the prefixes of wrapper modules."""
+    """Return the parameter's name in the unwrapped model, without prefixes of wrapper modules."""
     for prefix in _WRAPPER_PREFIXES:
         fqn = fqn.replace(prefix, "")
     return fqn
 
 
 def canonical_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return (name in the plain model, parameter) of every parameter, tied ones once, in the model's order.
+    """Return (name in the unwrapped model, parameter) of every parameter, tied ones once, in the model's order.
 
-    Two stages on one rank may both hold a parameter of one name, such as an embedding that is the head too.
+    Two stages on one rank may both hold a parameter of one name, such as a tied embedding.
     """
-    return [(canonical_fqn(fqn), parameter) for part in _plain(model) for fqn, parameter in part.named_parameters()]
+    return [(canonical_fqn(fqn), parameter) for part in _unwrapped(model) for fqn, parameter in part.named_parameters()]
 
 
 def copies_by_name(named: Iterable[tuple[str, Value]]) -> dict[str, list[Value]]:
-    """Return what there is of each name, as a checkpoint takes it, in the order of first appearance."""
+    """Return all values of each name, in order of first appearance."""
     copies: dict[str, list[Value]] = {}
     for name, value in named:
         copies.setdefault(name, []).append(value)
@@ -55,13 +51,13 @@ def copies_by_name(named: Iterable[tuple[str, Value]]) -> dict[str, list[Value]]
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that the model's author calls state, by their names in the plain model.
+    """Return the persistent buffers by their names in the unwrapped model.
 
-    Which ones those are torch tells in private only, but for a whole state_dict (checked in 2.13).
+    Persistence is private in torch, apart from a whole state_dict (2.13).
     """
     return {
         canonical_fqn(f"{module_name}.{name}" if module_name else name): buffer
-        for part in _plain(model)
+        for part in _unwrapped(model)
         for module_name, module in part.named_modules()
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
@@ -69,22 +65,19 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def keep_backward_inputs() -> None:
-    """Have what is compiled from now on leave the tensors that it saved for backward as they are, in this process.
-
-    torch has no public way (checked in 2.13).
-    """
+    """Disable buffer donation for this process: compiled backwards do not overwrite saved tensors (private, 2.13)."""
     functorch_config.donated_buffer = False
 
 
 def silence_known_warnings() -> None:
-    """Hide torch's warnings that a user can do nothing about; every other warning stays."""
-    # FSDP2 warns when the root module returns a view of a tensor (2.13), as one whose last layer is a Linear does;
-    # nothing is written in place here, and the contract asks the same of a model's own loss.
+    """Hide torch's warnings that a user cannot act on."""
+    # FSDP2 warns when the root module returns a view (2.13), as a final Linear does; here nothing writes in place, and
+    # the contract forbids it to a model's own loss.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     # 2.13 deprecates collectives that its own FSDP and checkpoint code still calls.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
 
 
-def _plain(model: nn.Module) -> Iterable[nn.Module]:
-    """Return the modules in which parameters have the names that they have in the plain model."""
+def _unwrapped(model: nn.Module) -> Iterable[nn.Module]:
+    """Return the modules in which parameters have their names in the unwrapped model."""
     return model if isinstance(model, Stages) else [model]

@@ -1,7 +1,7 @@
-"""What torch's flight recorder knows of this process's collectives; its JSON form and the list of groups are private.
+"""Collectives of this process in torch's flight recorder; its JSON dump and the list of groups are private.
 
-Checked in 2.13: it records the collectives of gloo and NCCL without being asked, but gloo's sends and receives it does
-not. `retired` says that one is complete; on gloo its `state` stays "scheduled" for ever.
+Checked in 2.13: by default it records the collectives of gloo and NCCL, and no P2P ops of gloo. `retired` marks a
+complete collective; on gloo its `state` stays "scheduled".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RecordedCollective(NamedTuple):
     sizes: list[list[int]]
     is_done: bool
     entered_ns: int
-    """When it was asked for, in nanoseconds since 1970."""
+    """Time of the call, in nanoseconds since 1970."""
 
 
 class RecordedGroup(NamedTuple):
@@ -36,9 +36,9 @@ class RecordedGroup(NamedTuple):
 
 
 def keep_more_collectives() -> None:
-    """Have the recorder keep a whole step of a deep model; to be called before the process group is made.
+    """Enlarge the recorder's buffer to a whole step of a deep model; call it before the process group exists.
 
-    Its own buffer is of 2,000 entries; one takes some hundred bytes.
+    The default is 2,000 entries; one takes some hundred bytes.
     """
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "16384")
 
@@ -52,7 +52,7 @@ def recorded_collectives() -> list[RecordedCollective]:
 
 
 def recorded_groups() -> list[RecordedGroup]:
-    """Return the process groups that this process is part of."""
+    """Return the process groups of this process."""
     names = distributed_c10d._world.pg_names
     return [RecordedGroup(name, group.group_desc, dist.get_process_group_ranks(group)) for group, name in names.items()]
 

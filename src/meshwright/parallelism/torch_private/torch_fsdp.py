@@ -1,4 +1,4 @@
-"""What FSDP2 does by itself only inside of a backward pass, done when we say: through its private parts.
+"""FSDP2 operations that are public only as part of a backward, through private parts.
 
 torch's own pipelines do the same (torch/distributed/pipelining/stage.py). Checked in 2.13.
 """
@@ -17,30 +17,30 @@ from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispat
 
 
 def end_backward(root: FSDPModule) -> None:
-    """Run what follows a backward in every unit under `root`: accumulate, or reduce and reshard where sync is on.
+    """Run the post-backward of every unit under `root`: accumulate, or reduce and reshard if sync is on.
 
-    A reduction is a collective, which `end_gradient_reduction` waits for.
+    `end_gradient_reduction` waits for the reductions.
     """
     for group in _param_groups(root._get_fsdp_state()):
         group.post_backward()
 
 
 def end_gradient_reduction(root: FSDPModule) -> None:
-    """Wait for the reductions that began under `root`."""
+    """Wait for the pending reductions under `root`."""
     state: Any = root._get_fsdp_state()
     state._root_post_backward_final_callback()
 
 
 def holds_partial_sums(root: FSDPModule) -> bool:
-    """Return whether a unit under `root` holds shards of gradients that were not summed over replicas.
+    """Return whether a unit under `root` holds sharded gradients that were not summed over replicas.
 
-    From torch 2.15 on a unit that the last backward does not use is summed with the others.
+    From torch 2.15 on, units that the last backward does not use are summed too.
     """
     return any(group._partial_reduce_output is not None for group in _param_groups(root._get_fsdp_state()))
 
 
-def begin_gathering(root: FSDPModule) -> None:
-    """Begin to gather the parameters of every unit under `root`; a collective. Each unit waits when it is called."""
+def start_unshard(root: FSDPModule) -> None:
+    """Start to all-gather the parameters of every unit under `root`; a collective. Each unit waits in forward."""
     state: Any = root._get_fsdp_state()
     state._lazy_init()
     for unit in reversed(list(_param_groups(state))):
@@ -48,21 +48,20 @@ def begin_gathering(root: FSDPModule) -> None:
 
 
 def overlap_reductions(root: FSDPModule, num_units: int) -> None:
-    """Let compute run ahead of the reductions of `num_units` units under `root`; by default it waits for each before
-    the next unit's, as it also does before torch 2.13, which cannot be asked for more.
+    """Allow `num_units` pending reductions under `root`; the default, and the only choice before torch 2.13, is one.
 
-    A block whose experts are a unit of their own has two reductions, and that of the experts, most of its bytes, would
-    hide behind the rest of its block alone.
+    A block whose experts are a unit of their own has two reductions. With one pending, that of the experts, most of
+    the bytes, would overlap with the rest of its block only.
     """
     if hasattr(root, "set_reduce_scatter_max_input_buffers"):
         root.set_reduce_scatter_max_input_buffers(num_units)
 
 
 def hide_from_selective_checkpoint(unit: nn.Module) -> None:
-    """Keep what FSDP2 does around the forward of `unit`, which lies within a block, out of the block's record.
+    """Hide FSDP2's hooks of `unit`, which is inside of a block, from the block's selective checkpoint.
 
-    Selective checkpointing counts each op, and refuses one in recomputation that was not there before. Whether a unit
-    gathers when it is called or has been gathered ahead may differ between the two.
+    The checkpoint rejects an op in recomputation that forward did not run, and whether a unit all-gathers in its call
+    or was prefetched may differ between the two.
     """
     for hooks in (unit._forward_pre_hooks, unit._forward_hooks):
         for key, hook in hooks.items():
@@ -70,7 +69,7 @@ def hide_from_selective_checkpoint(unit: nn.Module) -> None:
 
 
 def modules_of_unit(owner: object) -> Sequence[nn.Module]:
-    """Return the modules whose parameters `owner`, an object of FSDP2's own, gathers; empty for any other object."""
+    """Return the modules whose parameters `owner`, an FSDPParamGroup, all-gathers; empty for any other object."""
     return owner.modules if isinstance(owner, FSDPParamGroup) else ()
 
 
@@ -82,7 +81,7 @@ def _outside_of_checkpoint(hook: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def _param_groups(root_state: Any) -> list[Any]:
-    """Return the groups of parameters that travel together, in the order in which a backward reaches them."""
+    """Return the parameter groups, each of one all-gather, in backward order."""
     groups: list[Any] = []
     for state in reversed(root_state._state_ctx.all_states):
         # One group or none up to torch 2.12, a list after.

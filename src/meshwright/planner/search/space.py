@@ -136,7 +136,7 @@ def keeps_alike(table: LayoutTable) -> Bools:
 
     With offload even one rank copies what it frees from the host again.
     """
-    return np.asarray((table.fsdp == 1) & (table.efsdp <= 1) & ~table.cpu_offload)
+    return np.asarray((table.fsdp == 1) & (table.expert_dp_shard <= 1) & ~table.cpu_offload)
 
 
 def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:

@@ -150,7 +150,7 @@ class Layout(Noun):
         return self.dp_shard * self.cp
 
     @property
-    def efsdp(self) -> int:
+    def expert_dp_shard(self) -> int:
         """Return the ranks that share one copy of a rank's experts: what ep and etp leave of dp_shard x cp x tp."""
         return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
 

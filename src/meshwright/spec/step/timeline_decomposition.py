@@ -21,7 +21,7 @@ _COMPONENT_OF_AXIS = {
     "ep": "ep_s",
     "dp": "dp_s",
     "fsdp": "dp_s",
-    "efsdp": "dp_s",
+    "expert_dp_shard": "dp_s",
     "dp_shard": "dp_s",
     "dp_replicate": "dp_s",
     "pp": "pp_s",

@@ -41,7 +41,7 @@ def class_labels(trace: Trace, layout: Layout, routing: str) -> Ints:
     for rows, shards in _cuts(trace):
         share = -(-rows // shards)
         sizes = (rows - share * np.arange(shards)).clip(0, share)
-        columns += [sizes[coordinates[axis]] for axis in ("fsdp", "efsdp") if getattr(layout, axis) == shards]
+        columns += [sizes[coordinates[axis]] for axis in ("fsdp", "expert_dp_shard") if getattr(layout, axis) == shards]
     if layout.cp > 1 and layout.cp_method != "ulysses":
         columns.append(coordinates["cp"])
     if layout.ep > 1 and routing != "balanced":
@@ -74,7 +74,7 @@ def _coordinates(layout: Layout) -> dict[str, Ints]:
     return {
         "fsdp": index // layout.tp % layout.fsdp,
         "cp": index // layout.tp % layout.cp,
-        "efsdp": index // (layout.ep * layout.etp) % layout.efsdp,
+        "expert_dp_shard": index // (layout.ep * layout.etp) % layout.expert_dp_shard,
         "ep": index // layout.etp % layout.ep,
     }
 

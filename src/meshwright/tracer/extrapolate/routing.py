@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Routing = Callable[[Any, str, int, int, int], list[int]]
-"""Replaces parallelism.host_values, whose tensor has an element for each rank, twice: sent and received rows."""
+"""Replaces parallelism.host_sync, whose tensor has an element for each rank, twice: sent and received rows."""
 
 
 def parse_routing(text: str) -> Routing:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 
-from meshwright.parallelism.torch_private.torch_operator import argument_names, tensors_in
+from meshwright.parallelism.torch_private.torch_dispatch import argument_names, tensors_in
 from meshwright.tracer.numbers.number_exchange import Numbers
 
 Number = float | int | bool

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.models import initial
-from meshwright.parallelism import host_values
+from meshwright.parallelism import host_sync
 from meshwright.spec.trace.trace import Guess, Trace, Traced
 from meshwright.tracer.extrapolate.routing import parse_routing, read_as
 from meshwright.tracer.numbers.number_exchange import took_numbers
@@ -215,7 +215,7 @@ def prepare(device_type: str, routing: str = "balanced") -> RecordingMode:
     record_compiled(mode)
     # Modules that use these two are imported later, with the builder.
     initial.fill_normal = _leave_as_it_is
-    host_values.host_values = read_as(parse_routing(routing), mode.numbers.read)  # type: ignore[assignment]
+    host_sync.read_on_host = read_as(parse_routing(routing), mode.numbers.read)  # type: ignore[assignment]
     return mode
 
 

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
-from meshwright.parallelism.torch_private.torch_operator import argument_names, tensors_in
+from meshwright.parallelism.torch_private.torch_dispatch import argument_names, tensors_in
 from meshwright.spec.trace.trace import BATCHED, NONE, RecordKind
 from meshwright.tracer.record.collective_bytes import agreed_of, exchange_of
 from meshwright.tracer.torch_distributed.torch_process_group import serves_host
@@ -23,7 +23,7 @@ COMMUNICATOR = "(communicator {})"
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _NO_COLLECTIVES = ("check_for_nan", "wait_tensor", "_wrap_tensor_autograd")
 _MESH_PREFIX, _NAMELESS = "mesh_", "dim_"
-_SHARDING, _MESSAGES, _FUNCTIONAL = ("fsdp", "efsdp"), ("pp", "cp"), ("ep", "tp", "cp")
+_SHARDING, _MESSAGES, _FUNCTIONAL = ("fsdp", "expert_dp_shard"), ("pp", "cp"), ("ep", "tp", "cp")
 _AXES_OF_OPERATOR = {
     "_allgather_base_": _SHARDING,
     "_reduce_scatter_base_": _SHARDING,

@@ -19,7 +19,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch._ops import OpOverload
 
-from meshwright.parallelism.torch_private.torch_operator import shape_of, tensors_in
+from meshwright.parallelism.torch_private.torch_dispatch import shape_of, tensors_in
 from meshwright.spec.trace.trace import Signature
 from meshwright.tracer.record.compiled_collectives import communicate_in_place, require_recorded
 from meshwright.tracer.record.graph_replay import Capture, GraphCall, key_of

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from meshwright.parallelism.torch_private.torch_operator import argument_names
+from meshwright.parallelism.torch_private.torch_dispatch import argument_names
 from meshwright.spec.trace.trace import OpPlace
 
 _LEAST_HOST_BYTES = 1 << 16

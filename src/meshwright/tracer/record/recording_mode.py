@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from meshwright.parallelism.torch_private.torch_operator import (
+from meshwright.parallelism.torch_private.torch_dispatch import (
     argument_names,
     is_causal_attention,
     only_views,

@@ -25,7 +25,7 @@ from torch.distributed import _symmetric_memory  # noqa: F401  (defines the join
 from torch.distributed.distributed_c10d import _get_group_size_by_name
 
 from meshwright.errors import UnsupportedError
-from meshwright.parallelism.torch_private import torch_symmetric_memory
+from meshwright.parallelism.torch_private import torch_compiler
 from meshwright.tracer.torch_patches.torch_names import replace
 
 JOINS_ALIKE = "2.13"
@@ -37,7 +37,7 @@ _collectives = torch.ops._c10d_functional
 
 def allow_async_tensor_parallel(device_type: str) -> None:
     """Make the runtime assume symmetric memory on a simulated device, permanently."""
-    replace(torch_symmetric_memory, "has_symmetric_memory", lambda _: lambda asked: asked in ("cuda", device_type))
+    replace(torch_compiler, "has_symmetric_memory", lambda _: lambda asked: asked in ("cuda", device_type))
 
 
 def join_matmuls(graph: fx.GraphModule) -> None:

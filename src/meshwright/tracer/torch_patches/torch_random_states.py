@@ -6,7 +6,7 @@ from functools import cache
 
 from torch._functorch import partitioners
 
-from meshwright.parallelism.torch_private.torch_partitioner import save_meshes_last
+from meshwright.parallelism.torch_private.torch_compiler import save_meshes_last
 from meshwright.tracer.torch_patches.torch_names import replace
 
 

@@ -21,7 +21,7 @@ from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.log import logger
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.run.run_folder import ManifestKeeper, read_manifest
+from meshwright.trainer.run.run_folder import ManifestFile, read_manifest
 
 # Time for ranks to finish a step and save after SIGTERM; torch's own default of 30 s is short for a large model.
 _SHUTDOWN_TIMEOUT_S = "120"
@@ -53,7 +53,7 @@ def _attempt(config: RankConfig, num_ranks: int) -> ExitCode:
         return ExitCode.DONE
     ended = _began(before, run)
     if ended is not None and ended.exit != code:
-        ManifestKeeper(run, ended).close(code)
+        ManifestFile(run, ended).close(code)
     return code
 
 

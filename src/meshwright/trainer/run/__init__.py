@@ -1,1 +1,1 @@
-"""A run: its folder, its record, its loop."""
+"""A run: training loop, metrics, run folder."""

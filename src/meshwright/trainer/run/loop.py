@@ -24,17 +24,17 @@ from meshwright.spec.trace.marks import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.metrics import StepMetrics
 from meshwright.trainer.run.open_run import open_recorder
-from meshwright.trainer.run.recorder import Recorder
-from meshwright.trainer.step.speed import SpeedLimit, peak_memory_bytes
+from meshwright.trainer.run.run_recorder import RunRecorder
+from meshwright.trainer.step.speed import PeakFlops, peak_memory_bytes
 from meshwright.trainer.step.training import Training
 from meshwright.units import format_duration
 
 
 def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None) -> ExitCode:
-    """Train to train.steps, or to where it is asked to stop, and return the exit code; a collective.
+    """Train to train.steps or until a stop request and return the exit code; a collective.
 
-    `estimate` is what the planner expects of the layout, for the manifest.
-    What was committed to `run` stays valid whenever this ends, however it ends.
+    `estimate` is the planner's prediction for the layout, for the manifest. Checkpoints committed to `run` stay valid
+    however this ends.
     """
     with StopRequest() as stop, HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch:
         training = Training.build(job, ranks)
@@ -42,20 +42,20 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
         training.step.report_to(watch.mark)
         watch.mark("restore")
         step = restore(training, run) if resume else 0
-        speed = SpeedLimit.of(job, ranks)
+        speed = PeakFlops.of(job, ranks)
         recorder = open_recorder(training, run, step, speed, estimate)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with recorder or nullcontext(), profiler:
             announce(training, step)
-            # The hooks that learn it would be compiled with the model.
-            learned_step = None if training.layout.compile else step + 1
+            # The tracker's hooks would be compiled with the model.
+            tracked_step = None if training.layout.compile else step + 1
             asked = None
             last_step = min(job.train.steps, job.train.stop_after or job.train.steps)
             while step < last_step and asked is None:
                 step += 1
                 profiler.before_step(step)
                 watch.begin_step(step)
-                with watch.learning(training.model) if step == learned_step else nullcontext():
+                with watch.tracking(training.model) if step == tracked_step else nullcontext():
                     take_step(training, step, speed, recorder)
                 profiler.after_step(step)
                 if is_due(step, job.train.validation_interval):
@@ -70,7 +70,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                     save(training, run, step)
             watch.mark("finish")
             code = exit_code(job, step, asked)
-            # Asked to stop by a signal, there may be little time left.
+            # After a signal there may be little time left.
             digest = parameter_hash(training.model) if job.run.parameter_hash and asked is None else None
             if recorder is not None:
                 recorder.finish(step, code, parameter_hash=digest)
@@ -79,8 +79,8 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
 
 
 def restore(training: Training, run: Run) -> int:
-    """Put back the newest checkpoint and return its step, 0 where there is none yet; a collective."""
-    # The first rank's view counts: on another host a shared folder may not show the newest one yet.
+    """Load the newest checkpoint and return its step, 0 without one; a collective."""
+    # Rank 0 decides: on another host a shared folder may not show the newest checkpoint yet.
     steps: list[int] = training.ranks.gather(run.checkpoint_steps())[0]
     if not steps:
         return 0
@@ -89,7 +89,7 @@ def restore(training: Training, run: Run) -> int:
 
 
 def announce(training: Training, step: int) -> None:
-    """Log what is about to run."""
+    """Log the size, the layout and the batch of the run."""
     if (note := dropout_note(resolve_architecture(training.job.model))) is not None:
         logger.warning("%s", note)
     ranks, layout = training.ranks, training.layout
@@ -110,12 +110,12 @@ def announce(training: Training, step: int) -> None:
     )
 
 
-def take_step(training: Training, step: int, speed: SpeedLimit, recorder: Recorder | None) -> None:
-    """Run one optimizer step and record what it took; a collective."""
+def take_step(training: Training, step: int, speed: PeakFlops, recorder: RunRecorder | None) -> None:
+    """Run one optimizer step and record its metrics; a collective."""
     started_s = time.perf_counter()
     with record_function(f"{STEP_MARK}{step}"):
         with record_function(DATA_MARK):
-            # Positions count from 0, steps from 1.
+            # Data positions count from 0, steps from 1.
             microbatches = training.loader.microbatches(step - 1)
         data_wait_s = time.perf_counter() - started_s
         result = training.step(step, microbatches)
@@ -140,7 +140,7 @@ def take_step(training: Training, step: int, speed: SpeedLimit, recorder: Record
     )
 
 
-def validate(training: Training, step: int, recorder: Recorder | None) -> None:
+def validate(training: Training, step: int, recorder: RunRecorder | None) -> None:
     """Measure and record the validation loss; a collective."""
     num_batches = min(training.job.train.validation_batches, training.loader.num_validation_batches)
     loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
@@ -149,19 +149,19 @@ def validate(training: Training, step: int, recorder: Recorder | None) -> None:
 
 
 def save(training: Training, run: Run, step: int) -> None:
-    """Commit a checkpoint and log how long that took; a collective."""
+    """Commit a checkpoint and log its duration; a collective."""
     started_s = time.perf_counter()
     training.save(run, step)
     logger.info("checkpoint %s in %s", run.checkpoint(step), format_duration(time.perf_counter() - started_s))
 
 
 def is_due(step: int, interval: int) -> bool:
-    """Return whether something done every `interval` steps (0: never) is done after `step`."""
+    """Return whether an action with this interval in steps (0: never) is due after `step`."""
     return interval > 0 and step % interval == 0
 
 
 def exit_code(job: Job, step: int, asked: signal.Signals | None) -> ExitCode:
-    """Return 0 when all steps are done, else what tells the scheduler why they are not."""
+    """Return 0 when all steps are done, else the code of an interrupt or of a requested restart."""
     if step >= job.train.steps:
         return ExitCode.DONE
     return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.RETRY

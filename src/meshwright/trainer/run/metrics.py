@@ -1,4 +1,4 @@
-"""What one step measured, and the one self-contained line that is printed of it."""
+"""Metrics of one step, and their log line."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class StepMetrics:
     mfu: float | None
     attempt: int
     experts: dict[str, float] = field(default_factory=dict)
-    """What ExpertLoad says of the step, by names of their own in the row; empty without experts."""
+    """Further columns of the row, from ExpertLoad; empty without experts."""
 
     def row(self) -> dict[str, Any]:
-        """Return the row as plain values; null is unknown: MFU without a peak, tokens of data that has none."""
+        """Return the row as plain values; None for an unknown MFU and for data without tokens."""
         row = asdict(self)
         experts = row.pop("experts")
         return {**row, **experts}
 
     def line(self, num_steps: int, peak: str | None, left_s: float) -> str:
-        """Return the log line; `peak` names the FLOP/s that MFU is a share of. Data waits below 1 % are left out."""
+        """Return the log line; `peak` names the FLOP/s that MFU refers to. Data waits below 1 % are omitted."""
         speed = f"{format_count(self.samples_per_s)} samples/s"
         if self.tokens_per_s is not None:
             speed = f"{format_count(self.tokens_per_s)} tok/s"

@@ -1,4 +1,4 @@
-"""Opens the run folder for an attempt: who runs, on what, from which step."""
+"""Opening a run folder for an attempt: processes, versions, first step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Attempt, Manifest, Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.run.provenance import git_commit, versions
-from meshwright.trainer.run.recorder import Recorder
 from meshwright.trainer.run.run_folder import (
-    ManifestKeeper,
+    ManifestFile,
     hold,
     now,
     read_manifest,
@@ -24,14 +23,15 @@ from meshwright.trainer.run.run_folder import (
     set_aside,
     write_atomically,
 )
-from meshwright.trainer.step.speed import SpeedLimit
+from meshwright.trainer.run.run_recorder import RunRecorder
+from meshwright.trainer.step.speed import PeakFlops
 from meshwright.trainer.step.training import Training
 
 
 def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
-    """Make sure that this job may write into the run folder, and that until this process ends no other does.
+    """Lock the run folder for this process and check that this job may write into it.
 
-    Raises ConfigError for another's run, Retryable for one that is still being written.
+    Raises ConfigError for the folder of another run, Retryable while another process writes into it.
     """
     if overwrite:
         set_aside(run)
@@ -50,18 +50,18 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
                 f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write"
             ) from error
     hold(run)
-    # What an earlier attempt said of itself would be taken for this one's.
+    # Files of an earlier attempt must not be read as this one's.
     for folder in (run.heartbeats, run.hangs):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
 
 
 def open_recorder(
-    training: Training, run: Run, start_step: int, speed: SpeedLimit, estimate: Estimate | None = None
-) -> Recorder | None:
+    training: Training, run: Run, start_step: int, speed: PeakFlops, estimate: Estimate | None = None
+) -> RunRecorder | None:
     """Return rank 0's recorder with this attempt in the manifest, None on the other ranks; a collective.
 
-    `estimate` is what the planner expects, where it chose the layout.
+    `estimate` is the planner's prediction, if it chose the layout.
     """
     places = training.ranks.gather((os.getpid(), socket.gethostname()))
     if not training.ranks.is_first:
@@ -90,4 +90,4 @@ def open_recorder(
     )
     write_atomically(run.job, to_toml(job))
     keep_side_files(job, run)
-    return Recorder(job, run, ManifestKeeper(run, manifest), speed.peak_name)
+    return RunRecorder(job, run, ManifestFile(run, manifest), speed.peak_name)

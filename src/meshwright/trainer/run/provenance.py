@@ -1,4 +1,4 @@
-"""Where a run came from: versions, commit, host."""
+"""Versions of software and the git commit of a run."""
 
 import platform
 import subprocess
@@ -11,7 +11,7 @@ PACKAGES = ("meshwright", "numpy", "pydantic", "safetensors", "transformers")
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, the platform and each package that is installed."""
-    # torch says more of itself than its package does: +cpu or +cu130 is part of what ran.
+    # torch.__version__ includes the build, +cpu or +cu130, unlike the package metadata.
     found = {"python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__}
     for package in PACKAGES:
         try:
@@ -22,7 +22,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Return the working directory's commit, with + after it when files differ from it; None outside a repository."""
+    """Return the working directory's commit, with a + if files differ from it; None outside a repository."""
     try:
         commit = _git("rev-parse", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

@@ -1,4 +1,4 @@
-"""Opening a run folder and keeping its manifest: written whole, by rename, so that it is never half a file."""
+"""Run folder: its lock, its identity and its manifest, which is always written whole, by rename."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Attempt, Manifest, Run
 
-# What makes it the same run: other keys may change between attempts.
+# Keys that must not change between attempts of one run.
 _IDENTITY = ("model", "data", "train.seed", "train.seq_len", "train.global_batch_size", "train.global_batch_tokens")
-# Keys that say nothing about the numbers, so a change is not worth a line.
+# Keys that do not affect numerics, whose changes are not logged.
 _UNREMARKABLE = ("run.", "data.cache_dir", "train.stop_after", "checkpoint.")
 
 
@@ -27,7 +27,7 @@ def now() -> str:
 
 
 def read_manifest(run: Run) -> Manifest | None:
-    """Return the run's manifest, None where there is none; raises ConfigError for one that cannot be read."""
+    """Return the run's manifest or None; raises ConfigError if it cannot be read."""
     try:
         return Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def read_manifest(run: Run) -> Manifest | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader, or a crash, sees the old file or the new one."""
+    """Replace `path` atomically: a reader or a crash sees the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -49,7 +49,7 @@ def write_atomically(path: Path, text: str) -> None:
 def hold(run: Run) -> int:
     """Return a descriptor that locks the run folder until it is closed or this process ends.
 
-    Raises Retryable while another process holds it: two runs in one folder would remove each other's checkpoints.
+    Raises Retryable while another process holds the lock.
     """
     descriptor = os.open(run.folder, os.O_RDONLY)
     try:
@@ -65,7 +65,7 @@ def hold(run: Run) -> int:
 
 
 def set_aside(run: Run) -> Path | None:
-    """Rename an existing run folder out of the way and return its new name; nothing in it is lost."""
+    """Rename an existing run folder and return its new name."""
     if not run.folder.exists():
         return None
     os.close(hold(run))
@@ -76,7 +76,7 @@ def set_aside(run: Run) -> Path | None:
 
 
 def require_same_run(run: Run, job: Job) -> list[str]:
-    """Return how `job` differs from the run's; raises ConfigError where that makes it another run."""
+    """Return how `job` differs from the run's; raises ConfigError for a change of an identity key."""
     previous = read_manifest(run)
     if previous is None:
         return []
@@ -97,16 +97,16 @@ def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list
         if isinstance(before, dict) and isinstance(after, dict):
             changes += _changes(before, after, f"{prefix}{key}.")
         elif before != after:
-            changes.append(f"{prefix}{key} was {_said(before)}, is {_said(after)}")
+            changes.append(f"{prefix}{key} was {_shown(before)}, is {_shown(after)}")
     return changes
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "not set" if value is None else repr(value)
 
 
-class ManifestKeeper:
-    """Rank 0's hold on manifest.json: every change is on disk when the call returns."""
+class ManifestFile:
+    """manifest.json, written by rank 0; every change is on disk when the call returns."""
 
     def __init__(self, run: Run, manifest: Manifest) -> None:
         self._run, self._manifest = run, manifest
@@ -118,12 +118,12 @@ class ManifestKeeper:
         return len(self._manifest.attempts)
 
     def add_results(self, **results: Any) -> None:
-        """Add to, or replace in, the manifest's results."""
+        """Update the manifest's results."""
         self._manifest = self._manifest.replace(results={**self._manifest.results, **results})
         self._write()
 
     def close(self, exit_code: int) -> None:
-        """Record how this attempt ended."""
+        """Record the exit code of this attempt."""
         *earlier, last = self._manifest.attempts
         attempts: list[Attempt] = [*earlier, last.replace(exit=exit_code)]
         self._manifest = self._manifest.replace(attempts=attempts, exit=exit_code)

@@ -1,4 +1,4 @@
-"""Where metrics go besides the log line: JSONL always, TensorBoard and Weights & Biases when asked for."""
+"""Sinks of metrics: JSONL always, TensorBoard and Weights & Biases on request."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _LONGEST_ROW_BYTES = 2**16
 
 
 class Sink(Protocol):
-    """Takes rows of numbers by name."""
+    """Destination of rows of named numbers."""
 
     def write(self, step: int, row: dict[str, Any]) -> None:
-        """Record `row` as measured at `step`."""
+        """Record `row` of `step`."""
 
     def close(self) -> None:
-        """Write out what is still buffered."""
+        """Flush and close."""
 
 
 class JsonLines:
-    """metrics.jsonl: one row a line, flushed at once; a resumed run appends, its rows count `attempt` up."""
+    """metrics.jsonl: one row per line, flushed at once; a resumed run appends with the next `attempt`."""
 
     def __init__(self, run: Run) -> None:
-        _mend_last_row(run.metrics)
+        _truncate_last_row(run.metrics)
         self._file = run.metrics.open("a", encoding="utf-8")
 
     def write(self, step: int, row: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class WeightsAndBiases:
             name=run.folder.name,
             dir=str(run.folder),
             config=job.to_dict(),
-            id=_lasting_id(run),
+            id=_wandb_id(run),
             resume="allow",
         )
 
@@ -79,20 +79,20 @@ class WeightsAndBiases:
         self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
 
     def close(self) -> None:
-        """Tell W&B that the run is over."""
+        """Finish the W&B run."""
         self._run.finish()
 
 
-def _lasting_id(run: Run) -> str:
-    """Return the run folder's W&B id, drawn at its first attempt: without one, W&B begins a new run at every start."""
+def _wandb_id(run: Run) -> str:
+    """Return the run folder's W&B id, drawn at its first attempt, so that later attempts continue the same W&B run."""
     path = run.folder / "wandb_id"
     if not path.exists():
         path.write_text(uuid.uuid4().hex)
     return path.read_text()
 
 
-def _mend_last_row(path: Path) -> None:
-    """Remove what a kill or a full disk left of a last row: the next row would be appended to it, and both be lost."""
+def _truncate_last_row(path: Path) -> None:
+    """Remove an incomplete last row, left by a kill or a full disk, to which the next row would be appended."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -106,7 +106,7 @@ def _mend_last_row(path: Path) -> None:
 
 
 def open_sinks(run: Run, job: Job) -> list[Sink]:
-    """Return the sinks that `job` asks for; raises UnsupportedError naming the extra when a package is missing."""
+    """Return the sinks of `job`; raises UnsupportedError that names the extra of a missing package."""
     sinks: list[Sink] = [JsonLines(run)]
     if job.run.tensorboard:
         sinks.append(TensorBoard(run))

@@ -1,4 +1,4 @@
-"""Who speaks on the terminal: rank 0, until a rank fails; then the one that failed first."""
+"""Terminal output: of rank 0, until a rank fails; then of the first rank that failed."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from meshwright.trainer.launch.ranks import Ranks
 
 
 class Terminal:
-    """Sends what a rank prints to its own log, and gives the terminal's stderr back to the first that fails.
+    """Redirection of a rank's output to its log; the first rank that fails gets the terminal's stderr back.
 
-    The ranks that fail later mostly just lost that one, and would say so with the wrong advice.
+    Ranks that fail later have mostly lost that peer, and would print misleading advice.
     """
 
     def __init__(self, ranks: Ranks, run: Run) -> None:
         self._ranks, self._run = ranks, run
-        self._speaks = True
+        self._owns_terminal = True
 
     def __enter__(self) -> Self:
         self._stderr = os.dup(2)
         return self
 
     def leave_to_rank_0(self) -> None:
-        """Send what this rank prints from now on to its log, unless it is rank 0."""
+        """Redirect the output of this rank to its log, unless it is rank 0."""
         if self._ranks.is_first:
             return
         try:
             self._redirect((1, 2))
-            self._speaks = False
+            self._owns_terminal = False
         except OSError as error:
             log = self._run.rank_log(self._ranks.rank)
             raise ConfigError(f"cannot write {log}: {error.strerror}: set run.dir to a shared folder") from error
@@ -45,13 +45,13 @@ class Terminal:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             if self._ranks.fails_first():
-                self._speak(error)
+                self._print_error(error)
             else:
-                self._be_quiet()
+                self._silence()
         os.close(self._stderr)
 
-    def _speak(self, error: Exception) -> None:
-        if self._speaks:
+    def _print_error(self, error: Exception) -> None:
+        if self._owns_terminal:
             return
         traceback.print_exception(error)
         sys.stderr.flush()
@@ -59,11 +59,11 @@ class Terminal:
         if not isinstance(error, MeshwrightError):
             print(f"rank {self._ranks.rank} of {self._ranks.num_ranks}:", file=sys.stderr, flush=True)
 
-    def _be_quiet(self) -> None:
+    def _silence(self) -> None:
         try:
             self._redirect((2,))
         except OSError:
-            # Refused its run folder, it has no log.
+            # No log: the run folder was rejected.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def _redirect(self, descriptors: tuple[int, ...]) -> None:

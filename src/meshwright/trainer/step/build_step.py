@@ -1,4 +1,4 @@
-"""build_step: the trainer's own step for whoever wants to run it without data, such as the tracer."""
+"""The trainer's step without a data pipeline, for the tracer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from meshwright.trainer.step.training import build_pipeline
 
 
 def build_step(device: torch.device, rank: int, world_size: int, job: str, folder: str) -> Callable[[], None]:
-    """Return the optimizer step of a job on this rank, over tokens that are all the same; a collective.
+    """Return the optimizer step of a job on this rank, with constant tokens; a collective.
 
-    `job` is a resolved Job as JSON, `folder` where modules that it names may be. The first call runs two microbatches:
-    enough to compile, to add up gradients, and to leave what a whole step does.
+    `job` is a resolved Job as JSON, `folder` the folder of modules that it names. The first call runs only two
+    microbatches: enough to compile, to accumulate gradients and to reach a steady state.
     """
     return _build(_job(job, folder), Ranks(rank, world_size, device))
 
@@ -29,7 +29,7 @@ def build_step(device: torch.device, rank: int, world_size: int, job: str, folde
 def build_part_of_step(
     device: torch.device, rank: int, world_size: int, microbatches: str, job: str, folder: str
 ) -> Callable[[], None]:
-    """Return the same step with some of its microbatches only, such as 0,1,2,31: they run in the schedule's order.
+    """Return the same step with a subset of its microbatches, such as 0,1,2,31, in the schedule's order.
 
     The first call runs one of them.
     """
@@ -60,7 +60,7 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
 
 
 def _microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
-    """Return microbatches of token 0, or of the first sample where somebody's own object makes them."""
+    """Return microbatches of token 0, or of the first sample of a user's data object."""
     inputs = targets = torch.zeros(size, job.train.seq_len, dtype=torch.int64)
     if is_object_source(job.data.source):
         sample = read_pair(load_user_data(job.data), 0, job.data.source)

@@ -1,8 +1,8 @@
-"""ExpertLoad: how evenly tokens went to experts in a step, and the bias that evens it out without a loss.
+"""Load of the experts in a step, and the auxiliary-loss-free bias update that balances it.
 
-Each rank's routers count the rows of its own tokens. One all-reduce over all ranks adds them up, layer by layer: the
-ranks of another pipeline stage fill other layers. Only ratios within a layer are used, so that it does not matter that
-tensor-parallel ranks may have routed the same tokens.
+Each rank's routers count the rows of their own tokens. One all-reduce over all ranks sums the counts of all layers;
+ranks of other pipeline stages fill other layers. Only ratios within a layer are used, so tensor-parallel ranks may
+count the same tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages
 
 _OTHERS = ("padded_rows", "balance_loss", "z_loss", "num_forwards")
-"""What a layer counts besides the rows of each expert."""
+"""Statistics of a layer besides the rows of each expert."""
 
 
 class ExpertLoad:
-    """The statistics of all mixtures of experts in the stages of this rank; a collective to use."""
+    """Statistics of all mixtures of experts in the stages of this rank."""
 
     def __init__(self, model: Stages, meshes: Meshes) -> None:
         self._device = torch.device(meshes.device_type)
@@ -35,12 +35,12 @@ class ExpertLoad:
             for mixture in block.modules()
             if isinstance(mixture, MixtureOfExperts)
         }
-        # Ranks whose stages have no experts take part in the all-reduce too, with a table as large as the others'.
+        # Ranks whose stages have no experts join the all-reduce with an equally large table.
         self._num_experts = model.most_experts
         self._num_layers = max(len(blocks_of(stage)) for stage in model)
 
     def after_step(self) -> dict[str, float]:
-        """Return the step's metrics, nothing without experts, after updating biases; counts start again."""
+        """Update biases, reset counts and return the step's metrics, {} without experts; a collective."""
         if self._num_experts == 0:
             return {}
         load_LE, others = self._sum_over_ranks()
@@ -52,7 +52,7 @@ class ExpertLoad:
 
     def _sum_over_ranks(self) -> tuple[Tensor, Tensor]:
         """Return load_LE and the columns of _OTHERS, over all ranks, zeros for layers without experts."""
-        # Counts are whole numbers, whose sums are exact in float64: so equal on all layouts.
+        # Sums of integers are exact in float64, so equal under all layouts.
         table = torch.zeros(
             self._num_layers, self._num_experts + len(_OTHERS), dtype=torch.float64, device=self._device
         )
@@ -67,20 +67,20 @@ class ExpertLoad:
 
 
 def _metrics(load_LE: NDArray[np.float64], others_LO: NDArray[np.float64]) -> dict[str, float]:
-    """Return the metrics by their names in metrics.jsonl; none where no token was routed."""
+    """Return the metrics by their names in metrics.jsonl; {} if no token was routed."""
     load_LE = load_LE[load_LE.sum(1) > 0]
     if not len(load_LE):
-        # As a traced stage without experts reads: fake tensors bring no counts of other stages.
+        # A traced stage without experts: fake tensors carry no counts of other stages.
         return {}
     skew_L = load_LE.max(1) / load_LE.mean(1)
     padded_rows, balance_loss, z_loss, num_forwards = others_LO.sum(0).tolist()
     metrics = {
         "router_skew": float(skew_L.max()),
         "router_skew_mean": float(skew_L.mean()),
-        # Each expert takes as many rows as chose it.
+        # Experts have no capacity limit.
         "tokens_dropped": 0.0,
         "tokens_padded": padded_rows / (padded_rows + float(load_LE.sum())),
     }
-    # A loss without a weight is not computed, and one that is, is never 0.
+    # A loss with weight 0 is not computed; a computed one is never 0.
     losses = {"balance_loss": balance_loss, "z_loss": z_loss}
     return metrics | {name: total / num_forwards for name, total in losses.items() if total}

@@ -1,4 +1,4 @@
-"""The learning rate of a step: a pure function, so nothing of the schedule has to be saved."""
+"""Learning-rate schedule: a pure function of the step, so a checkpoint saves no scheduler state."""
 
 import math
 

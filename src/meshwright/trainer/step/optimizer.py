@@ -10,12 +10,12 @@ from meshwright.spec.job.sections import OptimizerSection
 
 
 def build_optimizer(model: nn.Module, section: OptimizerSection) -> AdamW:
-    """Return fused AdamW that decays matrices only: decaying norms and biases pulls scales to zero for no gain."""
+    """Return fused AdamW with weight decay on matrices only, not on norms and biases."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ConfigError(
-            "the model has no trainable parameters, and the optimizer needs one: make them nn.Parameter "
-            "or modules that hold some, assigned to the model in its constructor"
+            "the model has no trainable parameters, but the optimizer needs one: assign an nn.Parameter, or modules "
+            "that hold some, to the model in its constructor"
         )
     matrices = [parameter for parameter in trainable if parameter.dim() >= 2]
     vectors = [parameter for parameter in trainable if parameter.dim() < 2]
@@ -33,10 +33,9 @@ def build_optimizer(model: nn.Module, section: OptimizerSection) -> AdamW:
 
 
 def optimizer_state(model: nn.Module, optimizer: AdamW) -> dict[str, dict[str, list[Tensor]]]:
-    """Return the optimizer's own tensors by parameter name, created as zeros where no step has made them yet.
+    """Return the optimizer's state tensors by parameter name, zeros before the first step.
 
-    They are the tensors the next step uses: loading into them in place restores the optimizer. There are several of a
-    parameter that several stages on this rank hold.
+    Loading into them in place restores the optimizer. A parameter that several stages on this rank hold has several.
     """
     by_name: dict[str, dict[str, list[Tensor]]] = {}
     for name, parameter in canonical_parameters(model):

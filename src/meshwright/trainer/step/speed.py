@@ -1,4 +1,4 @@
-"""How fast the model could go on this device: what MFU is a share of."""
+"""Peak FLOP/s, the reference of MFU, and peak memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from meshwright.units import KiB, format_count
 
 
 @dataclass(frozen=True)
-class SpeedLimit:
-    """Model FLOPs of one step and the dense peak of all ranks; a None is unknown and leaves MFU empty."""
+class PeakFlops:
+    """Model FLOPs of one step and dense peak FLOP/s of all ranks; None if unknown, then MFU is None too."""
 
     flops_per_step: float | None
     peak_flops_per_s: float | None
@@ -27,7 +27,7 @@ class SpeedLimit:
 
     @classmethod
     def of(cls, job: Job, ranks: Ranks) -> Self:
-        """Return the limit of `job` on these ranks, from the catalogue; nothing is guessed."""
+        """Return the FLOPs of `job` and the peak of these ranks, from the catalogue."""
         architecture = resolve_architecture(job.model)
         flops = None
         if architecture is not None:
@@ -44,14 +44,14 @@ class SpeedLimit:
         return cls(flops, peak * ranks.num_ranks, f"{device.name} {format_count(peak)}FLOP/s {job.precision.compute}")
 
     def mfu(self, step_s: float) -> float | None:
-        """Return model FLOPs (no recompute) over the dense peak, 0 to 1; None when either is unknown."""
+        """Return MFU, 0 to 1: model FLOPs without recomputation over the dense peak; None if either is unknown."""
         if self.flops_per_step is None or self.peak_flops_per_s is None:
             return None
         return self.flops_per_step / step_s / self.peak_flops_per_s
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the highest bytes this rank has used: allocated on a CUDA device, resident in the process on a CPU."""
+    """Return this rank's peak memory in bytes: allocated on a CUDA device, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Linux counts in KiB, macOS in bytes.

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
 from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
-from meshwright.parallelism.context.sequence_split import sequence_indices
+from meshwright.parallelism.context.sequence_shards import sequence_indices
 from meshwright.parallelism.data.buffers import share_buffers
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.gradients import Gradients
@@ -32,20 +32,20 @@ from meshwright.trainer.step.learning_rate import learning_rate
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step says of itself; equal on every rank."""
+    """Metrics of a step; equal on every rank."""
 
     loss: float
     grad_norm: float
     learning_rate: float
     experts: dict[str, float] = field(default_factory=dict)
-    """How evenly tokens went to experts; empty without any."""
+    """Metrics of ExpertLoad; empty without experts."""
 
 
 class TrainStep:
-    """Callable: runs one optimizer step on this rank's microbatches of it."""
+    """Callable: one optimizer step on this rank's microbatches."""
 
     may_ignore_targets = False
-    """Whether the data may hold targets of -100, which the next-token loss does not count."""
+    """Whether the data may hold targets of -100, which the next-token loss ignores."""
 
     def __init__(self, job: Job, model: Stages, meshes: Meshes, optimizer: AdamW, pipeline: Pipeline) -> None:
         self.job, self.model, self.meshes, self.optimizer, self.pipeline = job, model, meshes, optimizer, pipeline
@@ -53,12 +53,12 @@ class TrainStep:
         self.expert_load = ExpertLoad(model, meshes)
         self.positions_S = self._own_positions()
         self.observe_gradients: Callable[[nn.Module], None] | None = None
-        """Called with the model once in a step, when its gradients are those of the mean loss, and not clipped yet."""
+        """Called with the model once per step, with the gradients of the mean loss before clipping."""
         self._has_checked_gradients = False
         self._observe: Observe = ignore
 
     def report_to(self, observe: Observe) -> None:
-        """Have `observe` called with each action of the pipeline and each later phase of a step."""
+        """Call `observe` with each pipeline action and each later phase of a step."""
         self._observe = self.pipeline.observe = observe
 
     def __call__(self, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
@@ -86,24 +86,24 @@ class TrainStep:
 
     @torch.no_grad()
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
-        """Return the mean loss over `batches` of microbatches without training on them; a collective."""
+        """Return the mean loss over `batches` of microbatches, without training; a collective."""
         self.model.eval()
         totals = [self.pipeline.evaluate(self._stage_inputs(0, batch)) for batch in batches]
-        # A checkpoint may be next, and it saves shards.
+        # A checkpoint, which saves shards, may follow.
         reshard_model(self.model)
         self.model.train()
         return self._mean_loss(torch.stack(totals).sum(), sum(len(batch) for batch in batches))
 
     def _mean_loss(self, total: Tensor, num_microbatches: int) -> float:
-        """Return the mean of the losses that the ranks of the last stage have summed up; a collective."""
+        """Return the mean of the losses summed by the ranks of the last stage; a collective."""
         layout = self.meshes.layout
-        # The tensor-parallel ranks of the last stage all have the loss of their common samples.
+        # Each tensor-parallel rank of the last stage has the loss of the same samples.
         mean = total / (num_microbatches * layout.dp * layout.cp * layout.tp)
         dist.all_reduce(mean)
         return mean.item()
 
     def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
-        """Return this rank's part of the microbatches, on its device; a collective where targets may be ignored."""
+        """Return this rank's shard of the microbatches, on its device; a collective if targets may be ignored."""
         scale = None
         if self.may_ignore_targets and isinstance(self.pipeline.loss, NextTokenLoss):
             targets = [microbatch.targets for microbatch in microbatches]
@@ -136,12 +136,12 @@ class TrainStep:
 
 
 def seed_everything(seed: int, step: int, first_slot: int) -> None:
-    """Seed every generator from the microbatch's place in the run, so that no generator has to be saved.
+    """Seed every generator from (seed, step, slot of the microbatch), so that checkpoints save no generator.
 
-    Dropout then depends on (seed, step, slot): resuming is exact, and other ranks on the same slot draw the same.
+    Resuming is exact, and ranks of the same slot draw the same dropout.
     """
     mixed = int(np.random.SeedSequence([seed, step, first_slot]).generate_state(1, np.uint64)[0])
-    # torch.manual_seed would also queue seeds for devices that nobody uses, each with a stack trace (2.13).
+    # torch.manual_seed would also queue seeds for unused devices, each with a stack trace (2.13).
     torch.default_generator.manual_seed(mixed % 2**63)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(mixed % 2**63)

@@ -1,4 +1,4 @@
-"""Everything that one rank trains with, built from a Job, and its state as a checkpoint holds it."""
+"""Training state of one rank, built from a Job: model, optimizer and data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from meshwright.trainer.step.train_step import TrainStep
 
 
 class Training:
-    """A model split by its layout, its optimizer and its data, on one rank."""
+    """Parallelized model, optimizer and data of one rank."""
 
     num_parameters: int
     """Parameters of the whole model, tied ones counted once."""
@@ -74,7 +74,7 @@ class Training:
     def build(cls, job: Job, ranks: Ranks, dataset: Dataset | None = None) -> Self:
         """Return the training of `job` on this rank, at step 0, with its initial weights; a collective.
 
-        `dataset` stands in for the one that the job names.
+        `dataset` replaces the one that the job names.
         """
         meshes, pipeline, num_parameters = build_pipeline(job, ranks)
         dataset = dataset or build_dataset(job.data, job.train.seq_len)
@@ -96,7 +96,7 @@ class Training:
             prune(run, self.job.checkpoint.keep)
 
     def load(self, run: Run, step: int) -> None:
-        """Put back the state after `step`, on any number of ranks; a collective."""
+        """Load the state after `step`, saved by any number of ranks; a collective."""
         metadata: dict[str, Any] = load(run.checkpoint(step), self._state())
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
@@ -110,8 +110,9 @@ class Training:
 
 
 def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = None) -> tuple[Meshes, Pipeline, int]:
-    """Return this rank's part of the model as its layout splits it, and how many parameters the whole has; a
-    collective. With `microbatches` the schedule runs only these, as if the others were left out of it.
+    """Return this rank's meshes, pipeline and the number of parameters of the whole model; a collective.
+
+    With `microbatches` the schedule runs only these.
     """
     whole = build_unsharded(job)
     require_positions(job, whole)
@@ -130,13 +131,13 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
 
 
 def build_unsharded(job: Job) -> nn.Module:
-    """Return the whole model: on the meta device if its weights can be made shard by shard, else built for real."""
+    """Return the whole model: on the meta device if it has initial(), else with real weights."""
     is_ours = resolve_architecture(job.model) is not None
     if is_ours or hasattr(import_object("model.source", job.model.source), "initial"):
         with torch.device("meta"):
             model = build_model(job.model)
     else:
-        # A user's constructor draws its own weights, wherever from: the same seed gives every rank the same ones.
+        # The constructor draws its weights from any generator; the same seeds make them equal on all ranks.
         torch.manual_seed(job.train.seed)
         np.random.seed(job.train.seed % 2**32)
         random.seed(job.train.seed)
@@ -146,23 +147,23 @@ def build_unsharded(job: Job) -> nn.Module:
 
 
 def with_stage_boundaries(job: Job, layout: Layout, model: nn.Module) -> Layout:
-    """Return `layout` with the boundaries of its pipeline stages: by cost where the model's is known, else even."""
+    """Return `layout` with stage boundaries: balanced by cost for a known architecture, else by blocks."""
     if layout.pp == 1 or layout.stage_boundaries is not None:
         return layout
     architecture = resolve_architecture(job.model)
     if architecture is not None:
         return layout.replace(stage_boundaries=stage_boundaries(layout, model_spec(architecture), job.train.seq_len))
-    # Nobody knows what these blocks cost: all the same, and their ends nothing.
+    # Unknown costs: equal blocks, free embedding and head.
     costs = [0, *(1 for _ in blocks_of(model)), 0]
     return layout.replace(stage_boundaries=split_stages(costs, costs, layout.num_stages))
 
 
 def require_valid(job: Job, layout: Layout) -> None:
-    """Raise InfeasibleLayout naming everything that keeps `layout` from running this job."""
+    """Raise InfeasibleLayout that lists all problems of `layout` for this job."""
     problems = layout_problems(job, layout)
     if layout.activation_checkpoint == "auto":
         problems.append(
-            'layout.activation_checkpoint = "auto" is settled before ranks start, by `meshwright train`: set '
+            'layout.activation_checkpoint = "auto": only `meshwright train` resolves it, before ranks start; set '
             "layout.activation_checkpoint to none, selective or full"
         )
     if problems:
@@ -170,14 +171,14 @@ def require_valid(job: Job, layout: Layout) -> None:
 
 
 def fill_from_hf(model: nn.Module, section: ModelSection) -> None:
-    """Copy the weights of model.initial_weights, where it is given, into this rank's part of `model`."""
+    """Copy the weights of model.initial_weights, if set, into this rank's shards of `model`."""
     if section.initial_weights is None:
         return
     architecture = resolve_architecture(section)
     if architecture is None:
         raise ConfigError(
-            f"model.initial_weights = {section.initial_weights!r} needs a preset or a config.json, but "
-            f"model.source = {section.source!r} is a class: load the weights in its constructor"
+            f"model.initial_weights = {section.initial_weights!r}: needs a preset or a config.json as model.source, "
+            f"which is the class {section.source!r}; load the weights in its constructor"
         )
     names, buffers = [name for name, _ in canonical_parameters(model)], persistent_buffers(model)
     names += [f"{BUFFER}{name}" for name in buffers]
@@ -188,22 +189,22 @@ def fill_from_hf(model: nn.Module, section: ModelSection) -> None:
 
 
 def require_positions(job: Job, model: nn.Module) -> None:
-    """Raise ConfigError when tokens are to attend within documents, but the model does not take these."""
+    """Raise ConfigError for data.mask_documents with a model that takes no documents."""
     if job.data.mask_documents and not getattr(model, "takes_positions", False):
         raise ConfigError(
-            f"data.mask_documents = true tells the model which document each token is of, but model.source = "
-            f"{job.model.source!r} does not take it: give it takes_positions = True and forward(inputs, positions, "
-            "documents), as models/contract.py says, or set data.mask_documents to false"
+            f"data.mask_documents = true: model.source = {job.model.source!r} must take the documents of tokens; give "
+            "it takes_positions = True and forward(inputs, positions, documents) (see models/contract.py), or set "
+            "data.mask_documents to false"
         )
 
 
 def require_vocabulary(job: Job, dataset: Dataset) -> None:
-    """Raise ConfigError when the tokenizer has more tokens than the model's embedding has rows."""
+    """Raise ConfigError if the tokenizer has more tokens than the model's embedding has rows."""
     architecture = resolve_architecture(job.model)
     if architecture is None or dataset.vocab_size is None or dataset.vocab_size <= architecture.vocab_size:
         return
     raise ConfigError(
-        f'data.tokenizer = "{job.data.tokenizer}" has {dataset.vocab_size} tokens but the model '
-        f"{job.model.source} has vocab_size = {architecture.vocab_size}: "
+        f'data.tokenizer = "{job.data.tokenizer}" has {dataset.vocab_size} tokens, more than vocab_size = '
+        f"{architecture.vocab_size} of the model {job.model.source}: "
         f"set model.options.vocab_size to {dataset.vocab_size} or more"
     )

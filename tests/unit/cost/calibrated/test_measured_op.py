@@ -16,7 +16,7 @@ from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
 from meshwright.models.llama import Block
 from meshwright.models.rope import rope_tables
-from meshwright.parallelism.torch_private.torch_kernel_count import count_kernels
+from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import Device, MatmulRates

@@ -8,17 +8,17 @@ from meshwright.spec.job.job import Job
 from meshwright.trainer.step.training import require_positions
 
 
-class Deaf(nn.Module):
+class Plain(nn.Module):
     """Takes inputs alone."""
 
 
-class Listening(nn.Module):
+class Masking(nn.Module):
     takes_positions = True
 
 
 def test_documents_need_a_model_that_takes_them() -> None:
-    job = Job.from_dict({"data": {"mask_documents": True}, "model": {"source": "mine:Deaf"}})
-    require_positions(job, Listening())
-    require_positions(job.replace(data={"mask_documents": False}), Deaf())
-    with pytest.raises(ConfigError, match=r"mask_documents = true .*'mine:Deaf'.* or set data.mask_documents to false"):
-        require_positions(job, Deaf())
+    job = Job.from_dict({"data": {"mask_documents": True}, "model": {"source": "mine:Plain"}})
+    require_positions(job, Masking())
+    require_positions(job.replace(data={"mask_documents": False}), Plain())
+    with pytest.raises(ConfigError, match=r"mask_documents = true: .*'mine:Plain'.* or set data.mask_documents"):
+        require_positions(job, Plain())

@@ -1,0 +1,124 @@
+"""Texts of a diagnosis: collectives, code locations, and how they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.fault_tolerance.waits import Wait
+from meshwright.spec.layout.schedule.action import ACTION_MARK
+from meshwright.spec.run.flight_record import Collective, Departure, FlightRecord, Frame, Group
+from meshwright.spec.run.heartbeat import Heartbeat
+
+# Paths of libraries, whose frames are not user code.
+_LIBRARIES = ("site-packages", "dist-packages", "/lib/python")
+# FSDP2's class that all-gathers and reduces the parameters of one module.
+_UNIT = "FSDPParamGroup."
+
+
+def module_of_wait(wait: Wait, record: FlightRecord | None) -> str | None:
+    """Return the module that a collective belongs to, None if unknown.
+
+    Prefetched parameters belong to another module than the last one entered, which only the stack shows. Otherwise it
+    is the last module entered: a stack in a backward pass names none.
+    """
+    unit = _unit(record)
+    return unit or wait.collective.module or (None if record is None else _innermost_module(record.stack))
+
+
+def module_source(wait: Wait, record: FlightRecord | None) -> list[str]:
+    """Return how the module of a wait is known, in one sentence or none."""
+    if _unit(record) is not None:
+        return [f"the module is the one whose parameters rank {wait.rank}'s stack is all-gathering or reducing"]
+    if wait.collective.module is not None:
+        return [f"the module is the last that rank {wait.rank} entered before the same collective of its first step"]
+    if record is not None and _innermost_module(record.stack) is not None:
+        return [f"the module is the innermost in rank {wait.rank}'s stack: no order of collectives was known yet"]
+    return []
+
+
+def collective_text(collective: Collective, group: Group) -> str:
+    """Return a text such as "all_reduce 17 of tp (ranks 0 and 1)"."""
+    members = "all ranks" if group.axis == "world" else f"{group.axis} ({ranks_text(group.ranks)})"
+    number = f" {collective.sequence}" if collective.sequence else ""
+    return f"{collective.op}{number} of {members}"
+
+
+def op_text(collective: Collective) -> str:
+    """Return the op, the shapes, the module and the phase of a collective."""
+    shapes = ", ".join("x".join(map(str, sizes)) or "scalar" for sizes in collective.sizes)
+    where = f" in {collective.module}" if collective.module else ""
+    phase = f" ({collective.phase})" if collective.phase else ""
+    return f"{collective.op} of {shapes or 'nothing'}{where}{phase}"
+
+
+def expected_text(record: FlightRecord) -> str:
+    """Return the collective that a rank is expected to call next, "" if unknown."""
+    one = record.expected
+    return "" if one is None else f"rank {record.rank}'s next is {op_text(one)}, as in its first step"
+
+
+def call_location(record: FlightRecord, collective: Collective) -> tuple[str, str | None]:
+    """Return the location, as text, and the module from which a rank called a pending collective, from its stack.
+
+    "" and None for a collective that it has left.
+    """
+    key = (collective.group, collective.sequence)
+    if not any((one.group, one.sequence) == key and not one.is_done for one in record.collectives):
+        return "", None
+    return f" {location_text(record.stack)}", _innermost_module(record.stack)
+
+
+def departure_text(departure: Departure, place: str = "") -> str:
+    """Return what a step called at a position, and what its first step had called there."""
+    known = "no more collectives" if departure.known is None else op_text(departure.known)
+    step = f"in step {departure.found.step} it asked for {op_text(departure.found)}{place},"
+    return f"{step} where its first step had {known}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return a text such as "rank 1", "ranks 1 and 3" or "ranks 0, 1, 2 and 5 more"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in ranks[:3]]
+    rest = [f"{len(ranks) - 3} more"] if len(ranks) > 4 else [str(rank) for rank in ranks[3:]]
+    *most, last = [*shown, *rest]
+    return f"ranks {', '.join(most)} and {last}"
+
+
+def phase_text(beat: Heartbeat) -> str:
+    """Return a rank's step and phase."""
+    return f"step {beat.step}, {beat.phase}" if beat.step else beat.phase
+
+
+def location_text(stack: Sequence[Frame]) -> str:
+    """Return the innermost location in a stack that is not in a library."""
+    own = [frame for frame in stack if not any(part in frame.file for part in _LIBRARIES)] or stack
+    if not own:
+        return "at an unknown place"
+    module = _innermost_module(stack)
+    where = "" if module is None else f", in module {module}"
+    return f"at {own[-1].file}:{own[-1].line} in {own[-1].function}{where}"
+
+
+def activity_text(beat: Heartbeat, waits: Sequence[Wait], record: FlightRecord | None, stack: Sequence[Frame]) -> str:
+    """Return what a rank waits for, or its location."""
+    if beat.waits_for_rank is not None:
+        what = "exchange" if beat.phase.startswith(ACTION_MARK) else beat.phase
+        return f"{what} with rank {beat.waits_for_rank}"
+    if waits:
+        wait = waits[-1]
+        module = module_of_wait(wait, record)
+        return collective_text(wait.collective, wait.group) + (f", {module}" if module else "")
+    return location_text(stack)
+
+
+def _unit(record: FlightRecord | None) -> str | None:
+    """Return the module whose parameters the rank is all-gathering or reducing."""
+    stack = [] if record is None else record.stack
+    units = [frame.module for frame in stack if frame.function.startswith(_UNIT) and frame.module]
+    return units[-1] if units else None
+
+
+def _innermost_module(stack: Sequence[Frame]) -> str | None:
+    named = [frame.module for frame in stack if frame.module]
+    return named[-1] if named else None

@@ -1,0 +1,95 @@
+"""Expert parallelism: each rank holds some experts of each mixture (ep), or a shard of each expert (etp).
+
+With etp = 1 the tensor-parallel ranks route the tokens of their own shard of the sequence, like any ranks with
+different tokens, and ep spans them too. With etp = tp they have all-gathered the sequence, route the same tokens, and
+compute partial sums (sharding_plan.py). In both cases the gradient of the router's losses is summed over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+
+from meshwright.models.moe import Experts, MixtureOfExperts
+from meshwright.parallelism.collectives import all_reduce_sum
+from meshwright.parallelism.expert.token_exchange import TokenExchange
+from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.tensor.layers import ShardedModule, change_class
+from meshwright.spec.layout.layout import Layout
+
+_FFN_DIMS = {"gate": 1, "up": 1, "down": 2}
+"""Dim of each parameter that is the width inside an expert; dim 0 counts the experts."""
+
+
+def apply_expert_parallel(model: nn.Module, meshes: Meshes) -> None:
+    """Shard every mixture of experts of `model` in place."""
+    for mixture in model.modules():
+        if isinstance(mixture, MixtureOfExperts):
+            _place_experts(mixture.experts, meshes)
+            _place_router(mixture, meshes)
+            if have_own_ranks(meshes.layout):
+                # FSDP2's hooks on the experts cannot be compiled into the block's graph.
+                mixture.experts.is_eager = mixture.dispatch.is_eager = True  # type: ignore[assignment]
+
+
+def expert_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose parameters FSDP2 shards over "expert_dp_shard", not with the rest of their block."""
+    return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+def have_own_ranks(layout: Layout) -> bool:
+    """Return whether experts are an FSDP2 unit of their own, sharded over other ranks than the rest of their block."""
+    return layout.ep > 1 or layout.tp > 1
+
+
+def expert_shard_dim(parameter: nn.Parameter, expert_dp_shard: int) -> int:
+    """Return the dim of an expert parameter that FSDP2 should shard over `expert_dp_shard` ranks.
+
+    Dim 0, the experts, if it divides evenly, else another that does, preferably unsharded; FSDP2 pads dim 0 only.
+    """
+    part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    is_sharded = [part.shape[dim] != parameter.shape[dim] for dim in range(part.dim())]
+    dims = [0, *sorted(range(1, part.dim()), key=lambda dim: is_sharded[dim])]
+    return next((dim for dim in dims if part.shape[dim] % expert_dp_shard == 0), 0)
+
+
+def _place_experts(experts: Experts, meshes: Meshes) -> None:
+    """Replace each parameter by its shard, a DTensor over those of ("ep", "etp") that have several ranks."""
+    axes = [axis for axis in ("ep", "etp") if meshes.degree(axis) > 1]
+    if not axes:
+        return
+    for name, parameter in list(experts.named_parameters()):
+        dims = {"ep": 0, "etp": _FFN_DIMS[name]}
+        part = parameter.detach()
+        for axis in axes:
+            assert part.shape[dims[axis]] % meshes.degree(axis) == 0, f"layout.{axis} does not divide {name}"
+            part = part.chunk(meshes.degree(axis), dims[axis])[meshes.rank(axis)]
+        placed = DTensor.from_local(
+            part.contiguous(),
+            meshes.experts[tuple(axes)],
+            [Shard(dims[axis]) for axis in axes],
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        experts.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
+    change_class(experts, ShardedModule, meshes.group("etp"))
+
+
+def _place_router(mixture: MixtureOfExperts, meshes: Meshes) -> None:
+    """Let the router dispatch to experts of other ranks, and count the tokens of all shards of its sequences."""
+    if meshes.degree("ep") > 1:
+        mixture.register_module("dispatch", TokenExchange(meshes.group("ep"), mixture.router.experts_per_token))
+    axes = ("cp", "tp") if meshes.degree("etp") == 1 else ("cp",)
+    mixture.router.share_counts = partial(_sum_over, groups=[meshes.group(axis) for axis in axes])
+    mixture.router.loss_scale = 1 / meshes.degree("tp")
+
+
+def _sum_over(counts_BE: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
+    for group in groups:
+        counts_BE = all_reduce_sum(counts_BE, group)
+    return counts_BE

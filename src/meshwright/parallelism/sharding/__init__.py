@@ -1,1 +1,0 @@
-"""How each model's parameters lie over the tensor-parallel ranks: one table a model."""

@@ -1,0 +1,81 @@
+"""Dispatched torch operators: their tensors, signatures and kernel counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from meshwright.spec.trace.trace import Signature, TensorShape
+
+_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors in arguments or results, however nested, in order."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+@cache
+def only_views(func: Any) -> bool:
+    """Return whether all results of an operator are views, so that it launches no kernel."""
+    returns = func._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+@cache
+def argument_names(func: Any) -> tuple[str, ...]:
+    """Return the names of an operator's arguments, in order."""
+    return tuple(argument.name for argument in func._schema.arguments)
+
+
+def is_causal_attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator is attention with a causal mask."""
+    if "attention" not in func._opname:
+        return False
+    return bool((dict(zip(argument_names(func), args, strict=False)) | kwargs).get("is_causal", False))
+
+
+def takes_tf32(func: Any, outputs: Sequence[Tensor]) -> bool:
+    """Return whether an operator is a float32 matmul for which TF32 is enabled."""
+    if func._opname not in _MATMULS or not outputs or outputs[0].dtype != torch.float32:
+        return False
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def signature_of(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, is_causal: bool) -> Signature:
+    """Return the signature of an operator on these tensors, without FLOPs."""
+    return Signature(
+        op=str(func),
+        inputs=tuple(shape_of(tensor) for tensor in inputs),
+        outputs=tuple(shape_of(tensor) for tensor in outputs),
+        is_causal=is_causal,
+        read_bytes=sum(tensor.nbytes for tensor in inputs),
+        written_bytes=sum(tensor.nbytes for tensor in outputs),
+    )
+
+
+def shape_of(tensor: Tensor) -> TensorShape:
+    """Return a tensor's type and sizes."""
+    return TensorShape(dtype=str(tensor.dtype).removeprefix("torch."), dims=tuple(tensor.shape))
+
+
+def count_kernels(call: Callable[[], object]) -> int:
+    """Return the number of operators that `call` runs, without views."""
+    counter = _Counter()  # type: ignore[no-untyped-call]
+    with counter:
+        call()
+    return int(counter.count)
+
+
+class _Counter(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))

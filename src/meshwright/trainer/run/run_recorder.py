@@ -1,0 +1,127 @@
+"""Rank 0's record of a run: log lines, progress bar, metrics, manifest. Other ranks have none."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from meshwright.fault_tolerance.lost_peer import exit_code_of
+from meshwright.log import log_level, logger, shows_progress
+from meshwright.spec.job.job import Job
+from meshwright.spec.run.run import Run
+from meshwright.trainer.run.metrics import StepMetrics
+from meshwright.trainer.run.run_folder import ManifestFile
+from meshwright.trainer.run.sinks import open_sinks
+from meshwright.units import format_duration
+
+# The remaining time is estimated from the latest steps, since the first ones of an attempt are slower.
+_RECENT_STEPS = 20
+
+
+class ConsoleHandler(logging.Handler):
+    """Handler that prints log records above the progress bar, never wrapped."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        self._console.print(self.format(record), soft_wrap=True, markup=False, highlight=False)
+
+
+class RunRecorder:
+    """Writer of each step's metrics to all sinks of the job."""
+
+    def __init__(self, job: Job, run: Run, manifest: ManifestFile, peak_name: str | None) -> None:
+        self._job, self._manifest, self._peak_name = job, manifest, peak_name
+        self._sinks = open_sinks(run, job)
+        self._step_ms: list[float] = []
+        self._losses: dict[str, float] = {}
+        console = Console()
+        self._handlers: list[logging.Handler] = [ConsoleHandler(console), _file_handler(run)]
+        self._handlers[0].setLevel(log_level())
+        is_hidden = not (console.is_terminal and shows_progress())
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._progress = Progress(*columns, console=console, disable=is_hidden, transient=True)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        logger.setLevel(min(logger.level or logging.INFO, logging.INFO))
+        for handler in self._handlers:
+            logger.addHandler(handler)
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._manifest.close(exit_code_of(error))
+        self._progress.stop()
+        for handler in self._handlers:
+            logger.removeHandler(handler)
+            handler.close()
+        for sink in self._sinks:
+            sink.close()
+
+    @property
+    def attempt(self) -> int:
+        """Return the number of this attempt at the run, 1 for the first."""
+        return self._manifest.attempt
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Record one optimizer step."""
+        self._step_ms.append(metrics.step_ms)
+        self._losses["last_loss"] = metrics.loss
+        if metrics.step == 1:
+            self._manifest.add_results(first_loss=metrics.loss)
+        for sink in self._sinks:
+            sink.write(metrics.step, metrics.row())
+        num_steps = self._job.train.steps
+        if self._task is None:
+            self._task = self._progress.add_task("training", total=num_steps)
+        self._progress.update(self._task, completed=metrics.step)
+        if metrics.step % self._job.run.log_interval == 0 or metrics.step == num_steps:
+            left_s = (num_steps - metrics.step) * statistics.median(self._step_ms[-_RECENT_STEPS:]) / 1e3
+            logger.info("%s", metrics.line(num_steps, self._peak_name, left_s))
+
+    def validation(self, step: int, loss: float) -> None:
+        """Record a validation loss."""
+        self._losses["validation_loss"] = loss
+        for sink in self._sinks:
+            sink.write(step, {"step": step, "validation_loss": loss, "attempt": self.attempt})
+        logger.info("step %d/%d | validation loss %.4f", step, self._job.train.steps, loss)
+
+    def finish(self, last_step: int, exit_code: int, **results: Any) -> None:
+        """Write the results and the exit code of the attempt to the manifest, and log a summary."""
+        self._manifest.add_results(last_step=last_step, **self._losses, **self._speed(), **results)
+        speed = ""
+        if self._step_ms:
+            median_ms, p95_ms = self._speed()["median_step_ms"], self._speed()["p95_step_ms"]
+            speed = f" | step median {median_ms:.0f} ms, p95 {p95_ms:.0f} ms"
+        total = format_duration(sum(self._step_ms) / 1e3)
+        loss = f" | loss {self._losses['last_loss']:.4f}" if self._losses else ""
+        hashed = f" | parameters {results['parameter_hash']}" if results.get("parameter_hash") else ""
+        logger.info("step %d/%d%s%s | %s in steps%s", last_step, self._job.train.steps, loss, speed, total, hashed)
+        if last_step < self._job.train.steps:
+            logger.info("stopped with %d steps to go: continue with --resume", self._job.train.steps - last_step)
+        self._manifest.close(exit_code)
+
+    def _speed(self) -> dict[str, float]:
+        if not self._step_ms:
+            return {}
+        ordered = sorted(self._step_ms)
+        return {
+            "median_step_ms": statistics.median(ordered),
+            "p95_step_ms": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+        }
+
+
+def _file_handler(run: Run) -> logging.Handler:
+    handler = logging.FileHandler(run.rank_log(0))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    return handler

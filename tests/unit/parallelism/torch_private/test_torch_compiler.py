@@ -1,0 +1,60 @@
+"""A compiled block that reads DTensors recomputes what it drew at random, with the torch at hand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from meshwright.parallelism.torch_private.torch_compiler import save_meshes_last
+
+
+class _Drops(nn.Module):
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        place = functools.partial(DTensor.from_local, device_mesh=mesh, placements=[Shard(0)], run_check=False)
+        self.up = nn.Parameter(place(torch.randn(8, 6)))
+        self.down = nn.Parameter(place(torch.randn(6, 8)))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        hidden_BF = F.dropout(F.silu(F.linear(x_BD, self.up.to_local())), 0.5)
+        return F.dropout(F.linear(hidden_BF, self.down.to_local()), 0.5)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+# torch's own compiler (2.13): see tests/ranks/parallelism/test_tensor_parallel.py.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_block_drops_the_same_again(mesh: DeviceMesh) -> None:
+    save_meshes_last()
+    model = _Drops(mesh)
+    expected = _output_and_gradients(model, model)
+    compiled = checkpoint_wrapper(model)
+    compiled.compile(backend="aot_eager", fullgraph=True)
+    for found, one in zip(_output_and_gradients(compiled, model), expected, strict=True):
+        torch.testing.assert_close(found, one)
+
+
+def _output_and_gradients(module: nn.Module, model: nn.Module) -> list[Tensor]:
+    """Return the output of `module`, and gradients with respect to its input and the parameters of `model` in it."""
+    torch.manual_seed(1)
+    x_BD = torch.randn(4, 6, requires_grad=True)
+    y_BD = module(x_BD)
+    gradients = torch.autograd.grad(y_BD.square().sum(), [x_BD, *model.parameters()])
+    return [y_BD, *(one.to_local() if isinstance(one, DTensor) else one for one in gradients)]
