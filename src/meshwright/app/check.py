@@ -40,6 +40,9 @@ def check(
     path = job.path if isinstance(job, ResolvedJob) else Path(job)
     inspection = inspect_job(path, (*job.overrides, *overrides) if isinstance(job, ResolvedJob) else overrides)
     resolved, unknown = inspection.resolved, inspection.unknown
+    layout = resolved.job.layout
+    if ranks is None and layout.is_open and layout.num_ranks > 1:  # one rank is no layout: the planner is to choose it
+        ranks = resolved.job.cluster.num_devices
     found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
     found += [resolved.located(text) for text in rate_problems(resolved.job)]
     problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]

@@ -135,7 +135,7 @@ def _cluster_problems(job: Job, num_ranks: int | None, unknown: Collection[str])
 def _count_problems(job: Job, num_ranks: int | None) -> Iterator[str]:
     """Yield why the layout does not use the devices that the job's cluster has, more of them or fewer."""
     section = job.cluster
-    is_open = job.layout.search or job.layout.rest_axis is not None
+    is_open = job.layout.search or job.layout.is_open or job.layout.rest_axis is not None
     needed = num_ranks or (None if is_open else job.layout.num_ranks)
     available = section.num_devices or named_cluster(section.name).num_devices
     if needed is not None and needed > available:

@@ -338,7 +338,7 @@ def test_a_full_disk_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_check_job_returns_is_what_train_refuses() -> None:
-    resolved = load_job(job_file("[train]\nglobal_batch_size = 6"))
+    resolved = load_job(job_file("[train]\nglobal_batch_size = 8\n[layout]\ndp_shard = 1"))
     assert check_job(resolved, 1) == []
     assert check_job(resolved, 4) == [
         "4 ranks cannot run a layout of one rank: start 1 rank, or set one degree in [layout] to -1 to take what is "
