@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.layout.schedule.schedule_csv import read_schedule
+from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Run
 from meshwright.units import counted
@@ -94,10 +94,10 @@ def _model_problems(resolved: ResolvedJob) -> list[str]:
     if is_object_source(section.source):
         problems += object_problems("model.source", section.source, resolved.folder)
     weights = section.initial_weights
-    if weights is not None and not (Path(os.path.expanduser(weights), "config.json")).is_file():
+    if weights is not None and not (local_path(weights) / "config.json").is_file():
         problems.append(
             f"model.initial_weights = {weights!r} is no Hugging Face folder (it holds no config.json): "
-            "name one, or leave it out to start from random weights"
+            f"name one, or leave it out to start from random weights{hub_advice(weights)}"
         )
     return problems
 

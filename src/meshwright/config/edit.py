@@ -14,7 +14,7 @@ _CHOSEN = "`meshwright plan` has chosen; true lets it choose again"
 
 
 def with_layout(text: str, layout: Layout) -> str:
-    """Return the text of a job that sets `layout` itself: dp_shard, keys that differ from the defaults, or that it had."""
+    """Return the text of a job that sets `layout` itself: dp_shard, and keys that it had or that are no default."""
     document = tomlkit.parse(text)
     section = document.get("layout")
     if not isinstance(section, Table):

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from meshwright.config.keys import SECTIONS, job_keys
 from meshwright.config.messages import Problem, problems_of
 from meshwright.config.overrides import apply_overrides
+from meshwright.config.paths import searched, with_paths_of
 from meshwright.config.positions import KeyPath, key_lines
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.spec.job.job import Job
@@ -53,7 +54,11 @@ class ResolvedJob:
         """Return a message behind the place of the first key in it that somebody wrote, or else the file's name."""
         origins = [self.origins.get(".".join(path), DEFAULT) for path in keys_in(text)]
         given = [origin for origin in origins if origin != DEFAULT]
-        return f"{given[0] if given else self.path}: {text}" if origins else text
+        if not origins:
+            return text
+        where = given[0] if given else str(self.path)
+        note = "" if where == COMMAND_LINE else searched(self.folder, self.job, keys_in(text)[0])
+        return f"{where}: {text}{note}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspec
     place = _Place(path, lines, set(overridden))
     _convert_counts(values)
     job, value_problems = _salvage(values)
+    job = with_paths_of(path.parent, job, place.is_in_file)
     problems = sorted([*problems, *value_problems], key=place.order)
     inspection = Inspection(
         ResolvedJob(job, place.origins(job), path, tuple(overrides)),
@@ -232,6 +238,10 @@ class _Place:
         if any(given[: len(path)] == path for given in self._overridden):
             return COMMAND_LINE
         return f"{self._path}:{self._lines[path]}" if path in self._lines else DEFAULT
+
+    def is_in_file(self, dotted: str) -> bool:
+        """Return whether the file says the value of a key, and no override does."""
+        return self.origin(tuple(dotted.split("."))) not in (COMMAND_LINE, DEFAULT)
 
     def origins(self, job: Job) -> dict[str, str]:
         """Return the origin of every key of `job`, and of every option by itself."""

@@ -13,7 +13,8 @@ _WIDTH = 100
 def to_toml(job: Job, comments: bool = True, first_line: str = "") -> str:
     """Return the text of a job file; `first_line` is for `schema.schema_line`.
 
-    Keys that have no value, and a dp_shard that was left out, are commented out with an example, or left out where there are no comments.
+    Keys that have no value, and a dp_shard that was left out, are commented out with an example, or left out where
+    there are no comments.
     """
     values = job.to_dict()
     if job.layout.is_open:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.job.value_rule import field_rule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.noun import Noun
 
@@ -30,7 +30,7 @@ def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
     if section.source in PRESETS:
         architecture = PRESETS[section.source]
     elif _looks_like_path(section.source):
-        architecture = architecture_from_hf(_read_config(Path(os.path.expanduser(section.source))), section.source)
+        architecture = architecture_from_hf(_read_config(section.source), section.source)
     else:
         raise ConfigError(
             f"model.source = {section.source!r} is no preset, no file and no my_module:MyModel"
@@ -43,14 +43,15 @@ def _looks_like_path(source: str) -> bool:
     return source.endswith(".json") or "/" in source or "\\" in source or Path(source).exists()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(source: str) -> dict[str, Any]:
+    path = local_path(source)
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"model.source: there is no file {file}: name a config.json, the folder that holds it, or a preset "
-            "(see `meshwright list models`)"
+            f"(see `meshwright list models`){hub_advice(source)}"
         ) from None
     except OSError as error:
         raise ConfigError(f"model.source: {file} cannot be read ({error.strerror}): check its permissions") from None
