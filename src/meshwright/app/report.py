@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshwright.evaluation.dataset.own_run import question_of_run, read_manifest, read_own_run
 from meshwright.evaluation.dataset.read import MeasuredRun
+from meshwright.hardware.catalogue import example_of
 from meshwright.planner.answer import judge
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_metrics import read_metrics
@@ -28,6 +29,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> RunReport:
     run = read_own_run(folder)
     assert run.layout is not None
     assert run.row.measured_s is not None
+    assert run.setting is not None
     expected = judge(run.layout, question_of_run(run))
     parts = {"expected": expected_parts(expected.estimate.step)}
     if simulate:
@@ -38,7 +40,8 @@ def report(folder: Path | str, *, simulate: bool = False) -> RunReport:
 
         parts[PROFILED] = step_parts(profile_of_run(folder))
     manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
-    return RunReport(folder, manifest, metrics, expected, run.row.measured_s, parts)
+    example = example_of(run.setting.cluster.device)
+    return RunReport(folder, manifest, metrics, expected, run.row.measured_s, parts, example)
 
 
 def _simulated(folder: Path, run: MeasuredRun) -> StepParts:

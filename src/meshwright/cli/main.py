@@ -116,7 +116,9 @@ def run(arguments: Sequence[str]) -> int:
             return _READER_GONE
         raise
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        # Of a rank, its launcher says so: once for all of them.
+        if "RANK" not in os.environ:
+            click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
     except click.exceptions.Exit as ending:
         return ending.exit_code

@@ -42,8 +42,8 @@ def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
     if run_folder.exists():
         raise ConfigError(f"{run_folder} exists and an import never overwrites: name a new folder, or move it away")
     named, hf_folder = str(hf_folder), local_path(str(hf_folder))
-    if not hf_folder.exists():
-        raise ConfigError(f"there is no {named}: name the folder of a Hugging Face model{hub_advice(named)}")
+    if not hf_folder.exists() and (advice := hub_advice(named)):
+        raise ConfigError(f"there is no folder {named}: name the folder of a Hugging Face model{advice}")
     config = read_json(hf_folder / CONFIG)
     architecture = architecture_from_hf(config, str(hf_folder / CONFIG))
     # As stored: in memory they are the mapped files, whatever their size; stacked experts are copies.

@@ -41,6 +41,7 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     if as_json:
         by_component = {name: one.to_dict() for name, one in found.parts.items()}
         record = {"measured_step_s": found.measured_s, "expected": found.expected.to_dict(), "parts": by_component}
+        record |= {} if found.example is None else {"rates_of": found.example}
         click.echo(json.dumps(record, indent=2))
         return
     _show(found)
@@ -54,6 +55,6 @@ def _show(found: RunReport) -> None:
 
     console = Console(highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)
-    page = run_page(str(found.folder), found.expected, found.measured_s)
+    page = run_page(found)
     for part in (*page, *parts_section(dict(found.parts), found.measured_s, HOW_TO_PROFILE)):
         console.print(part)
