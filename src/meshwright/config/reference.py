@@ -38,7 +38,8 @@ starts. This page is generated from the same sentences.
 - **Hub ids** such as `meta-llama/Llama-3.2-1B` name a model in the cache of `huggingface_hub` (`HF_HOME`), as source,
   initial weights or tokenizer. Nothing is downloaded: `hf download ID` puts it there.
 - **Editors** with Taplo or Even Better TOML complete and check a job whose first line names the schema:
-  `#:schema path/to/job.schema.json`; `meshwright init` writes that line.
+  `#:schema path/to/job.schema.json`; `meshwright init MODEL --schema` writes
+  that line and the schema next to the job.
 """
 
 

@@ -11,7 +11,7 @@ _WIDTH = 100
 
 
 def to_toml(job: Job, comments: bool = True, first_line: str = "") -> str:
-    """Return the text of a job file; `first_line` is for `schema.schema_line`.
+    """Return the text of a job file; `first_line` is for a `#:schema` comment.
 
     Keys that have no value, and a dp_shard that was left out, are commented out with an example, or left out where
     there are no comments.
