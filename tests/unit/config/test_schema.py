@@ -1,6 +1,5 @@
 """The shipped schema and the reference page say what the code says; the examples name the schema."""
 
-
 import pytest
 
 from meshwright.config.keys import SECTIONS, job_keys

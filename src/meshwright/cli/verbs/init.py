@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SCHEMA_NAME = "job.schema.json"
 _HEADER = """\
 # A job for {model}, written by `meshwright init`: places to start from, not tuned values.
-# Set [data] to your own text and tokenizer. `meshwright check {file}` lists all that is wrong with it."""
+# Set [data] to your own text and tokenizer. `meshwright check {file}` lists what is wrong with it."""
 
 
 @click.command()

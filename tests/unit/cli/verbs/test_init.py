@@ -32,7 +32,7 @@ def test_golden_head(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Path("jobs/first.toml").read_text().splitlines()
     assert lines[:2] == [
         "# A job for llama3-8b, written by `meshwright init`: places to start from, not tuned values.",
-        "# Set [data] to your own text and tokenizer. `meshwright check jobs/first.toml` lists all that is wrong with it.",
+        "# Set [data] to your own text and tokenizer. `meshwright check jobs/first.toml` lists what is wrong with it.",
     ]
     assert 'activation_checkpoint = "selective"' in lines
     assert "dp_shard = -1" in lines
