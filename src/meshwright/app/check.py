@@ -10,6 +10,7 @@ from meshwright.app.job_problems import check_job
 from meshwright.app.summary import summary
 from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
 from meshwright.errors import InfeasibleLayout
+from meshwright.spec.problem import distinct
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def check(
     found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
     found += [resolved.located(text) for text in rate_problems(resolved.job)]
     problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
-    raise_problems(resolved.path, list(dict.fromkeys(problems)))
+    raise_problems(resolved.path, distinct(problems))
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
     expected, misfit = estimate(resolved, ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ from meshwright.spec.model.hf.hf_config import architecture_from_hf
 from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.noun import Noun
+
+FIELD_NAMES = {
+    **dict.fromkeys(("hidden", "hidden_size", "d_model", "n_embd"), "dim"),
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "layers"), "num_layers"),
+    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head", "heads"), "num_heads"),
+    **dict.fromkeys(("num_key_value_heads", "n_kv_heads", "num_query_groups"), "num_kv_heads"),
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "hidden_dim", "n_inner"), "ffn_dim"),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), "max_seq_len"),
+    "tie_word_embeddings": "tie_embeddings",
+    "rms_norm_eps": "norm_eps",
+}
+"""What Hugging Face, torchtitan and Megatron call a field of an architecture: its name here."""
 
 
 def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
@@ -70,7 +83,7 @@ def _read_config(source: str) -> dict[str, Any]:
 def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> LlamaArchitecture:
     fields = list(type(architecture).model_fields)
     unknown = [
-        f"model.options.{name} is no field of the architecture of {section.source!r}{did_you_mean(name, fields)} "
+        f"model.options.{name} is no field of the architecture of {section.source!r}{_meant_field(name, fields)} "
         f"(fields: {', '.join(fields)})"
         for name in section.options
         if name not in fields
@@ -83,6 +96,12 @@ def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> Lla
     except ValidationError as error:
         problems = [_explain(problem, section.source, architecture) for problem in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
+
+
+def _meant_field(name: str, fields: Sequence[str]) -> str:
+    """Return ": did you mean x?" with the field that other libraries call `name`, or one that is spelt like it."""
+    meant = FIELD_NAMES.get(name)
+    return f": did you mean {meant}?" if meant in fields else did_you_mean(name, fields)
 
 
 def _merged(current: Any, value: Any) -> Any:

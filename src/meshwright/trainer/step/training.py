@@ -159,7 +159,7 @@ def with_stage_boundaries(job: Job, layout: Layout, model: nn.Module) -> Layout:
 
 def require_valid(job: Job, layout: Layout) -> None:
     """Raise InfeasibleLayout naming everything that keeps `layout` from running this job."""
-    problems = layout_problems(job, layout)
+    problems: list[str] = [*layout_problems(job, layout)]
     if layout.activation_checkpoint == "auto":
         problems.append(
             'layout.activation_checkpoint = "auto" is settled before ranks start, by `meshwright train`: set '
