@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 _LAYOUT = "layout."
+_MAX_TRIED = 64
+"""Numbers of stages that are tried, from the largest down."""
 _BOUNDARIES, _BLOCKS = "layout.stage_boundaries", "layout.activation_checkpoint_blocks"
 
 
@@ -135,7 +137,7 @@ def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[Problem]
             f"layout.pp = {layout.pp} x {layout.stages_per_rank} stages a rank are {layout.num_stages} stages, but the "
             f"model's num_layers = {num_layers} fill {num_layers + 2} at most, with the embedding and the head alone "
             "in the first and the last",
-            _fewer_stages(layout, num_layers),
+            islice(_fewer_stages(layout, num_layers), _MAX_TRIED),
             most=1,
         )
         return

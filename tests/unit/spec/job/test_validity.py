@@ -42,31 +42,37 @@ LATENT = EXPERTS.replace(
         ("cp=3,cp_method=ring,tp=4", 'train.seq_len = 64 does not divide by 12, as it must for layout.cp = 3 (two '
          'chunks a rank for cp_method = "ring") and layout.tp = 4 (which splits the sequence between matmuls): set '
          "train.seq_len to 60 or 72"),
-        ("tp=8", "layout.tp = 8 does not divide the model's num_heads = 4: set layout.tp to 4"),
+        ("tp=8", "layout.tp = 8 does not divide the model's num_heads = 4: set layout.tp to 2 or 4"),
         ("cp=8,cp_method=ulysses", 'layout.cp = 8 with layout.cp_method = "ulysses" must divide the num_heads = 4, and '
-         "divide the num_kv_heads = 2 or be a multiple of it: set layout.cp to 4, or layout.cp_method to "
+         "divide the num_kv_heads = 2 or be a multiple of it: set layout.cp to 2 or 4, or layout.cp_method to "
          '"all-gather"'),
         ("cp=4,tp=2,cp_method=ulysses", 'layout.cp = 4 with layout.cp_method = "ulysses" must divide the num_heads = 2 '
          "that layout.tp = 2 leaves each rank, and divide the num_kv_heads = 1 or be a multiple of it: set layout.cp "
-         'to 2, or layout.cp_method to "all-gather"'),
+         'to 1 or 2, or layout.cp_method to "all-gather"'),
         ("dp_shard=2,ep=2", "layout.ep = 2 shares out experts, but the model has none: set layout.ep to 1"),
-        ("pp=4,schedule=Interleaved1F1B", "layout.pp = 4 x 2 stages a rank are more than the model's num_layers = 4 "
-         "fill: set layout.pp to 3"),
+        ("pp=4,schedule=Interleaved1F1B", "layout.pp = 4 x 2 stages a rank are 8 stages, but the model's "
+         "num_layers = 4 fill 6 at most, with the embedding and the head alone in the first and the last: set "
+         "layout.pp to 2"),
         ("pp=2,stage_boundaries=1;3", "layout.stage_boundaries = [1, 3] must be 1 block number, ascending and 4 at "
-         "most, for layout.pp = 2 x 1 stages a rank: set it to [2], or leave it out"),
+         "most, for layout.pp = 2 x 1 stages a rank: set layout.stage_boundaries to [2], or leave "
+         "layout.stage_boundaries out"),
         ("pp=3,stage_boundaries=3;3", "layout.stage_boundaries = [3, 3] must be 2 block numbers, ascending and 4 at "
-         "most, for layout.pp = 3 x 1 stages a rank: set it to [1, 2], or leave it out"),
+         "most, for layout.pp = 3 x 1 stages a rank: set layout.stage_boundaries to [1, 2], or leave "
+         "layout.stage_boundaries out"),
         ("pp=2,stage_boundaries=5", "layout.stage_boundaries = [5] must be 1 block number, ascending and 4 at "
-         "most, for layout.pp = 2 x 1 stages a rank: set it to [2], or leave it out"),
-        ("stage_boundaries=2", "layout.stage_boundaries = [2] cut up a pipeline: leave it out, or set layout.pp to 2"),
-        ("stage_boundaries=2;3;4", "layout.stage_boundaries = [2, 3, 4] cut up a pipeline: leave it out, or set "
-         "layout.pp to 4"),
-        ("stage_boundaries=2;2", "layout.stage_boundaries = [2, 2] cut up a pipeline: leave it out"),
+         "most, for layout.pp = 2 x 1 stages a rank: set layout.stage_boundaries to [2], or leave "
+         "layout.stage_boundaries out"),
+        ("stage_boundaries=2", "layout.stage_boundaries = [2] cut up a pipeline: leave "
+         "layout.stage_boundaries out, or set layout.pp to 2"),
+        ("stage_boundaries=2;3;4", "layout.stage_boundaries = [2, 3, 4] cut up a pipeline: leave "
+         "layout.stage_boundaries out, or set layout.pp to 4"),
+        ("stage_boundaries=2;2", "layout.stage_boundaries = [2, 2] cut up a pipeline: leave "
+         "layout.stage_boundaries out"),
         ("pp=2,virtual_stages=9", 'layout.virtual_stages = 9, but layout.schedule = "1F1B" has one stage on each '
-         "pipeline rank: set layout.virtual_stages to 1, or layout.schedule to one of Interleaved1F1B, LoopedBFS, "
-         "InterleavedZeroBubble"),
-        ("pp=2,virtual_stages=9,schedule=LoopedBFS", "layout.pp = 2 x 9 stages a rank are more than the model's "
-         "num_layers = 4 fill: set layout.virtual_stages to 3"),
+         "pipeline rank: set layout.virtual_stages to 1"),
+        ("pp=2,virtual_stages=9,schedule=LoopedBFS", "layout.pp = 2 x 9 stages a rank are 18 stages, but the "
+         "model's num_layers = 4 fill 6 at most, with the embedding and the head alone in the first and the last: set "
+         "layout.virtual_stages to 2"),
         ("virtual_stages=2", "layout.virtual_stages = 2 cuts up a pipeline rank, but layout.pp = 1: set "
          "layout.virtual_stages to 1"),
         ("virtual_stages=3,schedule=LoopedBFS", "layout.virtual_stages = 3 cuts up a pipeline rank, but layout.pp = 1: "
@@ -85,11 +91,12 @@ LATENT = EXPERTS.replace(
          'layout.activation_checkpoint = "none": set layout.activation_checkpoint to "full" or "selective", or '
          "layout.activation_checkpoint_every to 1"),
         ("activation_checkpoint_blocks=full;none", "layout.activation_checkpoint_blocks names 2 blocks of a model with "
-         "num_layers = 4: name 4, or leave it out"),
+         "num_layers = 4: leave layout.activation_checkpoint_blocks out, or name 4"),
         ("activation_checkpoint=full,activation_checkpoint_blocks=full;none;none;none",
          "layout.activation_checkpoint_blocks says what each block saves, but layout.activation_checkpoint = "
-         '"full" and layout.activation_checkpoint_every = 1 say it, too: leave out the two, or '
-         "layout.activation_checkpoint_blocks"),
+         '"full" and layout.activation_checkpoint_every = 1 say it, too: leave '
+         "layout.activation_checkpoint_blocks out, or set layout.activation_checkpoint to "
+         '"none" and layout.activation_checkpoint_every to 1'),
         ("tp=2,async_tp=true,compile_backend=eager", "layout.async_tp = true needs matmuls that are split and "
          'compiled, but layout.tp = 2, layout.compile = false and layout.compile_backend = "eager": set '
          'layout.compile to true and layout.compile_backend to "inductor", or layout.async_tp to false'),
@@ -102,10 +109,13 @@ def test_golden_messages(layout: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "problem"),
     [
-        ("tp=6", "layout.tp = 6 does not divide the model's num_heads = 4 and ffn_dim = 512: set layout.tp to 4"),
+        ("tp=6", "layout.tp = 6 does not divide the model's num_heads = 4 and ffn_dim = 512: set layout.tp to 2 or 4"),
         ("ep=2", "layout.ep = 2 does not divide layout.dp_shard x cp x tp = 1: set layout.ep to 1"),
-        ("dp_shard=8,ep=8", "layout.ep = 8 does not divide the model's num_experts = 12: set layout.ep to 4"),
-        ("dp_shard=2,tp=2,etp=2,ep=4", "layout.ep = 4 does not divide layout.dp_shard x cp = 2: set layout.ep to 2"),
+        ("dp_shard=8,ep=8", "layout.ep = 8 does not divide the model's num_experts = 12: set layout.ep to 2 or 4"),
+        (
+            "dp_shard=2,tp=2,etp=2,ep=4",
+            "layout.ep = 4 does not divide layout.dp_shard x cp = 2: set layout.ep to 1 or 2",
+        ),
         ("tp=4,etp=2", "layout.etp = 2 is neither 1 nor layout.tp = 4: set layout.etp to 1 or 4"),
     ],
 )
@@ -158,7 +168,7 @@ def test_a_key_head_of_odd_width_is_not_cut() -> None:
     assert split_problems(Layout(tp=6), heads.replace(ffn_dim=12), 60) == []
     assert split_problems(Layout(tp=12), heads.replace(ffn_dim=12), 60) == [
         "layout.tp = 12 neither divides the model's num_kv_heads = 3 nor is a multiple of it that divides num_kv_heads "
-        "x head_dim = 6: set layout.tp to 6"
+        "x head_dim = 6: set layout.tp to 3 or 6"
     ]
 
 
@@ -252,7 +262,7 @@ def test_what_is_suggested_works(case: tuple[Layout, LlamaArchitecture, int, int
     job = job_of(architecture, TrainSection(seq_len=seq_len, global_batch_size=batch))
     problems = layout_problems(job, layout)
     for problem in problems:
-        assert suggestions(problem) == [*map(as_json, problem.fixes)]
+        assert sorted(map(json.dumps, suggestions(problem))) == sorted(map(json.dumps, problem.fixes))
         for fix in problem.fixes:
             changed = layout.replace(**{key[7:]: value for key, value in fix.items() if key.startswith("layout.")})
             train = {key: value for key, value in fix.items() if key.startswith("train.")}
@@ -261,7 +271,7 @@ def test_what_is_suggested_works(case: tuple[Layout, LlamaArchitecture, int, int
             assert problem not in left
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(layouts, st.integers(1, 40), st.integers(1, 100), st.booleans(), st.integers(1, 24))
 def test_what_is_suggested_works_on_a_number_of_ranks(
     layout: Layout, seq_len: int, batch: int, in_tokens: bool, num_ranks: int
@@ -279,7 +289,7 @@ def test_what_is_suggested_works_on_a_number_of_ranks(
 
 
 @given(jobs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_what_is_suggested_for_any_job_works(job: Job) -> None:
     problems = job.problems()
     for problem in problems:
@@ -332,7 +342,3 @@ def suggestions(problem: Problem) -> list[Fix]:
             one_key = [{parts[0][0]: value} for value in choices[0]]
             found += one_key if len(parts) == 1 else [{name: json.loads(text) for name, _, text in parts}]
     return found
-
-
-def as_json(fix: Fix) -> Fix:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in fix.items()}

@@ -15,6 +15,8 @@ IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
 AS_MANY_AS_STAGES = ("1F1B", "DualPipeV")
 """Schedules that need as many microbatches as there are stages."""
 _VIRTUAL = "layout.virtual_stages"
+_MAX_TRIED = 64
+"""Microbatch sizes that are tried, from the largest down."""
 _LEAST_ALIKE = 0.6
 """Of difflib's ratio, for a name that may be meant."""
 
@@ -88,7 +90,7 @@ def _microbatch_problems(layout: Layout, num_microbatches: int, batch_key: tuple
 def _smaller_microbatches(layout: Layout, num_microbatches: int) -> Iterator[Fix]:
     """Yield sizes that cut the same batch into microbatches of a number that can run."""
     sequences = num_microbatches * layout.microbatch_size
-    for size in range(layout.microbatch_size - 1, 0, -1):
+    for size in range(min(layout.microbatch_size - 1, _MAX_TRIED), 0, -1):
         if sequences % size == 0 and _can_run(layout, sequences // size):
             yield {"layout.microbatch_size": size}
 
