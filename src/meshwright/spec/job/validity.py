@@ -165,7 +165,10 @@ def _fewer_stages(layout: Layout, num_layers: int) -> Iterator[Fix]:
     """Yield what to set so that no stage is without a block: the stages of a rank, if they are set, or the ranks."""
     if layout.virtual_stages is not None:
         yield from ({"layout.virtual_stages": number} for number in range(max(1, num_layers // layout.pp), 0, -1))
-    yield from ({"layout.pp": number} for number in range(max(1, num_layers // layout.stages_per_rank), 0, -1))
+    most = max(1, num_layers // layout.stages_per_rank)
+    # Parts of the given degree first: the same number of ranks divides by them.
+    degrees = [number for number in reversed(divisors(layout.pp)) if number <= most]
+    yield from ({"layout.pp": number} for number in dict.fromkeys([*degrees, *range(most, 0, -1)]))
     if layout.virtual_stages is not None and layout.pp > num_layers:
         yield {"layout.pp": 1, "layout.virtual_stages": 1}
 
