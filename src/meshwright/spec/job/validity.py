@@ -168,7 +168,9 @@ def _fewer_stages(layout: Layout, num_layers: int) -> Iterator[Fix]:
     most = max(1, num_layers // layout.stages_per_rank)
     # Parts of the given degree first: the same number of ranks divides by them.
     degrees = [number for number in reversed(divisors(layout.pp)) if number <= most]
-    yield from ({"layout.pp": number} for number in dict.fromkeys([*degrees, *range(most, 0, -1)]))
+    yield from (
+        {"layout.pp": number} for number in dict.fromkeys([*degrees, *range(most, max(0, most - _MAX_TRIED), -1)])
+    )
     if layout.virtual_stages is not None and layout.pp > num_layers:
         yield {"layout.pp": 1, "layout.virtual_stages": 1}
 
