@@ -15,6 +15,7 @@ from meshwright.app.results.result import Result
 from meshwright.app.summary import summary
 from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
 from meshwright.errors import InfeasibleLayout
+from meshwright.spec.problem import distinct
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,10 +53,13 @@ def check(
     path = job.path if isinstance(job, ResolvedJob) else Path(job)
     inspection = inspect_job(path, (*job.overrides, *overrides) if isinstance(job, ResolvedJob) else overrides)
     resolved, unknown = inspection.resolved, inspection.unknown
+    layout = resolved.job.layout
+    if ranks is None and layout.is_open and layout.num_ranks > 1:  # one rank is no layout: the planner is to choose it
+        ranks = resolved.job.cluster.num_devices
     found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
     found += [resolved.located(text) for text in rate_problems(resolved.job)]
     problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
-    raise_problems(resolved.path, list(dict.fromkeys(problems)))
+    raise_problems(resolved.path, distinct(problems))
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
     expected, misfit = estimate(resolved, ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -17,10 +16,11 @@ from meshwright.hardware.local import LOCAL
 from meshwright.hardware.machine import nearest_existing
 from meshwright.spec.job.job import SPLIT_SECTIONS, Job
 from meshwright.spec.job.user_object import is_object_source
-from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.layout.schedule.schedule_csv import read_schedule
+from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.problem import distinct
 from meshwright.spec.run.run import Run
 from meshwright.units import counted
 
@@ -39,19 +39,18 @@ def check_job(
     """
     job = resolved.job
     problems = [
-        *job.problems(unknown),
+        *_problems_between(job, num_ranks, unknown),
         *_model_problems(resolved),
-        *([] if SPLIT_SECTIONS.intersection(unknown) else _layout_problems(job, num_ranks)),
         *_cluster_problems(job, num_ranks, unknown),
         *_data_problems(resolved, knows_model="model" not in unknown),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
-    return [resolved.located(text) for text in dict.fromkeys(problems)]
+    return [resolved.located(text) for text in distinct(problems)]
 
 
 def layout_problems_of(resolved: ResolvedJob, num_ranks: int) -> list[str]:
     """Return why the job's layout cannot run on `num_ranks` ranks, one message each: each rank can ask by itself."""
-    return [resolved.located(text) for text in dict.fromkeys(_layout_problems(resolved.job, num_ranks))]
+    return [resolved.located(text) for text in distinct(_problems_between(resolved.job, num_ranks))]
 
 
 def run_folder(resolved: ResolvedJob) -> Run:
@@ -94,26 +93,23 @@ def _model_problems(resolved: ResolvedJob) -> list[str]:
     if is_object_source(section.source):
         problems += object_problems("model.source", section.source, resolved.folder)
     weights = section.initial_weights
-    if weights is not None and not (Path(os.path.expanduser(weights), "config.json")).is_file():
+    if weights is not None and not (local_path(weights) / "config.json").is_file():
         problems.append(
             f"model.initial_weights = {weights!r} is no Hugging Face folder (it holds no config.json): "
-            "name one, or leave it out to start from random weights"
+            f"name one, or leave it out to start from random weights{hub_advice(weights)}"
         )
     return problems
 
 
-def _layout_problems(job: Job, num_ranks: int | None) -> list[str]:
-    if job.layout.search or (num_ranks is None and job.layout.rest_axis is not None):
-        return []
-    num_ranks = num_ranks or job.layout.num_ranks
-    unfit = _lines_raised_by(lambda: job.layout.resolve(num_ranks))
-    if unfit:
-        return unfit
-    layout = job.layout.resolve(num_ranks)
+def _problems_between(job: Job, num_ranks: int | None, unknown: Collection[str] = ()) -> list[str]:
+    """Return what is wrong between the job's fields on `num_ranks` ranks, and with a schedule's file."""
+    problems: list[str] = [*job.problems(unknown, num_ranks)]
+    is_open = job.layout.search or (num_ranks is None and job.layout.rest_axis is not None)
+    if problems or is_open or SPLIT_SECTIONS.intersection(unknown):
+        return problems
     # A schedule's file is read for a layout that could run it.
-    return layout_problems(job, layout) or _lines_raised_by(
-        lambda: build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
-    )
+    layout = job.layout.resolve(num_ranks or job.layout.num_ranks)
+    return _lines_raised_by(lambda: build_schedule(layout, job.num_microbatches(layout), read_schedule(layout)))
 
 
 def _cluster_problems(job: Job, num_ranks: int | None, unknown: Collection[str]) -> list[str]:
@@ -135,7 +131,7 @@ def _cluster_problems(job: Job, num_ranks: int | None, unknown: Collection[str])
 def _count_problems(job: Job, num_ranks: int | None) -> Iterator[str]:
     """Yield why the layout does not use the devices that the job's cluster has, more of them or fewer."""
     section = job.cluster
-    is_open = job.layout.search or job.layout.rest_axis is not None
+    is_open = job.layout.search or job.layout.is_open or job.layout.rest_axis is not None
     needed = num_ranks or (None if is_open else job.layout.num_ranks)
     available = section.num_devices or named_cluster(section.name).num_devices
     if needed is not None and needed > available:

@@ -8,6 +8,7 @@ from pathlib import Path
 from meshwright.app.results.run_result import ReportResult
 from meshwright.evaluation.dataset.own_run import question_of_run, read_manifest, read_own_run
 from meshwright.evaluation.dataset.read import MeasuredRun
+from meshwright.hardware.catalogue import example_of
 from meshwright.planner.answer import judge
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_metrics import read_metrics
@@ -28,6 +29,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     run = read_own_run(folder)
     assert run.layout is not None
     assert run.row.measured_s is not None
+    assert run.setting is not None
     expected = judge(run.layout, question_of_run(run))
     parts = {"expected": expected.estimate.step.summed()}
     if simulate:
@@ -38,7 +40,8 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
 
         parts[PROFILED] = decompose(profile_of_run(folder))
     manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
-    return ReportResult(folder, manifest, metrics, expected, run.row.measured_s, parts)
+    example = example_of(run.setting.cluster.device)
+    return ReportResult(folder, manifest, metrics, expected, run.row.measured_s, parts, example)
 
 
 def _simulated(folder: Path, run: MeasuredRun) -> StepDecomposition:

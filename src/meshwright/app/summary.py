@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
+from meshwright.config.load import DEFAULT
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
@@ -32,7 +33,7 @@ def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str,
     layout = _layout(job, num_ranks)
     yield "job", f"{resolved.path}: configuration valid"
     yield "model", _model_line(job)
-    yield "batch", _batch_line(job, layout)
+    yield "batch", _batch_line(resolved, layout)
     yield "layout", _layout_line(job, layout)
     if layout is not None and layout.pp > 1:
         yield "stages", _stages_line(job, layout)
@@ -64,7 +65,8 @@ def _model_line(job: Job) -> str:
     )
 
 
-def _batch_line(job: Job, layout: Layout | None) -> str:
+def _batch_line(resolved: ResolvedJob, layout: Layout | None) -> str:
+    job = resolved.job
     tokens = job.workload.global_batch_tokens
     is_text = not is_object_source(job.data.source)
     line = f"{counted(job.global_batch_size, 'sample')} a step"
@@ -73,7 +75,9 @@ def _batch_line(job: Job, layout: Layout | None) -> str:
         line = f"{sequences} x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
     if layout is not None:
         microbatches = counted(job.num_microbatches(layout), "microbatch", "microbatches")
-        line += f", {microbatches} of {layout.microbatch_size} on each data-parallel rank"
+        is_default = resolved.origins["layout.microbatch_size"] == DEFAULT
+        size = f"{layout.microbatch_size} (layout.microbatch_size's default)" if is_default else layout.microbatch_size
+        line += f", {microbatches} of {size} on each data-parallel rank"
     in_all = f"{format_count(tokens * job.train.steps)} tokens"
     if not is_text:
         in_all = f"{format_count(job.global_batch_size * job.train.steps)} samples"

@@ -14,7 +14,7 @@ _CHOSEN = "`meshwright plan` has chosen; true lets it choose again"
 
 
 def with_layout(text: str, layout: Layout) -> str:
-    """Return the text of a job that sets `layout` itself: keys that differ from the defaults, or that it had."""
+    """Return the text of a job that sets `layout` itself: dp_shard, and keys that it had or that are no default."""
     document = tomlkit.parse(text)
     section = document.get("layout")
     if not isinstance(section, Table):
@@ -24,7 +24,7 @@ def with_layout(text: str, layout: Layout) -> str:
         value = getattr(layout, name)
         if value is None:
             section.pop(name, None)
-        elif value != field.default or name in section:
+        elif value != field.default or name in section or name == "dp_shard":  # left out, it is the rest of the ranks
             section[name] = _plain(value)
     if section.get(_SEARCH):
         section[_SEARCH] = _settled(section.value.item(_SEARCH))

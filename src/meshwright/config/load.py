@@ -12,13 +12,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from meshwright.config.keys import SECTIONS, job_keys
-from meshwright.config.messages import Problem, problems_of
+from meshwright.config.messages import KeyProblem, problems_of
 from meshwright.config.overrides import apply_overrides
+from meshwright.config.paths import searched, with_paths_of
 from meshwright.config.positions import KeyPath, key_lines
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.problem import Problem
 from meshwright.units import parse_count
 
 DEFAULT = "default"
@@ -53,7 +55,11 @@ class ResolvedJob:
         """Return a message behind the place of the first key in it that somebody wrote, or else the file's name."""
         origins = [self.origins.get(".".join(path), DEFAULT) for path in keys_in(text)]
         given = [origin for origin in origins if origin != DEFAULT]
-        return f"{given[0] if given else self.path}: {text}" if origins else text
+        if not origins:
+            return text
+        where = given[0] if given else str(self.path)
+        note = "" if where == COMMAND_LINE else searched(self.folder, self.job, keys_in(text)[0])
+        return text.at(where, note) if isinstance(text, Problem) else f"{where}: {text}{note}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspec
     place = _Place(path, lines, set(overridden))
     _convert_counts(values)
     job, value_problems = _salvage(values)
+    job = with_paths_of(path.parent, job, place.is_in_file)
     problems = sorted([*problems, *value_problems], key=place.order)
     inspection = Inspection(
         ResolvedJob(job, place.origins(job), path, tuple(overrides)),
@@ -181,12 +188,12 @@ def _convert_counts(values: dict[str, Any]) -> None:
                 continue
 
 
-def _salvage(values: dict[str, Any]) -> tuple[Job, list[Problem]]:
+def _salvage(values: dict[str, Any]) -> tuple[Job, list[KeyProblem]]:
     """Return the job without the keys that are wrong, and what is wrong with them.
 
     Several rounds, because a section's own checks run only once each of its keys is right.
     """
-    problems: list[Problem] = []
+    problems: list[KeyProblem] = []
     while True:
         try:
             return Job.model_validate(values), problems
@@ -205,7 +212,7 @@ def _drop(values: dict[str, Any], path: tuple[int | str, ...]) -> None:
         values.pop(str(section), None)
 
 
-def _names_in(problem: Problem) -> Iterator[str]:
+def _names_in(problem: KeyProblem) -> Iterator[str]:
     """Yield what is not known because of a problem: its own key, the key that was meant, or a whole section."""
     yield ".".join(problem.path[:2])
     yield from map(".".join, keys_in(problem.text))
@@ -233,6 +240,10 @@ class _Place:
             return COMMAND_LINE
         return f"{self._path}:{self._lines[path]}" if path in self._lines else DEFAULT
 
+    def is_in_file(self, dotted: str) -> bool:
+        """Return whether the file says the value of a key, and no override does."""
+        return self.origin(tuple(dotted.split("."))) not in (COMMAND_LINE, DEFAULT)
+
     def origins(self, job: Job) -> dict[str, str]:
         """Return the origin of every key of `job`, and of every option by itself."""
         found = {dotted: self.origin(tuple(dotted.split("."))) for dotted in job_keys()}
@@ -240,18 +251,18 @@ class _Place:
             found |= {f"{section}.options.{name}": self.origin((section, "options", name)) for name in options}
         return found
 
-    def name(self, problem: Problem) -> str:
+    def name(self, problem: KeyProblem) -> str:
         """Return where to look: the key's own line, or its section's, or the file, or the command line."""
         if self._is_overridden(problem):
             return COMMAND_LINE
         line = self._line(problem.path)
         return f"{self._path}:{line}" if line else str(self._path)
 
-    def order(self, problem: Problem) -> tuple[bool, int]:
+    def order(self, problem: KeyProblem) -> tuple[bool, int]:
         """Return what sorts problems as a reader meets them: down the file, then the command line."""
         return self._is_overridden(problem), self._line(problem.path)
 
-    def _is_overridden(self, problem: Problem) -> bool:
+    def _is_overridden(self, problem: KeyProblem) -> bool:
         path = problem.path
         return problem.is_override or any(given[: len(path)] == path for given in self._overridden if path)
 

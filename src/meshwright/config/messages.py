@@ -15,7 +15,7 @@ from meshwright.spec.job.job import SCHEMA_VERSION
 
 
 @dataclass(frozen=True)
-class Problem:
+class KeyProblem:
     """One thing that is wrong with a job, and the key (or section) that it is about."""
 
     path: KeyPath
@@ -30,26 +30,26 @@ _LOW_PRECISION = ("float8", "fp8", "mxfp8", "float4", "fp4", "nvfp4", "mxfp4", "
 """How names of formats begin that other trainers compute in."""
 
 
-def problems_of(error: ValidationError, values: dict[str, Any]) -> Iterator[Problem]:
+def problems_of(error: ValidationError, values: dict[str, Any]) -> Iterator[KeyProblem]:
     """Yield one problem, or more for an unknown section, for each thing that pydantic found in `values`."""
     # A value that may be of two kinds is refused twice, and a list once for each item.
     yield from dict.fromkeys(_problems(error, values))
 
 
-def _problems(error: ValidationError, values: dict[str, Any]) -> Iterator[Problem]:
+def _problems(error: ValidationError, values: dict[str, Any]) -> Iterator[KeyProblem]:
     for detail in error.errors(include_url=False):
         path = tuple(str(part) for part in detail["loc"])
         value = detail["input"]
         if detail["type"] == "extra_forbidden":
             yield from _unknown(path, value)
         elif path == ("schema_version",):
-            yield Problem(path, _version_text(value))
+            yield KeyProblem(path, _version_text(value))
         elif detail["type"] == "value_error":
             yield _broken_rule(path, value, str(detail["ctx"]["error"]))
         elif len(path) == 1:
-            yield Problem(path, _no_table_text(path[0], value))
+            yield KeyProblem(path, _no_table_text(path[0], value))
         else:
-            yield Problem(path[:2], value_text(".".join(path[:2]), values[path[0]][path[1]]))
+            yield KeyProblem(path[:2], value_text(".".join(path[:2]), values[path[0]][path[1]]))
 
 
 def value_text(dotted: str, value: Any) -> str:
@@ -66,23 +66,23 @@ def value_text(dotted: str, value: Any) -> str:
     return f"{text}: change it, or leave it out for the default {shown(key.default)}"
 
 
-def _unknown(path: KeyPath, value: Any) -> Iterator[Problem]:
+def _unknown(path: KeyPath, value: Any) -> Iterator[KeyProblem]:
     if len(path) > 1 or not isinstance(value, dict):
-        yield Problem(path, _unknown_key_text(path, value))
+        yield KeyProblem(path, _unknown_key_text(path, value))
         return
     (section,) = path
     meant = meant_section(section)
     known = job_keys()
     if meant is None:
         advice = f"leave it out, or use one of {', '.join(SECTIONS)}"
-        yield Problem(path, f"[{toml_path(path)}] is no section of a job: {advice}")
+        yield KeyProblem(path, f"[{toml_path(path)}] is no section of a job: {advice}")
         return
     strangers = [(*path, name) for name in value if f"{meant}.{name}" not in known]
     if len(strangers) < len(value) or not value:
         text = f"[{toml_path(path)}] is no section of a job: did you mean [{meant}]?"
-        yield Problem(path, text, meant_section=meant)
+        yield KeyProblem(path, text, meant_section=meant)
     for stranger in strangers:
-        yield Problem(stranger, _unknown_key_text(stranger, value[stranger[-1]]))
+        yield KeyProblem(stranger, _unknown_key_text(stranger, value[stranger[-1]]))
 
 
 def _unknown_key_text(path: KeyPath, value: Any) -> str:
@@ -100,13 +100,13 @@ def _version_text(value: Any) -> str:
     return value_text("schema_version", value)
 
 
-def _broken_rule(path: KeyPath, value: Any, rule: str) -> Problem:
+def _broken_rule(path: KeyPath, value: Any, rule: str) -> KeyProblem:
     """A check of ours: on a whole section or on options its text is a message, on one value it is the rule."""
     if len(path) == 1:
-        return Problem(path, rule)
+        return KeyProblem(path, rule)
     if path[-1] == "options":
-        return Problem(path, f"{path[0]}.{rule}")
-    return Problem(path, value_text(".".join(path), value))
+        return KeyProblem(path, f"{path[0]}.{rule}")
+    return KeyProblem(path, value_text(".".join(path), value))
 
 
 def _no_table_text(section: str, value: Any) -> str:

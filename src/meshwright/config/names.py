@@ -8,6 +8,8 @@ of 2025-2026). A value with a space in it is no key but the sentence to say inst
 from difflib import get_close_matches
 
 from meshwright.config.keys import SECTIONS, job_keys
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_source import FIELD_NAMES
 
 _BATCH = "follows from train.global_batch_size, layout.microbatch_size and the data-parallel degrees"
 _BFLOAT16 = 'write precision.compute = "bfloat16"'
@@ -205,6 +207,8 @@ def _meant_key(section: str, name: str) -> str | None:
         return ALIASES[f"{section}.{name}"]
     if f"{here}.{name}" in keys:
         return f"{here}.{name}"
+    if here == "model" and (field := FIELD_NAMES.get(name, name)) in LlamaArchitecture.model_fields:
+        return f"model.options.{field}"
     if len(same_name) == 1:
         return same_name[0]
     if name in ALIASES:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.config.keys import SECTIONS, job_keys
-from meshwright.config.messages import Problem
+from meshwright.config.messages import KeyProblem
 from meshwright.config.names import advice_for_key
 from meshwright.config.positions import KeyPath
 from meshwright.config.toml_text import toml_path
@@ -13,7 +13,7 @@ from meshwright.config.toml_text import toml_path
 _REMOVED = object()
 
 
-def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> tuple[list[KeyPath], list[Problem]]:
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> tuple[list[KeyPath], list[KeyProblem]]:
     """Change `values` in place; return the keys that were set and what is wrong with the rest of the overrides."""
     paths, problems = [], []
     for override in overrides:
@@ -50,7 +50,7 @@ def _toml_or_text(text: str) -> Any:
     return values["value"] if len(values) == 1 else text
 
 
-def _form_problem(override: str, path: KeyPath, equals: str) -> Problem | None:
+def _form_problem(override: str, path: KeyPath, equals: str) -> KeyProblem | None:
     dotted = ".".join(path)
     is_option = len(path) > 2 and path[0] in SECTIONS and path[1] == "options" and all(path)
     if not equals:
@@ -61,7 +61,7 @@ def _form_problem(override: str, path: KeyPath, equals: str) -> Problem | None:
         text = f"{toml_path(path)} is an unknown key: {advice_for_key(dotted)}"
     else:
         return None
-    return Problem(path, text, is_override=True)
+    return KeyProblem(path, text, is_override=True)
 
 
 def _set(values: dict[str, Any], path: KeyPath, value: Any) -> None:

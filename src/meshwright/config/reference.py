@@ -22,12 +22,24 @@ starts. This page is generated from the same sentences.
 - **On the command line** `section.key=value` overrides the file, as often as needed; the last one counts. Quotes around
   text may be left out (`run.dir=runs/second`), options are reached by name (`model.options.num_layers=2`), and `none`
   unsets a key that may be left out (`train.stop_after=none`).
+- **Number of ranks**: a job that leaves `layout.dp_shard` out trains on one rank, and on N with `--ranks N`: `dp_shard`
+  is then what the other degrees leave, as with torchtitan's default of -1. The same holds for `cluster.num_devices` and
+  torchrun. `dp_shard = 1` is exactly one rank; `dp_shard = -1` takes all CUDA devices where no number is given.
+- **Microbatches**: `layout.microbatch_size` is torchtitan's `local_batch_size` and is 1 unless it is set: that fits
+  wherever anything does, and its rounding does not change with the memory of the machine. Each data-parallel rank
+  accumulates `train.global_batch_size / (data-parallel ranks x microbatch_size)` microbatches; `meshwright check`
+  prints how many, and `meshwright plan` chooses a larger size that fits.
 - **Counts of tokens** may be written with a decimal suffix, in quotes: `"4M"` is 4 000 000. Underscores group digits
   anywhere: `4_194_304`.
-- **Paths** are relative to the working directory. Python modules (`my_module:MyModel`) are looked for in the job file's
-  folder and in the working directory.
+- **Paths to read** (`model.source`, `model.initial_weights`, `data.source`, `data.tokenizer`, `layout.schedule`) and
+  Python modules (`my_module:MyModel`) are looked for in the job file's folder, then in the working directory. Paths
+  given on the command line, and the folders that are written (`run.dir`, `data.cache_dir`), are relative to the
+  working directory.
+- **Hub ids** such as `meta-llama/Llama-3.2-1B` name a model in the cache of `huggingface_hub` (`HF_HOME`), as source,
+  initial weights or tokenizer. Nothing is downloaded: `hf download ID` puts it there.
 - **Editors** with Taplo or Even Better TOML complete and check a job whose first line names the schema:
-  `#:schema path/to/job.schema.json`; `meshwright init` writes that line.
+  `#:schema path/to/job.schema.json`; `meshwright init MODEL --schema` writes
+  that line and the schema next to the job.
 """
 
 

@@ -1,5 +1,6 @@
 """The nearest allowed value to one that was refused: the last part of a message about a value."""
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -35,6 +36,8 @@ def _repairs(key: Key, value: Any) -> Iterator[Any]:
     elif isinstance(value, bool):
         return
     elif isinstance(value, int | float):
+        if key.kind == "integer" and value > 0 and math.isfinite(value):
+            yield math.ceil(value)  # half an interval is no request for 0, which often means never
         yield from _number_repairs(value)
         if key.kind == "integer" and value < 1:
             yield from (0, 1)

@@ -1,7 +1,6 @@
 """The JSON Schema of a job, for editors that complete and check TOML (Taplo, Even Better TOML)."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,6 @@ def job_schema() -> dict[str, Any]:
 def schema_text() -> str:
     """Return the shipped schema file's text."""
     return json.dumps(job_schema(), indent=2) + "\n"
-
-
-def schema_line(folder: Path) -> str:
-    """Return the comment that tells an editor where the schema of a job file in `folder` lies, by relative path."""
-    return f"#:schema {Path(os.path.relpath(SCHEMA_FILE, folder)).as_posix()}"
 
 
 class _WithDescriptions(GenerateJsonSchema):

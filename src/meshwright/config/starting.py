@@ -28,12 +28,13 @@ class _Size:
     warmup_steps: int
     checkpoint_interval: int
     activation_checkpoint: ActivationCheckpoint
+    microbatch_size: int = 1
     is_for_gpus: bool = True
 
 
 _SIZES = (
     # Minutes on a laptop: float32, because CPUs emulate bfloat16, and a step of a second or less.
-    _Size(5e7, 3e-3, 256, 16, 200, 10, 50, "none", is_for_gpus=False),
+    _Size(5e7, 3e-3, 256, 16, 200, 10, 50, "none", microbatch_size=2, is_for_gpus=False),
     _Size(2e9, 6e-4, 2048, 256, 20_000, 500, 500, "none"),
     _Size(2e10, 3e-4, 8192, 512, 100_000, 2000, 500, "selective"),
     _Size(2e11, 1.5e-4, 8192, 512, 100_000, 2000, 250, "full"),
@@ -54,6 +55,11 @@ def starting_job(source: str, num_parameters: int, max_seq_len: int) -> Job:
         ),
         optimizer=OptimizerSection(learning_rate=size.learning_rate, warmup_steps=size.warmup_steps),
         precision=PrecisionSection(compute="bfloat16" if size.is_for_gpus else "float32"),
-        layout=LayoutRequest(dp_shard=-1, activation_checkpoint=size.activation_checkpoint, compile=size.is_for_gpus),
+        layout=LayoutRequest(
+            dp_shard=-1,
+            microbatch_size=size.microbatch_size,
+            activation_checkpoint=size.activation_checkpoint,
+            compile=size.is_for_gpus,
+        ),
         checkpoint=CheckpointSection(interval=size.checkpoint_interval),
     )

@@ -11,11 +11,14 @@ _WIDTH = 100
 
 
 def to_toml(job: Job, comments: bool = True, first_line: str = "") -> str:
-    """Return the text of a job file; `first_line` is for `schema.schema_line`.
+    """Return the text of a job file; `first_line` is for a `#:schema` comment.
 
-    Keys that have no value are commented out with an example, or left out where there are no comments.
+    Keys that have no value, and a dp_shard that was left out, are commented out with an example, or left out where
+    there are no comments.
     """
     values = job.to_dict()
+    if job.layout.is_open:
+        values["layout"]["dp_shard"] = None
     blocks = [first_line] if first_line else []
     blocks.append(_key_text(job_keys()["schema_version"], values["schema_version"], comments))
     for section in SECTIONS:
@@ -38,7 +41,7 @@ def _key_text(key: Key, value: Any, comments: bool) -> str:
     if value is not None:
         lines.append(f"{key.name} = {toml_value(value)}")
     elif comments:
-        lines.append(f"# {key.name} = {toml_value(key.example)}")
+        lines.append(f"# {key.name} = {toml_value(key.default if key.example is None else key.example)}")
     return "\n".join(lines)
 
 

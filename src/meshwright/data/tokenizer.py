@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +11,7 @@ import numpy as np
 from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
 from meshwright.extras import import_extra
+from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 
 BYTES = "bytes"
 END_OF_TEXT = "<|end_of_text|>"
@@ -141,13 +141,13 @@ class JsonTokenizer:
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """Return the tokenizer that data.tokenizer names: "bytes", a tokenizer.json, or a folder that holds one.
+    """Return the tokenizer that data.tokenizer names: "bytes", a tokenizer.json, a folder that holds one, or a hub id.
 
     Raises DataError about the file, UnsupportedError without the tokenizers library.
     """
     if source == BYTES:
         return ByteTokenizer()
-    path = Path(os.path.expanduser(source))
+    path = local_path(source)
     return JsonTokenizer(path / "tokenizer.json" if path.is_dir() else path)
 
 
@@ -157,6 +157,7 @@ def _read(path: Path) -> str:
     except FileNotFoundError as error:
         raise DataError(
             f"data.tokenizer = {str(path)!r} does not exist: set it to bytes, or to the path of a tokenizer.json"
+            + hub_advice(str(path))
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(

@@ -122,6 +122,12 @@ def with_example_rates(cluster: Cluster) -> Cluster:
     )
 
 
+def example_of(device: Device) -> str | None:
+    """Return the title of the machine that the rates of `device` are an example of; None where they are its own."""
+    is_example = device.name == CALIBRATED and entries("devices")[CALIBRATED].is_ours
+    return device.title if is_example else None
+
+
 def recognise_device(torch_device_name: str) -> Device | None:
     """Return the device that torch.cuda.get_device_name() calls `torch_device_name`; None when nobody listed it."""
     wanted = _normalise(torch_device_name)

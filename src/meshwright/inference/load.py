@@ -25,6 +25,7 @@ from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.hf.hub_cache import local_path
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,10 @@ class LoadedModel:
 def load_model(source: Path, step: int | None = None, device: torch.device | None = None) -> LoadedModel:
     """Return the model in `source`: a run (newest checkpoint, or that of `step`), a checkpoint, a Hugging Face folder.
 
-    Raises ConfigError for another kind of folder, CheckpointError for damage, UnsupportedError for other models.
+    A hub id means the folder in the cache of Hugging Face. Raises ConfigError for another kind of folder,
+    CheckpointError for damage, UnsupportedError for other models.
     """
+    source = local_path(str(source))
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not is_hugging_face(source):
         saved = find_saved_model(source, step)

@@ -167,7 +167,7 @@ def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
 def layout_on(cluster: Cluster, job: Job, options: Options) -> Layout:
     """Return the job's own layout on all devices of `cluster`; raises InfeasibleLayout that says what names them."""
     request, count, fixed = job.layout, cluster.num_devices, job.layout.num_fixed_ranks
-    if count == fixed or (request.rest_axis and count % fixed == 0):
+    if count == fixed or ((request.is_open or request.rest_axis) and count % fixed == 0):
         return request.resolve(count)
     section = job.cluster
     named = f'cluster.name = "{section.name}"' if section.num_devices is None else "cluster.num_devices"
@@ -178,13 +178,10 @@ def layout_on(cluster: Cluster, job: Job, options: Options) -> Layout:
 def _misfit(request: LayoutRequest, cluster: Cluster) -> str:
     """Return why the devices of `cluster` cannot run `request`, and what to change."""
     fixed = request.num_fixed_ranks
-    if request.rest_axis:
+    if rest := "dp_shard" if request.is_open else request.rest_axis:
         nearest = " or ".join(map(str, cluster.nearest_multiples(fixed)))
         advice = f"take {nearest} of them, or " if nearest else ""
-        return (
-            f"do not divide by {request.product}, so layout.{request.rest_axis} = -1 has no value: {advice}change a "
-            "degree in [layout]"
-        )
+        return f"do not divide by {request.product}, so layout.{rest} has no value: {advice}change a degree in [layout]"
     advice = f"take {fixed} of them, or " if cluster.takes(fixed) else ""
     return (
         f"cannot run a layout of {request.product}: {advice}set one degree in [layout] to -1, which takes the devices "

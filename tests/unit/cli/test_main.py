@@ -59,6 +59,15 @@ def test_each_error_has_one_message_and_its_code(
     assert capsys.readouterr() == ("", message)
 
 
+def test_of_ranks_the_launcher_alone_says_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_verb(monkeypatch, raising(KeyboardInterrupt()))
+    monkeypatch.setenv("RANK", "1")
+    assert run(["check"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     "error",
     [

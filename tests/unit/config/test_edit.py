@@ -38,7 +38,10 @@ def test_a_comment_on_a_search_that_is_over_is_replaced() -> None:
     assert "let it choose\n" not in text
     assert "search = false      # `meshwright plan` has chosen; true lets it choose again\n" in text
     assert "# the nodes have 2" in text
-    assert with_layout("[layout]\nsearch = false # by hand\n", Layout()) == "[layout]\nsearch = false # by hand\n"
+    assert (
+        with_layout("[layout]\nsearch = false # by hand\n", Layout())
+        == "[layout]\nsearch = false # by hand\ndp_shard = 1\n"
+    )
     assert "search = false\n" in with_layout("[layout]\nsearch = true\n", LAYOUT)
 
 

@@ -24,6 +24,12 @@ def test_every_key_says_what_it_means_and_must_be(key: Key) -> None:
     assert key.example is not None or not key.is_optional, "an optional key needs examples=[...] for init"
 
 
+@pytest.mark.parametrize(("value", "meant"), [(0.5, 1), (2.5, 3), (-3, 0), (50.0, 50)])
+def test_part_of_an_interval_is_rounded_up(value: float, meant: int) -> None:
+    """0 steps between two checkpoints means none at all."""
+    assert nearest_allowed(job_keys()["checkpoint.interval"], value) == meant
+
+
 @given(st.sampled_from(KEYS), VALUES)
 def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
     repair = nearest_allowed(key, value)
@@ -37,7 +43,7 @@ def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
         ("train.steps", 100.0, 100),
         ("train.steps", -5, 1),
         ("train.seed", -5, 0),
-        ("train.steps", 2.5, None),
+        ("train.steps", 2.5, 3),
         ("layout.compile", "yes", True),
         ("layout.compile", 0, False),
         ("layout.activation_checkpoint", True, "full"),

@@ -178,11 +178,14 @@ CONTRADICTIONS_TOLD = """\
 job.toml has 6 problems:
   1. job.toml:10: layout.pp = -1 and layout.tp = -1 both ask for the rest of the ranks: give all but one of them a \
 number
-  2. job.toml:7: train.global_batch_tokens = 4096 is no multiple of train.seq_len = 1000: set it to 4000 or 5000
-  3. job.toml:5: train.stop_after = 200 lies after train.steps = 100: lower it, or leave it out to run to the end
-  4. job.toml:9: optimizer.warmup_steps = 101 is more than train.steps = 100: set it to 100 or less
+  2. job.toml:7: train.global_batch_tokens = 4096 is no multiple of train.seq_len = 1000: set \
+train.global_batch_tokens to 4000 or 5000
+  3. job.toml:5: train.stop_after = 200 lies after train.steps = 100: set train.stop_after to 100, or leave \
+train.stop_after out
+  4. job.toml:9: optimizer.warmup_steps = 101 is more than train.steps = 100: set optimizer.warmup_steps to 100 or \
+less
   5. command line: train.validation_interval = 5 but data.validation_fraction = 0 keeps no samples for validation: \
-set data.validation_fraction above 0, or validation_interval = 0
+set train.validation_interval to 0, or data.validation_fraction to 0.02
   6. job.toml:2: model.source = 'llama3-8x' is no preset, no file and no my_module:MyModel: did you mean llama3-8b? \
 (`meshwright list models` shows the presets)"""
 

@@ -23,8 +23,9 @@ def test_a_starting_job_is_sound_and_suits_the_size(name: str) -> None:
         assert job.train.seq_len == 8192
         assert job.layout.activation_checkpoint != "none"
     for num_ranks in (1, 8, 256):
-        if job.global_batch_size % num_ranks == 0:
-            assert job.num_microbatches(job.layout.resolve(num_ranks)) == job.global_batch_size // num_ranks
+        per_pass = num_ranks * job.layout.microbatch_size
+        if job.global_batch_size % per_pass == 0:
+            assert job.num_microbatches(job.layout.resolve(num_ranks)) == job.global_batch_size // per_pass
 
 
 def test_larger_models_learn_more_slowly() -> None:

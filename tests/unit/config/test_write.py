@@ -1,5 +1,6 @@
 """Jobs written as files: they read back equal, and every key in them says what it is."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from random_jobs import jobs
 
 def read_back(text: str) -> Job:
     """Return the job of a text; what contradicts itself between keys is read like anything else."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "job.toml"
+    # In the job's own folder, where no path that was drawn changes.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        file = Path("job.toml")
         file.write_bytes(text.encode())
         inspection = inspect_job(file)
     assert not inspection.wrong
@@ -71,7 +73,7 @@ def test_golden_beginning() -> None:
         "\n"
         "# What is trained.\n"
         "[model]\n"
-        "# A preset (see `meshwright list models`), a Hugging Face config.json, or my_module:MyModel. A\n"
-        '# string; default "llama-1m".\n'
+        "# A preset (see `meshwright list models`), a Hugging Face config.json or hub id, or\n"
+        '# my_module:MyModel. A string; default "llama-1m".\n'
         'source = "llama-1m"\n'
     )

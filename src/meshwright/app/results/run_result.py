@@ -47,7 +47,7 @@ class ReportResult(PlottedResult, RunReport):
         )
 
     def _page(self) -> Iterator[RenderableType]:
-        yield from run_page(str(self.folder), self.expected, self.measured_s)
+        yield from run_page(self)
         yield from parts_section(dict(self.parts), self.measured_s, HOW_TO_PROFILE)
 
     def _rows(self) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from meshwright.errors import CheckpointError, ConfigError, ExitCode
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.run.run import Manifest, Run
 
 
@@ -34,12 +35,15 @@ class Imported:
 def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
     """Write the weights of `hf_folder`, bitwise unchanged, as checkpoint step-0 of the new run `run_folder`.
 
-    The run is created atomically. Its job names `hf_folder` as initial_weights, so training from it starts with a
-    copy of job.toml. Raises ConfigError if `run_folder` exists, CheckpointError for a damaged folder,
-    UnsupportedError for an unknown model.
+    `hf_folder` may also be the hub id of a downloaded model. The run is created atomically. Its job names `hf_folder`
+    as initial_weights, so training from it starts with a copy of job.toml. Raises ConfigError if `run_folder` exists,
+    CheckpointError for a damaged folder, UnsupportedError for an unknown model.
     """
     if run_folder.exists():
         raise ConfigError(f"{run_folder} exists, and import never overwrites: name a new folder, or move it away")
+    named, hf_folder = str(hf_folder), local_path(str(hf_folder))
+    if not hf_folder.exists() and (advice := hub_advice(named)):
+        raise ConfigError(f"there is no folder {named}: name the folder of a Hugging Face model{advice}")
     config = read_json(hf_folder / CONFIG)
     architecture = architecture_from_hf(config, str(hf_folder / CONFIG))
     # As stored and memory-mapped, except stacked experts, which are copies.
@@ -50,8 +54,8 @@ def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
     try:
         temporary.mkdir(parents=True)
         copy_side_files(hf_folder, temporary)
-        save(run.checkpoint(0), {"model": parameters}, {"step": 0, IMPORTED_FROM: str(hf_folder)})
-        job = _job(hf_folder, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
+        save(run.checkpoint(0), {"model": parameters}, {"step": 0, IMPORTED_FROM: named})
+        job = _job(named, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
         manifest = Manifest(job=job, seed=job.train.seed, num_parameters=count, exit=ExitCode.DONE)
         write_durably(run.manifest, manifest.to_json())
         write_durably(run.job, to_toml(job))
@@ -67,10 +71,10 @@ def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
     return Imported(Run(run_folder), architecture, count, dtypes)
 
 
-def _job(hf_folder: Path, run_folder: Path, *, has_tokenizer: bool) -> Job:
+def _job(weights: str, run_folder: Path, *, has_tokenizer: bool) -> Job:
     return Job.from_dict(
         {
-            "model": {"source": str(run_folder / CONFIG), "initial_weights": str(hf_folder)},
+            "model": {"source": str(run_folder / CONFIG), "initial_weights": weights},
             "data": {"tokenizer": str(run_folder / TOKENIZER)} if has_tokenizer else {},
             # -1: sharded over all ranks.
             "layout": {"dp_shard": -1},

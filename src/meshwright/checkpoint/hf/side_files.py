@@ -14,6 +14,7 @@ from meshwright.errors import ConfigError
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.model.hf.hf_config import architecture_to_hf, hf_obstacles
+from meshwright.spec.model.hf.hub_cache import local_path
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Run
 
@@ -62,7 +63,7 @@ def keep_side_files(job: Job, run: Run) -> None:
         temporary.replace(run.folder / CONFIG)
     if is_object_source(job.data.source) or job.data.tokenizer == BYTES or (run.folder / TOKENIZER).exists():
         return
-    tokenizer = Path(job.data.tokenizer).expanduser()
+    tokenizer = local_path(job.data.tokenizer)
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     # TOKENIZER is copied last: if it exists, all files do.
     for name in reversed(TOKENIZER_FILES):

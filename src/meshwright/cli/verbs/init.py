@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from meshwright.cli.result_command import print_json, result_command
 if TYPE_CHECKING:
     from meshwright.spec.job.job import Job
 
+SCHEMA_NAME = "job.schema.json"
 _HEADER = """\
 # A job for {model}, written by `meshwright init`: places to start from, not tuned values.
 # Set [data] to your own text and tokenizer. `meshwright check {file}` lists what is wrong with it."""
@@ -21,15 +23,27 @@ _HEADER = """\
 @result_command
 @click.argument("model", shell_complete=model_names)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("job.toml"), show_default=True, help="File.")
-def command(model: str, out: Path, as_json: bool) -> None:
-    """Write a commented job file for MODEL: a preset (`meshwright list models`) or a Hugging Face config.json.
+@click.option("--schema", is_flag=True, help=f"Also write {SCHEMA_NAME} next to it, with which editors check the job.")
+def command(model: str, out: Path, schema: bool, as_json: bool) -> None:
+    """Write a commented job file for MODEL: a preset (`meshwright list models`), a Hugging Face config.json or hub id.
 
     An existing file is never overwritten.
     """
+    from meshwright.config.schema import schema_text
     from meshwright.config.write import to_toml
 
     job = job_for(model)
-    _write_new(out, to_toml(job, first_line=_first_lines(model, out)))
+    if os.path.exists(model) and not os.path.isabs(model):
+        # A job's paths are relative to its folder.
+        source = os.path.relpath(model, out.parent)
+        job = job.replace(model=job.model.replace(source=source))
+    first_lines = _HEADER.format(model=model, file=out)
+    if schema:
+        file = out.with_name(SCHEMA_NAME)
+        if not file.exists() or file.read_text(encoding="utf-8") != schema_text():
+            _write_new(file, schema_text())
+        first_lines = f"#:schema {SCHEMA_NAME}\n{first_lines}"
+    _write_new(out, to_toml(job, first_line=first_lines))
     if as_json:
         print_json({"file": str(out), "job": job.to_dict()})
     else:
@@ -51,12 +65,6 @@ def job_for(model: str) -> Job:
             f"(`meshwright list models`) to begin with, then set model.source = {model!r} in the file"
         )
     return starting_job(model, model_spec(architecture).num_parameters, architecture.max_seq_len)
-
-
-def _first_lines(model: str, out: Path) -> str:
-    from meshwright.config.schema import schema_line
-
-    return f"{schema_line(out.absolute().parent)}\n{_HEADER.format(model=model, file=out)}"
 
 
 def _write_new(out: Path, text: str) -> None:

@@ -31,6 +31,7 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     if as_json:
         by_component = {name: one.to_dict() for name, one in found.parts.items()}
         record = {"measured_step_s": found.measured_s, "expected": found.expected.to_dict(), "parts": by_component}
+        record |= {} if found.example is None else {"rates_of": found.example}
         print_json(record)
         return
     found.show()

@@ -42,11 +42,14 @@ def _head(report: RunReport) -> Iterator[str]:
 
 def _cards(report: RunReport) -> str:
     metrics, estimate, off = report.metrics, report.expected.estimate, report.predicted_s / report.measured_s
+    predicted = "step of an example: this machine is not calibrated"
+    if report.example is None:
+        predicted = f"predicted step, {100 * (off - 1):+.1f} %"
     named = {
         "steps": f"{len(metrics):,}",
         "last loss": f"{metrics.loss[-1]:.4f}",
         "step, median": format_duration(report.measured_s),
-        f"predicted step, {100 * (off - 1):+.1f} %": format_duration(report.predicted_s),
+        predicted: format_duration(report.predicted_s),
         "memory, peak of rank 0": format_bytes(float(metrics.memory_bytes.max())),
     }
     if estimate.mfu is not None:

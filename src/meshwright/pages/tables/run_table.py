@@ -9,23 +9,20 @@ from rich.console import RenderableType
 from meshwright.pages.tables.compare_table import parts_table
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent, waterfall
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.run_report import RunReport
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.units import format_duration
 
 
-def run_page(name: str, expected: Candidate, measured_s: float) -> Iterator[RenderableType]:
+def run_page(report: RunReport) -> Iterator[RenderableType]:
     """Yield the parts of the page: the layout, the waterfall up to the measured step, what is left unexplained."""
-    estimate = expected.estimate
+    estimate, measured_s = report.expected.estimate, report.measured_s
     total_s = estimate.step.total_s
-    yield f"[bold]{name}[/], {layout_text(expected.layout) or 'one rank'}"
+    yield f"[bold]{report.folder}[/], {layout_text(report.expected.layout) or 'one rank'}"
     yield ""
     yield waterfall(estimate)
     yield f"measured, the median     {format_duration(measured_s)}"
-    yield (
-        f"expected and measured differ by {percent(total_s / measured_s - 1)} of the measured step "
-        f"(the interval is ±{percent(estimate.relative_error, 0)})"
-    )
+    yield _difference(report)
     yield ""
     if estimate.mfu is None:
         yield NO_PEAK
@@ -34,6 +31,19 @@ def run_page(name: str, expected: Candidate, measured_s: float) -> Iterator[Rend
     yield f"MFU {percent(estimate.mfu * total_s / measured_s)} measured, {percent(estimate.mfu)} expected. {MFU_MEANS}."
     if estimate.hfu is not None:
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
+
+
+def _difference(report: RunReport) -> str:
+    """Return how far the expected step is from the measured one, or that it is of another machine."""
+    if report.example is not None:
+        return (
+            f"This machine is not calibrated: the step above is expected of an example, {report.example}, and says "
+            "little about this machine. `meshwright calibrate` measures it."
+        )
+    return (
+        f"expected and measured differ by {percent(report.predicted_s / report.measured_s - 1)} of the measured step "
+        f"(the interval is ±{percent(report.expected.estimate.relative_error, 0)})"
+    )
 
 
 def parts_section(

@@ -17,6 +17,7 @@ from meshwright.planner.search.bounds import leanest
 from meshwright.planner.search.menu import Menu, menu_of
 from meshwright.planner.search.price import weigh
 from meshwright.planner.search.space import layout_space, model_splits, splits
+from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.units import counted, format_bytes, format_count
 
@@ -74,6 +75,10 @@ def _no_split(question: Question) -> str:
     """Return the rule that the keys set by the user violate, or that no degrees divide the number of devices."""
     degrees = {axis: int(question.fixed.get(axis, 1)) for axis in AXES}
     product, count = int(np.prod(list(degrees.values()))), question.num_devices
+    keys = {key: value for key, value in question.fixed.items() if key in Layout.model_fields and key not in AXES}
+    alone = split_problems(Layout.model_validate(degrees | keys), question.architecture, question.workload.seq_len)
+    if alone:  # on any number of devices
+        return f"{_asked(question)}: {alone[0]}{_kept(question)}"
     if count % product:
         factors = " x ".join(f"layout.{axis} = {degree}" for axis, degree in degrees.items() if degree > 1)
         nearest = " or ".join(map(str, question.cluster.nearest_multiples(product)))
@@ -83,7 +88,6 @@ def _no_split(question: Question) -> str:
     free = next((axis for axis in ("dp_shard", "dp_replicate", "cp", "pp", "tp") if axis not in question.fixed), None)
     if free is not None:
         degrees[free] *= rest
-    keys = {key: value for key, value in question.fixed.items() if key in Layout.model_fields and key not in AXES}
     layout = Layout.model_validate(degrees | keys)
     return f"{_asked(question)}: {invalid_reason(layout, question)}{_kept(question)}"
 

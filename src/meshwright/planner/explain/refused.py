@@ -35,7 +35,7 @@ def invalid_neighbours(layout: Layout, question: Question) -> Iterator[Rejection
 
 def invalid_reason(layout: Layout, question: Question) -> str:
     """Return the first rule that an invalid layout breaks."""
-    problems = split_problems(layout, question.architecture, question.workload.seq_len)
+    problems: list[str] = [*split_problems(layout, question.architecture, question.workload.seq_len)]
     batch, per_pass = question.workload.global_batch_size, layout.dp * layout.microbatch_size
     if layout.num_ranks != question.num_devices:
         problems.insert(0, _other_ranks(layout, question))

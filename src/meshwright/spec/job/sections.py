@@ -45,11 +45,11 @@ class ModelSection(Noun):
     """What is trained."""
 
     source: str = "llama-1m"
-    """A preset (see `meshwright list models`), a Hugging Face config.json, or my_module:MyModel."""
+    """A preset (see `meshwright list models`), a Hugging Face config.json or hub id, or my_module:MyModel."""
     options: Options = Field(default_factory=dict)
     """Fields of the architecture to change, such as num_layers = 2; keyword arguments for my_module:MyModel."""
     initial_weights: str | None = Field(None, examples=["weights/llama3-8b"])
-    """A Hugging Face folder to start from; without it weights are drawn from train.seed."""
+    """A Hugging Face folder or hub id to start from; without it weights are drawn from train.seed."""
 
 
 class DataSection(Noun):
@@ -62,7 +62,7 @@ class DataSection(Noun):
     text_key: str = "text"
     """The field of a JSONL record or Parquet row that holds the text."""
     tokenizer: str = "bytes"
-    """bytes (one token a byte) or the path of a tokenizer.json."""
+    """bytes (one token a byte), the path of a tokenizer.json, or a hub id."""
     max_bytes: PositiveInt = 16_000_000
     """Bytes of text to read at most; the rest of the source is left out."""
     validation_fraction: float = Field(0.02, ge=0, lt=1)

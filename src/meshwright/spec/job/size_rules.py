@@ -9,27 +9,29 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.problem import Fix, Problem, nearest_first
 
 _MAX_SUGGESTED = 4096
 """Divisors are looked for up to here: few axes have as many ranks."""
 
 
-def tensor_problems(layout: Layout, architecture: LlamaArchitecture, seq_len: int) -> Iterator[str]:
+def tensor_problems(layout: Layout, architecture: LlamaArchitecture, seq_len: int) -> Iterator[Problem]:
     """Yield why layout.tp cannot split the model's matmuls; what it suggests splits the sequences too."""
     tp, sizes = layout.tp, sizes_over_tp(architecture)
     common = math.gcd(*sizes.values(), seq_len // layout.cp or 1)
     allowed = [n for n in divisors(common) if _shares_kv_heads(architecture, n)]
-    advice = f"set layout.tp to {either(nearest_of(tp, allowed))}"
+    fixes = [{"layout.tp": number} for number in nearest_first(tp, allowed)]
     if undivided := [f"{name} = {size}" for name, size in sizes.items() if size % tp]:
-        yield f"layout.tp = {tp} does not divide the model's {both(undivided)}: {advice}"
+        yield Problem(f"layout.tp = {tp} does not divide the model's {both(undivided)}", fixes)
     elif not _shares_kv_heads(architecture, tp):
-        yield (
+        yield Problem(
             f"layout.tp = {tp} neither divides the model's num_kv_heads = {architecture.num_kv_heads} nor is a "
-            f"multiple of it that divides num_kv_heads x head_dim = {architecture.kv_dim}: {advice}"
+            f"multiple of it that divides num_kv_heads x head_dim = {architecture.kv_dim}",
+            fixes,
         )
 
 
-def head_exchange_problems(layout: Layout, architecture: LlamaArchitecture) -> Iterator[str]:
+def head_exchange_problems(layout: Layout, architecture: LlamaArchitecture) -> Iterator[Problem]:
     """Yield why Ulysses cannot swap heads for sequence; nothing where tp does not split the heads to begin with."""
     cp, tp = layout.cp, layout.tp
     if layout.cp_method != "ulysses" or architecture.num_heads % tp or not _shares_kv_heads(architecture, tp):
@@ -38,24 +40,28 @@ def head_exchange_problems(layout: Layout, architecture: LlamaArchitecture) -> I
     allowed = [n for n in divisors(heads) if n % kv_heads == 0 or kv_heads % n == 0]
     if cp not in allowed:
         each = f" that layout.tp = {tp} leaves each rank" if tp > 1 else ""
-        yield (
+        fixes: list[Fix] = [{"layout.cp": number} for number in nearest_first(cp, allowed)]
+        yield Problem(
             f'layout.cp = {cp} with layout.cp_method = "ulysses" must divide the num_heads = {heads}{each}, and divide '
-            f"the num_kv_heads = {kv_heads} or be a multiple of it: set layout.cp to "
-            f'{either(nearest_of(cp, allowed))}, or layout.cp_method to "all-gather"'
+            f"the num_kv_heads = {kv_heads} or be a multiple of it",
+            [*fixes, {"layout.cp_method": "all-gather"}],
         )
 
 
-def expert_problems(layout: Layout, architecture: LlamaArchitecture | None) -> Iterator[str]:
+def expert_problems(layout: Layout, architecture: LlamaArchitecture | None) -> Iterator[Problem]:
     """Yield why layout.ep and layout.etp cannot share experts out; of a model that is None, the ranks' part of it."""
     if isinstance(architecture, LlamaArchitecture) and not isinstance(architecture, MoEArchitecture):
         for axis in ("ep", "etp"):
             if (degree := getattr(layout, axis)) > 1:
-                yield f"layout.{axis} = {degree} shares out experts, but the model has none: set layout.{axis} to 1"
+                what = f"layout.{axis} = {degree} shares out experts, but the model has none"
+                yield Problem(what, [{f"layout.{axis}": 1}])
         return
     if layout.etp not in (1, layout.tp):
         divides = architecture is None or architecture.expert_ffn_dim % layout.tp == 0
-        choices = either(sorted({1, layout.tp if divides else 1}))
-        yield f"layout.etp = {layout.etp} is neither 1 nor layout.tp = {layout.tp}: set layout.etp to {choices}"
+        yield Problem(
+            f"layout.etp = {layout.etp} is neither 1 nor layout.tp = {layout.tp}",
+            [{"layout.etp": degree} for degree in sorted({1, layout.tp if divides else 1})],
+        )
         return
     num_ranks, what = _ranks_of_experts(layout)
     allowed = divisors(num_ranks if architecture is None else math.gcd(num_ranks, architecture.num_experts))
@@ -63,25 +69,13 @@ def expert_problems(layout: Layout, architecture: LlamaArchitecture | None) -> I
     if architecture is not None and architecture.num_experts % layout.ep:
         undivided.append(f"the model's num_experts = {architecture.num_experts}")
     if undivided:
-        choices = either(nearest_of(layout.ep, allowed))
-        yield f"layout.ep = {layout.ep} does not divide {both(undivided)}: set layout.ep to {choices}"
+        fixes = [{"layout.ep": degree} for degree in nearest_first(layout.ep, allowed)]
+        yield Problem(f"layout.ep = {layout.ep} does not divide {both(undivided)}", fixes)
     if architecture is not None and architecture.expert_ffn_dim % layout.etp:
-        yield (
-            f"layout.etp = {layout.etp} does not divide the model's expert_ffn_dim = {architecture.expert_ffn_dim}: "
-            "set layout.etp to 1"
+        yield Problem(
+            f"layout.etp = {layout.etp} does not divide the model's expert_ffn_dim = {architecture.expert_ffn_dim}",
+            [{"layout.etp": 1}],
         )
-
-
-def nearest_of(value: int, allowed: Iterable[int]) -> list[int]:
-    """Return the greatest of `allowed` below `value` and the least above it, where there are such."""
-    candidates = list(allowed)
-    below, above = [n for n in candidates if n < value], [n for n in candidates if n > value]
-    return [*([max(below)] if below else []), *([min(above)] if above else [])]
-
-
-def either(values: Iterable[object]) -> str:
-    """Return values to choose from: "2 or 4"."""
-    return " or ".join(map(str, values))
 
 
 def both(values: Iterable[object]) -> str:
@@ -120,17 +114,24 @@ def _ranks_of_experts(layout: Layout) -> tuple[int, str]:
     return layout.fsdp * layout.tp, "layout.dp_shard x cp x tp"
 
 
-def length_problems(architecture: LlamaArchitecture, seq_len: int) -> list[str]:
+def length_problems(architecture: LlamaArchitecture, seq_len: int) -> list[Problem]:
     """Return why sequences of `seq_len` tokens are too long for a model with learned positions, or with a window."""
     if isinstance(architecture, GPT2Architecture) and seq_len > architecture.max_seq_len:
-        return [
+        what = (
             f"train.seq_len = {seq_len} is longer than the model's max_seq_len = {architecture.max_seq_len}, the rows "
-            f"of its position embedding: set train.seq_len to {architecture.max_seq_len} or less"
-        ]
+            "of its position embedding"
+        )
+        return [Problem(what, _shorter(architecture.max_seq_len), after=" or less", most=1)]
     window = architecture.sliding_window
     if window is None or seq_len <= window:
         return []
-    return [
+    what = (
         f"train.seq_len = {seq_len} is longer than the model's sliding_window = {window}, and attention within a "
-        f"window is not computed yet: set train.seq_len to {window} or less"
-    ]
+        "window is not computed yet"
+    )
+    return [Problem(what, _shorter(window), after=" or less", most=1)]
+
+
+def _shorter(most: int) -> list[Fix]:
+    """Return lengths of sequences from `most` down: its even parts, which more layouts divide."""
+    return [{"train.seq_len": most >> power} for power in range(most.bit_length())]

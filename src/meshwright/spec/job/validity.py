@@ -8,39 +8,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
-from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.errors import MeshwrightError
 from meshwright.spec.job.size_rules import (
     both,
     divisors,
-    either,
     expert_problems,
     head_exchange_problems,
     length_problems,
-    nearest_of,
     tensor_problems,
 )
-from meshwright.spec.layout.layout import Layout, nearest_multiples
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems, stage_problems
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.problem import Fix, Problem, multiples_near, nearest_first, shown_value, with_working_fixes
 
 if TYPE_CHECKING:
     from meshwright.spec.job.job import Job
 
 
-def layout_problems(job: Job, layout: Layout) -> list[str]:
-    """Return why `layout` cannot run `job`, one sentence each; empty when it can."""
+_LAYOUT = "layout."
+_MAX_TRIED = 64
+"""Numbers of stages that are tried, from the largest down."""
+_BOUNDARIES, _BLOCKS = "layout.stage_boundaries", "layout.activation_checkpoint_blocks"
+
+
+def layout_problems(job: Job, layout: Layout) -> list[Problem]:
+    """Return why `layout` cannot run `job`, one sentence each; empty when it can. What is suggested works."""
+
+    def left(fix: Fix) -> list[Problem]:
+        changed = with_fix(job, {key: value for key, value in fix.items() if not key.startswith(_LAYOUT)})
+        keys = {key.removeprefix(_LAYOUT): value for key, value in fix.items() if key.startswith(_LAYOUT)}
+        return broken_rules(changed, layout.replace(**keys))
+
+    return with_working_fixes(broken_rules(job, layout), left)
+
+
+def broken_rules(job: Job, layout: Layout) -> list[Problem]:
+    """Return why `layout` cannot run `job`, with all changes that could follow each rule, none of them tried."""
     return [
         *_batch_problems(job, layout),
         *split_problems(layout, _architecture(job), job.train.seq_len),
-        *schedule_problems(layout, _num_microbatches(job, layout)),
+        *schedule_problems(layout, _num_microbatches(job, layout), job.batch_key),
     ]
 
 
-def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_len: int) -> list[str]:
+def with_fix(job: Job, fix: Fix) -> Job:
+    """Return `job` with the keys of `fix` set; raises ValidationError for a value that its key does not take."""
+    for key, value in fix.items():
+        section, name = key.split(".")
+        part = getattr(job, section)
+        given = {name: getattr(part, name) for name in part.model_fields_set} | {name: value}
+        changed = {name: one for name, one in given.items() if one is not None}
+        job = job.replace(**{section: type(part).model_validate(changed)})
+    return job
+
+
+def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_len: int) -> list[Problem]:
     """Return why `layout` cannot split a model (None: not known before it is built), whatever the batch is."""
     tensor = [] if architecture is None else [*tensor_problems(layout, architecture, seq_len)]
     # A tp that is wrong anyhow is no reason to change the sequences.
@@ -62,13 +89,11 @@ def _architecture(job: Job) -> LlamaArchitecture | None:
         return None
 
 
-def _batch_problems(job: Job, layout: Layout) -> Iterator[str]:
+def _batch_problems(job: Job, layout: Layout) -> Iterator[Problem]:
     if job.batch_problems():
         return  # the batch is not what was meant
-    try:
-        job.num_microbatches(layout)
-    except ConfigError as error:
-        yield str(error)
+    if (problem := job.uneven_batch(layout)) is not None:
+        yield problem
 
 
 def _num_microbatches(job: Job, layout: Layout) -> int:
@@ -78,20 +103,21 @@ def _num_microbatches(job: Job, layout: Layout) -> int:
     return job.num_microbatches(layout)
 
 
-def _sequence_problems(layout: Layout, seq_len: int) -> Iterator[str]:
+def _sequence_problems(layout: Layout, seq_len: int) -> Iterator[Problem]:
     is_zigzag = layout.cp > 1 and layout.cp_method != "ulysses"
     divisor = math.lcm(2 * layout.cp if is_zigzag else 1, layout.cp * layout.tp)
     if seq_len % divisor:
         chunks = f' (two chunks a rank for cp_method = "{layout.cp_method}")' if is_zigzag else ""
         axes = [f"layout.cp = {layout.cp}{chunks}"] if layout.cp > 1 else []
         axes += [f"layout.tp = {layout.tp} (which splits the sequence between matmuls)"] if layout.tp > 1 else []
-        yield (
-            f"train.seq_len = {seq_len} does not divide by {divisor}, as it must for {both(axes)}: "
-            f"set train.seq_len to {either(nearest_multiples(seq_len, divisor))}"
+        yield Problem(
+            f"train.seq_len = {seq_len} does not divide by {divisor}, as it must for {both(axes)}",
+            [{"train.seq_len": multiple} for multiple in multiples_near(seq_len, divisor)],
+            otherwise="change train.seq_len or the degrees",
         )
 
 
-def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
+def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[Problem]:
     """Yield what keeps a model of `num_layers` (None: not known yet) from being cut into the layout's stages."""
     boundaries = layout.stage_boundaries
     if layout.pp == 1:
@@ -99,16 +125,20 @@ def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
             # As many ranks as the boundaries cut stages for, if that makes them right.
             deeper = _with_stages_of_schedule(layout.replace(pp=2))
             deeper = layout.replace(pp=max(2, (len(boundaries) + 1) // deeper.stages_per_rank))
-            other = "" if [*_stage_problems(deeper, num_layers)] else f", or set layout.pp to {deeper.pp}"
-            yield f"layout.stage_boundaries = {_shown(boundaries)} cut up a pipeline: leave it out{other}"
+            fixes: list[Fix] = [{_BOUNDARIES: None}]
+            fixes += [] if [*_stage_problems(deeper, num_layers)] else [{"layout.pp": deeper.pp}]
+            yield Problem(f"layout.stage_boundaries = {shown_value(boundaries)} cut up a pipeline", fixes)
         return
     layout = _with_stages_of_schedule(layout)
     wanted = layout.num_stages - 1
     # The first stage can do with the embedding alone, the last one with the head; those between need a block.
     if num_layers is not None and wanted > num_layers + 1:
-        yield (
-            f"layout.pp = {layout.pp} x {layout.stages_per_rank} stages a rank are more than the model's num_layers = "
-            f"{num_layers} fill: {_fewer_stages(layout, num_layers + 2)}"
+        yield Problem(
+            f"layout.pp = {layout.pp} x {layout.stages_per_rank} stages a rank are {layout.num_stages} stages, but the "
+            f"model's num_layers = {num_layers} fill {num_layers + 2} at most, with the embedding and the head alone "
+            "in the first and the last",
+            islice(_fewer_stages(layout, num_layers), _MAX_TRIED),
+            most=1,
         )
         return
     if boundaries is None:
@@ -118,10 +148,11 @@ def _stage_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
     if len(boundaries) == wanted and is_ascending and is_within:
         return
     most = "" if num_layers is None else f" and {num_layers} at most"
-    example = "" if num_layers is None else f"set it to {_shown(_even(layout.num_stages, num_layers))}, or "
-    yield (
-        f"layout.stage_boundaries = {_shown(boundaries)} must be {wanted} block number{'s' if wanted > 1 else ''}, "
-        f"ascending{most}, for layout.pp = {layout.pp} x {layout.stages_per_rank} stages a rank: {example}leave it out"
+    fixes = [] if num_layers is None else [{_BOUNDARIES: _even(layout.num_stages, num_layers)}]
+    yield Problem(
+        f"layout.stage_boundaries = {shown_value(boundaries)} must be {wanted} block number{'s' * (wanted > 1)}, "
+        f"ascending{most}, for layout.pp = {layout.pp} x {layout.stages_per_rank} stages a rank",
+        [*fixes, {_BOUNDARIES: None}],
     )
 
 
@@ -130,18 +161,18 @@ def _with_stages_of_schedule(layout: Layout) -> Layout:
     return layout.replace(virtual_stages=None) if [*stage_problems(layout)] else layout
 
 
-def _fewer_stages(layout: Layout, most: int) -> str:
-    """Return what to set so that there are `most` stages or fewer: those of a rank, if they are set, or the ranks."""
-    values = {"virtual_stages": max(1, most // layout.pp), "pp": max(1, most // layout.stages_per_rank)}
-    if layout.virtual_stages is None:
-        del values["virtual_stages"]
-    changed = {key: layout.replace(**{key: value}) for key, value in values.items()}
-    ways = [
-        f"layout.{key} to {values[key]}"
-        for key, other in changed.items()
-        if other.num_stages <= most and not [*stage_problems(other)]
-    ]
-    return f"set {', or '.join(ways) or 'layout.pp to 1 and layout.virtual_stages to 1'}"
+def _fewer_stages(layout: Layout, num_layers: int) -> Iterator[Fix]:
+    """Yield what to set so that no stage is without a block: the stages of a rank, if they are set, or the ranks."""
+    if layout.virtual_stages is not None:
+        yield from ({"layout.virtual_stages": number} for number in range(max(1, num_layers // layout.pp), 0, -1))
+    most = max(1, num_layers // layout.stages_per_rank)
+    # Parts of the given degree first: the same number of ranks divides by them.
+    degrees = [number for number in reversed(divisors(layout.pp)) if number <= most]
+    yield from (
+        {"layout.pp": number} for number in dict.fromkeys([*degrees, *range(most, max(0, most - _MAX_TRIED), -1)])
+    )
+    if layout.virtual_stages is not None and layout.pp > num_layers:
+        yield {"layout.pp": 1, "layout.virtual_stages": 1}
 
 
 def _even(num_stages: int, num_layers: int) -> tuple[int, ...]:
@@ -151,30 +182,32 @@ def _even(num_stages: int, num_layers: int) -> tuple[int, ...]:
     return inner if num_layers >= num_stages else tuple(range(num_stages - 1))
 
 
-def _reshard_problems(layout: Layout) -> Iterator[str]:
-    kept = layout.reshard_after_forward
+def _reshard_problems(layout: Layout) -> Iterator[Problem]:
+    key, kept = "layout.reshard_after_forward", layout.reshard_after_forward
     if layout.may_split_backward and kept not in ("auto", "never"):
         # The backward to the weights comes after other forwards, which would have freed what it reads.
-        yield (
-            f"layout.reshard_after_forward = {_shown(kept)} frees parameters that the split backward of "
-            f'layout.schedule = "{layout.schedule}" still reads: set layout.reshard_after_forward to "never" or "auto"'
+        yield Problem(
+            f"{key} = {shown_value(kept)} frees parameters that the split backward of "
+            f'layout.schedule = "{layout.schedule}" still reads',
+            [{key: "never"}, {key: "auto"}],
         )
     elif isinstance(kept, int) and layout.pp * layout.tp > 1:
         # FSDP2 makes the meshes of the groups from one rank's own group alone, and refuses parameters that tp has cut.
         others = both([f"layout.{axis} = {degree}" for axis in ("pp", "tp") if (degree := getattr(layout, axis)) > 1])
-        yield (
-            f"layout.reshard_after_forward = {kept} keeps parameters on groups of ranks, which torch cannot do with "
-            f'{others}: set layout.reshard_after_forward to "always" or "auto"'
+        yield Problem(
+            f"{key} = {kept} keeps parameters on groups of ranks, which torch cannot do with {others}",
+            [{key: "always"}, {key: "auto"}],
         )
     elif isinstance(kept, int) and (layout.fsdp % kept or not 1 < kept < layout.fsdp):
-        groups = nearest_of(kept, (n for n in divisors(layout.fsdp) if 1 < n < layout.fsdp))
-        yield (
-            f"layout.reshard_after_forward = {kept} must divide layout.dp_shard x cp = {layout.fsdp} into groups of "
-            f"several ranks: set layout.reshard_after_forward to {either([*groups, _shown('always')])}"
+        groups = nearest_first(kept, (n for n in divisors(layout.fsdp) if 1 < n < layout.fsdp))
+        yield Problem(
+            f"{key} = {kept} must divide layout.dp_shard x cp = {layout.fsdp} into groups of several ranks",
+            [{key: choice} for choice in (*islice(groups, 2), "always")],
+            most=3,
         )
 
 
-def _checkpoint_problems(layout: Layout, num_layers: int | None) -> Iterator[str]:
+def _checkpoint_problems(layout: Layout, num_layers: int | None) -> Iterator[Problem]:
     """Yield what is contradictory in what the blocks of a model of `num_layers` (None: not known yet) save."""
     kind, every, blocks = (
         layout.activation_checkpoint,
@@ -182,41 +215,39 @@ def _checkpoint_problems(layout: Layout, num_layers: int | None) -> Iterator[str
         layout.activation_checkpoint_blocks,
     )
     if blocks is not None and (kind, every) != ("none", 1):
-        yield (
-            f"layout.activation_checkpoint_blocks says what each block saves, but layout.activation_checkpoint = "
-            f'"{kind}" and layout.activation_checkpoint_every = {every} say it, too: leave out the two, or '
-            "layout.activation_checkpoint_blocks"
+        yield Problem(
+            f"{_BLOCKS} says what each block saves, but layout.activation_checkpoint = "
+            f'"{kind}" and layout.activation_checkpoint_every = {every} say it, too',
+            [{_BLOCKS: None}, {"layout.activation_checkpoint": "none", "layout.activation_checkpoint_every": 1}],
         )
     elif blocks is not None and num_layers is not None and len(blocks) != num_layers:
-        yield (
-            f"layout.activation_checkpoint_blocks names {len(blocks)} blocks of a model with num_layers = "
-            f"{num_layers}: name {num_layers}, or leave it out"
+        yield Problem(
+            f"{_BLOCKS} names {len(blocks)} blocks of a model with num_layers = {num_layers}",
+            [{_BLOCKS: None}],
+            after=f", or name {num_layers}",
         )
     elif every > 1 and kind in ("none", "auto"):
-        yield (
-            f"layout.activation_checkpoint_every = {every} has nothing to apply with "
-            f'layout.activation_checkpoint = "{kind}": set layout.activation_checkpoint to "full" or "selective", or '
-            "layout.activation_checkpoint_every to 1"
+        yield Problem(
+            f"layout.activation_checkpoint_every = {every} has nothing to apply with layout.activation_checkpoint = "
+            f'"{kind}"',
+            [
+                {"layout.activation_checkpoint": "full"},
+                {"layout.activation_checkpoint": "selective"},
+                {"layout.activation_checkpoint_every": 1},
+            ],
         )
 
 
-def _option_problems(layout: Layout) -> Iterator[str]:
-    if layout.async_tp:
-        changes = [] if layout.tp > 1 else ["layout.tp to 2"]
-        changes += [] if layout.compile else ["layout.compile to true"]
-        changes += [] if layout.compile_backend == "inductor" else ['layout.compile_backend to "inductor"']
-        if changes:
-            yield (
-                "layout.async_tp = true needs matmuls that are split and compiled, but layout.tp = "
-                f"{layout.tp}, layout.compile = {_shown(layout.compile)} and layout.compile_backend = "
-                f"{_shown(layout.compile_backend)}: set {both(changes)}, or layout.async_tp to false"
-            )
-
-
-def _shown(value: object) -> str:
-    """Return a value as a job file has it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return str(list(value))
-    return f'"{value}"' if isinstance(value, str) else str(value)
+def _option_problems(layout: Layout) -> Iterator[Problem]:
+    if not layout.async_tp:
+        return
+    changes: Fix = {} if layout.tp > 1 else {"layout.tp": 2}
+    changes |= {} if layout.compile else {"layout.compile": True}
+    changes |= {} if layout.compile_backend == "inductor" else {"layout.compile_backend": "inductor"}
+    if changes:
+        yield Problem(
+            "layout.async_tp = true needs matmuls that are split and compiled, but layout.tp = "
+            f"{layout.tp}, layout.compile = {shown_value(layout.compile)} and layout.compile_backend = "
+            f"{shown_value(layout.compile_backend)}",
+            [changes, {"layout.async_tp": False}],
+        )

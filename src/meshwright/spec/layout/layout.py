@@ -182,7 +182,7 @@ class LayoutRequest(Layout):
     dp_replicate: RequestedDegree = 1
     """Replicas of the sharded model (HSDP's outer degree); -1 takes the ranks that the others leave."""
     dp_shard: RequestedDegree = 1
-    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 takes the rest."""
+    """Ranks that share parameters, gradients and optimizer state (FSDP2); -1, or left out: the rest of those given."""
     cp: RequestedDegree = 1
     """Context-parallel degree: ranks that share one sequence; -1 takes the rest."""
     tp: RequestedDegree = 1
@@ -214,21 +214,27 @@ class LayoutRequest(Layout):
         return next((axis for axis in AXES if getattr(self, axis) == -1), None)
 
     @property
+    def is_open(self) -> bool:
+        """Return whether dp_shard was left out and no degree is -1: then dp_shard takes the rest of a given number."""
+        return "dp_shard" not in self.model_fields_set and self.rest_axis is None
+
+    @property
     def num_fixed_ranks(self) -> int:
         """Return the product of the degrees that are numbers: all ranks, or what the rest must divide into."""
         return math.prod(degree for axis in AXES if (degree := getattr(self, axis)) != -1)
 
     def resolve(self, num_ranks: int) -> Layout:
         """Return the concrete Layout for `num_ranks` ranks; raises InfeasibleLayout when they do not fit."""
-        fixed, rest = self.num_fixed_ranks, self.rest_axis
+        fixed, rest = self.num_fixed_ranks, "dp_shard" if self.is_open else self.rest_axis
         if num_ranks < 1:
             raise InfeasibleLayout(f"{_ranks(num_ranks)} cannot run a layout: start {fixed} or more ranks")
         degrees = {axis: getattr(self, axis) for axis in AXES}
         if rest is not None:
             if num_ranks % fixed:
+                equals = "" if self.is_open else " = -1"
                 choices = " or ".join(str(value) for value in nearest_multiples(num_ranks, fixed))
                 raise InfeasibleLayout(
-                    f"{_ranks(num_ranks)} do not divide by {self.product}, so layout.{rest} = -1 has no value: "
+                    f"{_ranks(num_ranks)} do not divide by {self.product}, so layout.{rest}{equals} has no value: "
                     f"start {choices} ranks, or change a degree in [layout]"
                 )
             degrees[rest] = num_ranks // fixed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,21 @@ from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.job.value_rule import field_rule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.noun import Noun
+
+FIELD_NAMES = {
+    **dict.fromkeys(("hidden", "hidden_size", "d_model", "n_embd"), "dim"),
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "layers"), "num_layers"),
+    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head", "heads"), "num_heads"),
+    **dict.fromkeys(("num_key_value_heads", "n_kv_heads", "num_query_groups"), "num_kv_heads"),
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "hidden_dim", "n_inner"), "ffn_dim"),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), "max_seq_len"),
+    "tie_word_embeddings": "tie_embeddings",
+    "rms_norm_eps": "norm_eps",
+}
+"""What Hugging Face, torchtitan and Megatron call a field of an architecture: its name here."""
 
 
 def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
@@ -30,7 +43,7 @@ def resolve_architecture(section: ModelSection) -> LlamaArchitecture | None:
     if section.source in PRESETS:
         architecture = PRESETS[section.source]
     elif _looks_like_path(section.source):
-        architecture = architecture_from_hf(_read_config(Path(os.path.expanduser(section.source))), section.source)
+        architecture = architecture_from_hf(_read_config(section.source), section.source)
     else:
         raise ConfigError(
             f"model.source = {section.source!r} is no preset, no file and no my_module:MyModel"
@@ -43,14 +56,15 @@ def _looks_like_path(source: str) -> bool:
     return source.endswith(".json") or "/" in source or "\\" in source or Path(source).exists()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(source: str) -> dict[str, Any]:
+    path = local_path(source)
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"model.source: there is no file {file}: name a config.json, the folder that holds it, or a preset "
-            "(see `meshwright list models`)"
+            f"(see `meshwright list models`){hub_advice(source)}"
         ) from None
     except OSError as error:
         raise ConfigError(f"model.source: {file} cannot be read ({error.strerror}): check its permissions") from None
@@ -69,7 +83,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> LlamaArchitecture:
     fields = list(type(architecture).model_fields)
     unknown = [
-        f"model.options.{name} is no field of the architecture of {section.source!r}{did_you_mean(name, fields)} "
+        f"model.options.{name} is no field of the architecture of {section.source!r}{_meant_field(name, fields)} "
         f"(fields: {', '.join(fields)})"
         for name in section.options
         if name not in fields
@@ -82,6 +96,12 @@ def _with_options(architecture: LlamaArchitecture, section: ModelSection) -> Lla
     except ValidationError as error:
         problems = [_explain(problem, section.source, architecture) for problem in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
+
+
+def _meant_field(name: str, fields: Sequence[str]) -> str:
+    """Return ": did you mean x?" with the field that other libraries call `name`, or one that is spelt like it."""
+    meant = FIELD_NAMES.get(name)
+    return f": did you mean {meant}?" if meant in fields else did_you_mean(name, fields)
 
 
 def _merged(current: Any, value: Any) -> Any:

@@ -26,6 +26,9 @@ class RunReport:
     parts: Mapping[str, StepDecomposition]
     """The step by component: "expected" by formula, "simulated" and "profiled" where they exist."""
 
+    example: str | None = None
+    """The machine whose rates the prediction takes, where the one that ran is not calibrated."""
+
     @property
     def predicted_s(self) -> float:
         """Return the predicted step time."""

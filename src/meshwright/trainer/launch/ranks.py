@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from meshwright.errors import ConfigError, LostPeer
+from meshwright.errors import ConfigError, LostPeer, Retryable
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.spec.job.sections import RunSection
 
@@ -83,6 +83,13 @@ class Ranks:
                 timeout=timeout,
             )
         except RuntimeError as error:
+            if "EADDRINUSE" in str(error):
+                port = os.environ["MASTER_PORT"]
+                raise Retryable(
+                    f"MASTER_PORT = {port} of {os.environ['MASTER_ADDR']} is in use by another process (EADDRINUSE): "
+                    "end it (`ss -ltnp` lists who listens), or choose another port for all ranks: torchrun "
+                    "--master-port, or the port of --rdzv-endpoint"
+                ) from error
             if is_lost_peer(error):
                 raise LostPeer(f"rank {rank} of {num_ranks} could not reach the others: {error}") from error
             raise

@@ -7,6 +7,7 @@ import os
 
 import torch
 
+from meshwright.config.paths import with_absolute_paths
 from meshwright.errors import ExitCode, LostPeer, MeshwrightError
 from meshwright.fault_tolerance.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
@@ -32,7 +33,7 @@ def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate
     """
     die_with_parent()
     # The copy of the job in the run folder can then be resumed from anywhere.
-    job = job.replace(run=job.run.replace(dir=str(run.folder)))
+    job = with_absolute_paths(job.replace(run=job.run.replace(dir=str(run.folder))))
     silence_known_warnings()
     if job.run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from meshwright.config.paths import with_absolute_paths
 from meshwright.errors import ConfigError, Retryable
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
@@ -80,7 +81,8 @@ def require_same_run(run: Run, job: Job) -> list[str]:
     previous = read_manifest(run)
     if previous is None:
         return []
-    changes = _changes(previous.job.to_dict(), job.to_dict())
+    old, new = with_absolute_paths(previous.job), with_absolute_paths(job)
+    changes = _changes(old.to_dict(), new.to_dict())
     breaking = [change for change in changes if change.startswith(_IDENTITY) and not change.startswith(_UNREMARKABLE)]
     if breaking:
         raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -40,6 +39,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.layout.stage_split import split_stages, stage_boundaries
+from meshwright.spec.model.hf.hub_cache import local_path
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Run
@@ -160,7 +160,7 @@ def with_stage_boundaries(job: Job, layout: Layout, model: nn.Module) -> Layout:
 
 def require_valid(job: Job, layout: Layout) -> None:
     """Raise InfeasibleLayout that lists all problems of `layout` for this job."""
-    problems = layout_problems(job, layout)
+    problems: list[str] = [*layout_problems(job, layout)]
     if layout.activation_checkpoint == "auto":
         problems.append(
             'layout.activation_checkpoint = "auto": only `meshwright train` resolves it, before ranks start; set '
@@ -182,7 +182,7 @@ def fill_from_hf(model: nn.Module, section: ModelSection) -> None:
         )
     names, buffers = [name for name, _ in canonical_parameters(model)], persistent_buffers(model)
     names += [f"{BUFFER}{name}" for name in buffers]
-    weights = load_hf_parameters(Path(section.initial_weights).expanduser(), architecture, names)
+    weights = load_hf_parameters(local_path(section.initial_weights), architecture, names)
     fill_from(model, weights.__getitem__)
     for name, buffer in buffers.items():
         buffer.copy_(weights[f"{BUFFER}{name}"])

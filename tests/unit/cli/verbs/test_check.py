@@ -167,12 +167,12 @@ dir = "taken"
         "error: job.toml has 8 problems:",
         '  1. job.toml:5: train.steps = "ten" must be a whole number, 1 or more: change it, or leave it out for the '
         "default 100",
-        f"  2. job.toml:2: model.source = 'mine:Model': there is no module mine in {folder}, the working directory or "
-        "the environment: put mine.py there, or change model.source",
-        "  3. job.toml:3: model.initial_weights = 'weights' is no Hugging Face folder (it holds no config.json): name "
-        "one, or leave it out to start from random weights",
-        "  4. job.toml:6: train.global_batch_size = 6 does not divide by 4 data-parallel ranks x "
+        "  2. job.toml:6: train.global_batch_size = 6 does not divide by 4 data-parallel ranks x "
         "layout.microbatch_size = 1: set train.global_batch_size to 4 or 8",
+        f"  3. job.toml:2: model.source = 'mine:Model': there is no module mine in {folder}, the working directory or "
+        "the environment: put mine.py there, or change model.source",
+        "  4. job.toml:3: model.initial_weights = 'weights' is no Hugging Face folder (it holds no config.json): name "
+        "one, or leave it out to start from random weights",
         "  5. job.toml:11: cluster.device: 'h1000-sxm' is none of the 25 devices of the catalogue: did you mean "
         f"'h100-sxm'? `meshwright list devices` shows them all; your own go to {catalogue('devices')}/NAME.toml",
     ]
@@ -248,7 +248,7 @@ def test_a_precision_that_the_device_has_no_rate_for_is_a_problem(capsys: pytest
 def test_a_search_is_refused_as_plan_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
     file = job_file('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\nsearch = true\ntp = 3\n')
     shown = told(capsys, file)
-    assert "8 devices do not divide by layout.tp = 3: change a degree, or take 6 or 24 devices" in shown
+    assert "layout.tp = 3 does not divide the model's num_heads = 4 and ffn_dim = 512: set layout.tp to 2 or 4" in shown
     assert run(["plan", file]) == 2
     assert capsys.readouterr().err == shown
     assert "chosen by the planner" in summary_of(capsys, file, "layout.tp=2")["layout"]
@@ -338,7 +338,7 @@ def test_a_full_disk_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_check_job_returns_is_what_train_refuses() -> None:
-    resolved = load_job(job_file("[train]\nglobal_batch_size = 6"))
+    resolved = load_job(job_file("[train]\nglobal_batch_size = 8\n[layout]\ndp_shard = 1"))
     assert check_job(resolved, 1) == []
     assert check_job(resolved, 4) == [
         "4 ranks cannot run a layout of one rank: start 1 rank, or set one degree in [layout] to -1 to take what is "

@@ -1,5 +1,6 @@
 """`meshwright init`: a commented job file that check accepts, and that never replaces another."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from meshwright.cli.main import run
 from meshwright.config.load import load_job
 from meshwright.config.schema import SCHEMA_FILE
+from meshwright.spec.model.hf.hf_config import architecture_to_hf
 from meshwright.spec.model.presets import PRESETS
 
 
@@ -28,10 +30,7 @@ def test_golden_head(capsys: pytest.CaptureFixture[str]) -> None:
     Path("jobs").mkdir()
     assert run(["init", "llama3-8b", "--out", "jobs/first.toml"]) == 0
     lines = Path("jobs/first.toml").read_text().splitlines()
-    directive, path = lines[0].split(" ", 1)
-    assert directive == "#:schema"
-    assert (Path("jobs") / path).resolve() == SCHEMA_FILE.resolve()
-    assert lines[1:3] == [
+    assert lines[:2] == [
         "# A job for llama3-8b, written by `meshwright init`: places to start from, not tuned values.",
         "# Set [data] to your own text and tokenizer. `meshwright check jobs/first.toml` lists what is wrong with it.",
     ]
@@ -39,7 +38,26 @@ def test_golden_head(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dp_shard = -1" in lines
 
 
-def test_a_model_from_a_config_file(tmp_path: Path) -> None:
+def test_the_schema_is_written_next_to_the_job_when_asked() -> None:
+    Path("jobs").mkdir()
+    assert run(["init", "llama-1m", "--out", "jobs/first.toml", "--schema"]) == 0
+    assert run(["init", "llama-1m", "--out", "jobs/second.toml", "--schema"]) == 0
+    assert Path("jobs/second.toml").read_text().startswith("#:schema job.schema.json\n# A job for llama-1m")
+    assert Path("jobs/job.schema.json").read_text() == SCHEMA_FILE.read_text()
+    Path("jobs/job.schema.json").write_text("mine")
+    assert run(["init", "llama-1m", "--out", "jobs/third.toml", "--schema"]) == 2
+
+
+def test_a_config_file_is_named_relative_to_the_job() -> None:
+    Path("jobs").mkdir()
+    config = architecture_to_hf(PRESETS["llama-1m"])
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert run(["init", "config.json", "--out", "jobs/first.toml"]) == 0
+    assert 'source = "../config.json"' in Path("jobs/first.toml").read_text().splitlines()
+    assert load_job("jobs/first.toml").job.model.source == "jobs/../config.json"
+
+
+def test_a_small_model_trains_in_float32(tmp_path: Path) -> None:
     assert run(["init", "llama-1m"]) == 0
     job = load_job("job.toml").job
     assert job.precision.compute == "float32"

@@ -74,6 +74,21 @@ def test_a_profiled_step_stands_beside_the_expected_one(tmp_path: Path, capsys: 
     assert "The profiled step took 1.2 s, 20.0 % more" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_machine_without_calibration_has_no_percentage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    manifest = Manifest.from_json((folder / "manifest.json").read_text(encoding="utf-8"))
+    (attempt,) = manifest.attempts
+    on_cpu = manifest.replace(job=Job(), attempts=[attempt.replace(layout=Layout())])
+    (folder / "manifest.json").write_text(on_cpu.to_json(), encoding="utf-8")
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    page = " ".join(capsys.readouterr().out.split())
+    assert "This machine is not calibrated" in page
+    assert "`meshwright calibrate` measures it" in page
+    assert "differ by" not in page
+    assert run(["report", str(folder), "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["rates_of"].startswith("one of 2 ranks")
+
+
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", str(tmp_path / "none")]) == ExitCode.BAD_INPUT
     assert "is no run folder" in capsys.readouterr().err

@@ -16,11 +16,14 @@ from questions import ask
     ("question", "message"),
     [
         (
-            ask("llama3-8b", 8, tp=3),
-            "8 devices do not divide by layout.tp = 3: change a degree, or take 6 or 24 devices",
+            ask("llama3-8b", 6, tp=4),
+            "6 devices do not divide by layout.tp = 4: change a degree, or take 4 or 8 devices",
         ),
         (ask("llama3-8b", 24, tp=3), "layout.tp = 3 does not divide the model's num_heads = 32"),
-        (ask("llama3-8b", 64, pp=64), "layout.pp = 64 x 1 stages a rank are more than the model's num_layers = 32"),
+        (
+            ask("llama3-8b", 64, pp=64),
+            "layout.pp = 64 x 1 stages a rank are 64 stages, but the model's num_layers = 32",
+        ),
         (
             ask("llama3-8b", 16, schedule="1F1B", virtual_stages=2, pp=2),
             'layout.schedule = "1F1B" has one stage on each pipeline rank',

@@ -58,9 +58,11 @@ def test_microbatches_cover_the_batch_or_the_nearest_batches_are_named(
         ({"train": {"global_batch_size": 8, "global_batch_tokens": 2048}},
          "train.global_batch_size = 8 and train.global_batch_tokens = 2048 are both given: keep one of them"),
         ({"train": {"global_batch_tokens": 1000, "seq_len": 300}, "layout": {"dp_shard": 2}},
-         "train.global_batch_tokens = 1000 is no multiple of train.seq_len = 300: set it to 600 or 1200"),
+         "train.global_batch_tokens = 1000 is no multiple of train.seq_len = 300: set "
+         "train.global_batch_tokens to 600 or 1200"),
         ({"train": {"global_batch_tokens": 100, "seq_len": 300}, "layout": {"dp_shard": -1}},
-         "train.global_batch_tokens = 100 is no multiple of train.seq_len = 300: set it to 300"),
+         "train.global_batch_tokens = 100 is no multiple of train.seq_len = 300: set "
+         "train.global_batch_tokens to 300 or 600"),
         ({"train": {"global_batch_size": 7}, "layout": {"dp_shard": 2, "microbatch_size": 2}},
          "train.global_batch_size = 7 does not divide by 2 data-parallel ranks x layout.microbatch_size = 2: set "
          "train.global_batch_size to 4 or 8"),
@@ -68,12 +70,13 @@ def test_microbatches_cover_the_batch_or_the_nearest_batches_are_named(
          "train.global_batch_tokens = 768 (3 sequences) does not divide by 2 data-parallel ranks x "
          "layout.microbatch_size = 1: set train.global_batch_tokens to 512 or 1024"),
         ({"train": {"steps": 5, "stop_after": 6}},
-         "train.stop_after = 6 lies after train.steps = 5: lower it, or leave it out to run to the end"),
+         "train.stop_after = 6 lies after train.steps = 5: set train.stop_after to 5, or leave "
+         "train.stop_after out"),
         ({"train": {"steps": 5}, "optimizer": {"warmup_steps": 11}},
-         "optimizer.warmup_steps = 11 is more than train.steps = 5: set it to 5 or less"),
+         "optimizer.warmup_steps = 11 is more than train.steps = 5: set optimizer.warmup_steps to 5 or less"),
         ({"train": {"validation_interval": 5}, "data": {"validation_fraction": 0}},
          "train.validation_interval = 5 but data.validation_fraction = 0 keeps no samples for validation: set "
-         "data.validation_fraction above 0, or validation_interval = 0"),
+         "train.validation_interval to 0, or data.validation_fraction to 0.02"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_told_once(sections: dict[str, Any], problem: str) -> None:

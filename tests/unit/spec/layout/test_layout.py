@@ -81,8 +81,10 @@ def test_golden_messages() -> None:
         "start 8 ranks, or change a degree in [layout]",
         (3, "dp_shard=4"): "3 ranks cannot run a layout of dp_shard=4: "
         "start 4 ranks, or set one degree in [layout] to -1 to take what is there",
-        (2, ""): "2 ranks cannot run a layout of one rank: "
+        (2, "dp_shard=1"): "2 ranks cannot run a layout of one rank: "
         "start 1 rank, or set one degree in [layout] to -1 to take what is there",
+        (3, "tp=2"): "3 ranks do not divide by tp=2, so layout.dp_shard has no value: "
+        "start 2 or 4 ranks, or change a degree in [layout]",
         (0, "dp_shard=-1"): "0 ranks cannot run a layout: start 1 or more ranks",
     }
     for (num_ranks, text), message in messages.items():
@@ -91,6 +93,14 @@ def test_golden_messages() -> None:
         with pytest.raises(InfeasibleLayout) as caught:
             request.resolve(num_ranks)
         assert str(caught.value) == message
+
+
+def test_a_dp_shard_that_is_left_out_takes_the_rest_of_a_given_number() -> None:
+    assert LayoutRequest().resolve(1) == Layout()
+    assert LayoutRequest().resolve(4) == Layout(dp_shard=4)
+    assert LayoutRequest(tp=2).resolve(8) == Layout(tp=2, dp_shard=4)
+    assert LayoutRequest(tp=-1).resolve(8) == Layout(tp=8)
+    assert LayoutRequest(tp=2).num_ranks == 2
 
 
 @pytest.mark.parametrize("degree", [0, -2, 1.0, True, "2"])

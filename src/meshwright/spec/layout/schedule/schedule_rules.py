@@ -7,28 +7,35 @@ from difflib import get_close_matches
 
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.schedule_csv import is_csv
+from meshwright.spec.problem import Fix, Problem
 from meshwright.units import counted
 
 IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
 """Schedules whose microbatches go round in equal rounds."""
 AS_MANY_AS_STAGES = ("1F1B", "DualPipeV")
 """Schedules that need as many microbatches as there are stages."""
+_VIRTUAL = "layout.virtual_stages"
+_MAX_TRIED = 64
+"""Microbatch sizes that are tried, from the largest down."""
 _LEAST_ALIKE = 0.6
 """Of difflib's ratio, for a name that may be meant."""
 
 
-def schedule_problems(layout: Layout, num_microbatches: int) -> list[str]:
+def schedule_problems(
+    layout: Layout, num_microbatches: int, batch_key: tuple[str, int] = ("train.global_batch_size", 1)
+) -> list[Problem]:
     """Return why layout.schedule cannot run `num_microbatches` in a step, one sentence each; empty when it can.
 
-    What a file holds is checked when it is read.
+    `batch_key` is the key that sets the batch, and how much of it is one sequence. What a file holds is checked when it
+    is read.
     """
     if unknown := name_problems(layout):
         return unknown
     # A number of stages that is wrong anyhow is no reason to change the batch.
-    return [*stage_problems(layout)] or [*_microbatch_problems(layout, num_microbatches)]
+    return [*stage_problems(layout)] or [*_microbatch_problems(layout, num_microbatches, batch_key)]
 
 
-def name_problems(layout: Layout) -> list[str]:
+def name_problems(layout: Layout) -> list[Problem]:
     """Return that layout.schedule is neither a schedule nor a file, whatever else the layout says; empty if it is."""
     if layout.schedule in SCHEDULES or is_csv(layout):
         return []
@@ -36,30 +43,33 @@ def name_problems(layout: Layout) -> list[str]:
     near = get_close_matches(layout.schedule.lower(), lower, n=1, cutoff=_LEAST_ALIKE)
     meant = f" (did you mean {lower[near[0]]}?)" if near else ""
     return [
-        f'layout.schedule = "{layout.schedule}" is not known{meant}: choose one of {", ".join(SCHEDULES)}, '
-        "or name a file that ends in .csv"
+        Problem(
+            f'layout.schedule = "{layout.schedule}" is not known{meant}',
+            otherwise=f"choose one of {', '.join(SCHEDULES)}, or name a file that ends in .csv",
+        )
     ]
 
 
-def stage_problems(layout: Layout) -> Iterator[str]:
+def stage_problems(layout: Layout) -> Iterator[Problem]:
     """Yield why a pipeline rank cannot hold as many stages as layout.virtual_stages says."""
     given = f"layout.virtual_stages = {layout.stages_per_rank}"
     if layout.pp == 1 and layout.stages_per_rank > 1:
-        other = "" if [*stage_problems(layout.replace(pp=2))] else ", or layout.pp to 2"
-        yield f"{given} cuts up a pipeline rank, but layout.pp = 1: set layout.virtual_stages to 1{other}"
+        deeper = [] if [*stage_problems(layout.replace(pp=2))] else [{"layout.pp": 2}]
+        yield Problem(f"{given} cuts up a pipeline rank, but layout.pp = 1", [{_VIRTUAL: 1}, *deeper])
     elif layout.pp > 1 and layout.schedule in SINGLE_STAGE_SCHEDULES and layout.stages_per_rank > 1:
-        yield (
-            f'{given}, but layout.schedule = "{layout.schedule}" has one stage on each pipeline rank: '
-            f"set layout.virtual_stages to 1, or layout.schedule to one of {', '.join(LOOPED_SCHEDULES)}"
+        yield Problem(
+            f'{given}, but layout.schedule = "{layout.schedule}" has one stage on each pipeline rank',
+            [{_VIRTUAL: 1}, *({"layout.schedule": name} for name in LOOPED_SCHEDULES)],
+            most=len(LOOPED_SCHEDULES),
         )
     elif layout.pp > 1 and layout.schedule in V_SCHEDULES and layout.stages_per_rank != 2:
-        yield (
-            f'{given}, but layout.schedule = "{layout.schedule}" has exactly two stages on each pipeline rank: '
-            "set layout.virtual_stages to 2"
+        yield Problem(
+            f'{given}, but layout.schedule = "{layout.schedule}" has exactly two stages on each pipeline rank',
+            [{_VIRTUAL: 2}],
         )
 
 
-def _microbatch_problems(layout: Layout, num_microbatches: int) -> Iterator[str]:
+def _microbatch_problems(layout: Layout, num_microbatches: int, batch_key: tuple[str, int]) -> Iterator[Problem]:
     if _can_run(layout, num_microbatches):
         return
     if layout.schedule in IN_ROUNDS:
@@ -68,13 +78,21 @@ def _microbatch_problems(layout: Layout, num_microbatches: int) -> Iterator[str]
     else:
         rule = f"there are {layout.num_stages} stages, and it needs as many microbatches or more"
     choices = _nearest_counts(layout, num_microbatches)
-    sequences = [number * layout.dp * layout.microbatch_size for number in choices]
+    key, per_sequence = batch_key
     given = counted(num_microbatches, "microbatch", "microbatches")
-    yield (
-        f'layout.schedule = "{layout.schedule}" cannot run {given} in a step: {rule}. '
-        f"Take {_either(choices)} of them: set train.global_batch_size to {_either(sequences)}, "
-        f"or change layout.microbatch_size = {layout.microbatch_size}"
+    batches: list[Fix] = [{key: number * layout.dp * layout.microbatch_size * per_sequence} for number in choices]
+    yield Problem(
+        f'layout.schedule = "{layout.schedule}" cannot run {given} in a step: {rule}. Take {_either(choices)} of them',
+        [*batches, *_smaller_microbatches(layout, num_microbatches)],
     )
+
+
+def _smaller_microbatches(layout: Layout, num_microbatches: int) -> Iterator[Fix]:
+    """Yield sizes that cut the same batch into microbatches of a number that can run."""
+    sequences = num_microbatches * layout.microbatch_size
+    for size in range(min(layout.microbatch_size - 1, _MAX_TRIED), 0, -1):
+        if sequences % size == 0 and _can_run(layout, sequences // size):
+            yield {"layout.microbatch_size": size}
 
 
 def _can_run(layout: Layout, num_microbatches: int) -> bool:

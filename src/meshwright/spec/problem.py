@@ -1,0 +1,139 @@
+"""Problem: a message about a job, with the changes that it suggests as data, so that each can be tried before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from meshwright.errors import MeshwrightError
+
+Fix = dict[str, Any]
+"""Dotted keys of a job with the values to set them to; None leaves a key out."""
+
+_MULTIPLES = 32
+"""Multiples on each side of a value that are tried before a message suggests none."""
+
+
+class Problem(str):
+    """What is wrong, and what to set; a string, so that it is joined, compared and printed like any message."""
+
+    what: str
+    """The value and the rule that it breaks, without advice."""
+    fixes: tuple[Fix, ...]
+    """The changes that the message suggests; before `working` has tried them, all that could follow the rule."""
+
+    def __new__(
+        cls, what: str, fixes: Iterable[Fix] = (), *, after: str = "", otherwise: str = "", most: int = 2
+    ) -> Self:
+        """Return a message that suggests `most` of each key's `fixes` and then `after`, or without any `otherwise`."""
+        chosen = tuple(fixes)
+        advice = f"{_advice(chosen, most)}{after}" if chosen else otherwise
+        problem = super().__new__(cls, f"{what}: {advice}" if advice else what)
+        problem.what, problem.fixes = what, chosen
+        problem._after, problem._otherwise, problem._most = after, otherwise, most
+        return problem
+
+    _after: str
+    _otherwise: str
+    _most: int
+
+    def working(self, is_better: Callable[[Fix], bool]) -> Problem:
+        """Return the problem with the first fixes of each key for which `is_better`."""
+        kept: list[Fix] = []
+        for fix in self.fixes:
+            if sum(_group(other) == _group(fix) for other in kept) < self._most and is_better(fix):
+                kept.append(fix)
+        return Problem(self.what, kept, after=self._after, otherwise=self._otherwise, most=self._most)
+
+    def at(self, place: str, note: str = "") -> Problem:
+        """Return the problem behind the place where the value is written, and a note behind the whole."""
+        problem = Problem(f"{place}: {self.what}")
+        return problem._with(f"{place}: {self}{note}", self.fixes)
+
+    def _with(self, text: str, fixes: tuple[Fix, ...]) -> Problem:
+        problem: Problem = str.__new__(Problem, text)
+        problem.what, problem.fixes = self.what, fixes
+        problem._after, problem._otherwise, problem._most = "", "", self._most
+        return problem
+
+
+def with_working_fixes(problems: Sequence[Problem], after: Callable[[Fix], Sequence[Problem]]) -> list[Problem]:
+    """Return `problems` with those fixes only that leave fewer of them and add none of another key.
+
+    `after` returns what is wrong after a fix; where it raises MeshwrightError or ValidationError, the fix is left out.
+    """
+    before = _subjects(problems)
+
+    def is_better(fix: Fix) -> bool:
+        try:
+            return _subjects(after(fix)) < before
+        except (MeshwrightError, ValidationError):
+            return False
+
+    return [problem.working(is_better) for problem in problems]
+
+
+def _subjects(problems: Iterable[Problem]) -> Counter[str]:
+    """Return how many problems begin with each key."""
+    return Counter(problem.what.split(" ", 1)[0] for problem in problems)
+
+
+def nearest_first(value: int, candidates: Iterable[int]) -> Iterator[int]:
+    """Yield `candidates` other than `value`: in turn the nearest below and the nearest above that are left."""
+    numbers = sorted(set(candidates))
+    below, above = [n for n in reversed(numbers) if n < value], [n for n in numbers if n > value]
+    return (number for number in chain.from_iterable(zip_longest(below, above)) if number is not None)
+
+
+def multiples_near(value: int, divisor: int) -> list[int]:
+    """Return multiples of `divisor` near `value`, which is none itself: in turn the nearest below and above."""
+    below = value // divisor
+    numbers = range(max(1, below - _MULTIPLES), below + _MULTIPLES + 1)
+    return [*nearest_first(value, (number * divisor for number in numbers))]
+
+
+def shown_value(value: object) -> str:
+    """Return a value as a job file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return str(list(value))
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def distinct(problems: Iterable[str]) -> list[str]:
+    """Return one message for each thing that is wrong, the last where only the advice differs."""
+    return list({problem.what if isinstance(problem, Problem) else problem: problem for problem in problems}.values())
+
+
+def _advice(fixes: tuple[Fix, ...], most: int) -> str:
+    """Return "set layout.tp to 2 or 4, or layout.cp to 1": the first `most` values of each set of keys."""
+    groups: dict[tuple[tuple[str, bool], ...], list[Fix]] = {}
+    for fix in fixes:
+        groups.setdefault(_group(fix), []).append(fix)
+    ways = [_way(same[:most]) for same in groups.values()]
+    is_set = [not way.startswith("leave ") for way in ways]
+    return ", or ".join(
+        f"set {way}" if is_set[number] and not any(is_set[:number]) else way for number, way in enumerate(ways)
+    )
+
+
+def _group(fix: Fix) -> tuple[tuple[str, bool], ...]:
+    """Return the keys of a fix, and whether it leaves each out: fixes that are alike in this are listed together."""
+    return tuple((key, value is None) for key, value in fix.items())
+
+
+def _way(fixes: list[Fix]) -> str:
+    (key, value), *others = fixes[0].items()
+    if value is None:
+        return f"leave {key} out"
+    if others:
+        return " and ".join(f"{name} to {shown_value(one)}" for name, one in fixes[0].items())
+    values = [fix[key] for fix in fixes]
+    if all(type(one) is int for one in values):
+        values.sort()
+    return f"{key} to {' or '.join(map(shown_value, values))}"
