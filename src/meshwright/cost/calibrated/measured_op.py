@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
+from meshwright.cost.constants import fixed_constant
 from meshwright.cost.shares import Shares
 from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
 from meshwright.spec.machine.measured import MemoryOp
 from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope
 
-KERNELS_PER_OP = 8.0
-"""Kernels of an op in the eager modules of our models, forward and backward."""
+KERNELS_PER_OP = fixed_constant("measured_kernels_per_op")
 _OPTIMIZER_OPS: tuple[MemoryOp, MemoryOp] = ("update", "clip")
-_FORWARD_SHARE = 1 / 2.7
+_FORWARD_SHARE = 1 / (1 + fixed_constant("backward_launches"))
 """Of a block's kernels."""
 
 

@@ -41,6 +41,8 @@ from meshwright.cost.work import BLOCK, FIRST, Work
 Index = NDArray[np.int64]
 
 _FLOAT32_BYTES = 4.0
+_LOW_SHARE = (0.5 + 1.0) / 2
+"""Bytes of a pair of collectives whose all-gather is of 8 bits and whose reduce-scatter is of 16, over 16 for both."""
 
 
 def communication_of(cases: Cases, work: Work) -> Communication:
@@ -115,7 +117,7 @@ class Communication:
         # No matmul comes before the embedding's.
         has_matmuls = owners.kind[owner] != FIRST
         group = group_of(1, self.layouts.tp, fabric)
-        element_bytes = self.element_bytes * np.where(self.gathers_low, 0.75, 1.0)
+        element_bytes = self.element_bytes * np.where(self.gathers_low, _LOW_SHARE, 1.0)
         num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
         # As many gathers as scatters, which take as long unless somebody timed them.
         pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
@@ -181,7 +183,7 @@ class Communication:
         is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
         is_swap = layouts.cp_method == CONTEXT_METHODS.index("ulysses")
         ring_f, ring_b = (
-            np.maximum(c["cp_exposed"] * whole, whole - 0.8 * attention)
+            np.maximum(c["cp_exposed"] * whole, whole - c["cp_hiding"] * attention)
             for whole, attention in ((ring, attention_f), (ring_back, attention_b))
         )
         forward = np.where(is_ring, ring_f, np.where(is_swap, swapped, gathered))

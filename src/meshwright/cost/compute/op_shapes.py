@@ -23,6 +23,8 @@ _BY_ROWS = ("attention_by_rows", "attention_by_rows_backward")
 """Attention without a kernel: parallelism/context/row_attention.py."""
 ATTENTION_BACKWARD_FLOPS = 2.5
 """Over those of the forward pass: five products for two, one of them recomputed."""
+NARROW_HEAD = 96
+"""Width from which on heads reach the full rate: narrow_head of constants.toml."""
 _ATTENTION = ("flash", "efficient", "cudnn", "fused", "for_cpu")
 
 

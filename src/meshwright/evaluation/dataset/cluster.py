@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from meshwright.cost.constants import all_constants
 from meshwright.cost.rates import architecture_of
 from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.evaluation.dataset.row import RunRow
@@ -85,10 +84,13 @@ def _usual_cluster(row: RunRow) -> Cluster:
 
 
 def _limited(cluster: Cluster) -> Cluster:
-    """Return the cluster with devices under a power cap that nobody stated: their rates are constants of their own."""
-    limited = cluster.device.replace(name=f"{cluster.device.name}-limited")
-    if f"matmul.{architecture_of(limited)}" not in all_constants():
-        raise UnsupportedError(f"gpu is a {cluster.device.name} under a power limit, whose rates nobody has measured")
+    """Return the cluster with devices under a power cap of unknown watts: their rates are constants of their own."""
+    device = cluster.device
+    limited = device.replace(name=f"{device.name}-limited", architecture=f"{device.architecture}-limited")
+    try:
+        architecture_of(limited)
+    except UnsupportedError:
+        raise UnsupportedError(f"gpu is a {device.name} under a power limit, whose rates are unknown") from None
     return cluster.replace(device=limited)
 
 

@@ -80,7 +80,7 @@ def test_what_was_measured_is_a_number_or_nothing_or_refused(cells: dict[str, st
     ("cells", "reason"),
     [
         ({"gpu": "Voodoo 2"}, "gpu = 'Voodoo 2' is no device of the catalogue"),
-        ({"gpu": "H100 power limited"}, "gpu is a h100-sxm under a power limit, whose rates nobody has measured"),
+        ({"gpu": "H100 power limited"}, "gpu is a h100-sxm under a power limit, whose rates are unknown"),
         ({"precision": "int3"}, "precision = 'int3' is none of "),
         ({"n_layers": "many"}, "n_layers = 'many' is no number"),
         ({"n_layers": "32.5"}, "n_layers = '32.5' is no positive whole number"),
