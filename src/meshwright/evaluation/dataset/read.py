@@ -78,7 +78,7 @@ def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = 
         if seq_len is None:
             return MeasuredRun(row, None, None, (), "seq_len is empty, and nothing tells it")
         batch = _global_batch(row, assumed)
-        layout = layout_of(row, model, stack, batch, assumed)
+        layout = layout_of(row, stack, batch, assumed)
         workload = Workload(
             seq_len=seq_len,
             global_batch_size=batch,
