@@ -85,6 +85,7 @@ def test_every_constant_is_used() -> None:
     variants = [
         *(setting(cluster=cluster, precision="float16") for cluster in (*clusters, capped)),
         *(setting(cluster=load_cluster(name), precision=FORMATS[0]) for name in ("mi300x-node", "l40s-node")),
+        setting(cluster=load_cluster("mi355x-node"), precision="nvfp4"),
         *(changed(of, cuda_graphs=graphs) for graphs in ("routing", "blocks", "step")),
         *(setting(cluster=one, precision=name) for one in (b200, ultra) for name in FORMATS),
         *(setting(cluster=capped, precision=name) for name in FORMATS[:3]),

@@ -13,7 +13,7 @@ as one. Their rings pass gradients on in the activations' format. Ours gather on
 
 Sources: Korthikanti et al. 2022 (arXiv:2205.05198) for tp with sequence parallelism, Llama 3 (arXiv:2407.21783, 3.3.2)
 for gathered keys, Jacobs et al. 2023 (arXiv:2309.14509) for ulysses. Where a stack overlaps, a fitted share stays
-exposed. What is lost to FSDP on the same links stands in contention.py. Ignored: contention between other axes; what is
+exposed. What is lost to FSDP on the same links is in contention.py. Ignored: contention between other axes; what is
 a few bytes a token or less (sums of a loss over the vocabulary, how many tokens go where).
 """
 
@@ -119,7 +119,7 @@ class Communication:
         group = group_of(1, self.layouts.tp, fabric)
         element_bytes = self.element_bytes * np.where(self.gathers_low, _LOW_SHARE, 1.0)
         num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
-        # As many gathers as scatters, which take as long unless somebody timed them.
+        # As many gathers as scatters, which take as long unless they were timed.
         pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
         one = 0.5 * pair
         exposed = one * np.where(self.overlaps_tp & has_matmuls, c["tp_exposed"], 1.0)

@@ -6,7 +6,7 @@
                 trainer the bytes that its kernels were counted to move (own_elements.py)
     host        launches x seconds of a launch
 
-Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions. What is fitted stands in Constants.
+Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions. What is fitted is in constants.toml.
 Ignored: dropout, biases, L2 hits between kernels.
 """
 

@@ -1,4 +1,4 @@
-"""Recomputed: the shares of a block's forward pass that activation checkpointing computes again.
+"""Recomputed: the shares of a block's forward pass that activation checkpointing recomputes.
 
     none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of
     it, rounded up on each stage; said block by block: the mean over all blocks
@@ -64,7 +64,7 @@ class Recomputed:
 
 
 def recomputed_of(cases: Cases) -> Recomputed:
-    """Return what each case computes again."""
+    """Return what each case recomputes."""
     full, selective = share_of_blocks(cases, "full"), share_of_blocks(cases, "selective")
     by_setting = np.array([_SELECTIVE[setting.stack.selective] for setting in cases.settings])[cases.setting]
     by_setting[:, 1] = np.maximum(by_setting[:, 1], cases.each(lambda setting: float(drops_attention(setting))))

@@ -109,7 +109,7 @@ def _network(row: RunRow, base: Cluster, per_node: int, assumed: list[str]) -> L
 
 
 def _stated_bytes_per_s(text: str, per_node: int) -> float | None:
-    """Return each device's share of the network that `text` tells of, bytes/s; None if it tells no rate."""
+    """Return each device's share of the network that `text` states, bytes/s; None if it states no rate."""
     match = _RATE.search(text)
     cards = re.search(r"(\d+)\s*x\s*(?:Omni|NDR|HDR|EDR|XDR|\d)", text)
     if match is None:

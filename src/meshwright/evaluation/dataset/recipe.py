@@ -12,7 +12,7 @@ from meshwright.evaluation.dataset.row import RunRow
 
 _DEVICES = (("GB300", "gb300"), ("GB200", "gb200"), ("B300", "b300"), ("B200", "b200"), ("H100", "h100-sxm"))
 _SAME = {"pp": "pp", "ep": "ep", "microbatch_size": "micro_batch", "global_batch_size": "global_batch"}
-"""Columns of a recipe and of a run that tell the variants of one recipe apart."""
+"""Columns of a recipe and of a run that distinguish the variants of one recipe."""
 
 
 @dataclass(frozen=True)

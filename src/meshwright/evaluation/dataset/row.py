@@ -39,7 +39,7 @@ ASSUMED_COLUMNS = frozenset({"vocab", "mtp_modules", "vpp", "micro_batch", "acti
 
 @dataclass(frozen=True)
 class RunRow:
-    """One measured run as its file tells it."""
+    """One measured run as its file states it."""
 
     cells: Mapping[str, str]
     """The row's non-empty cells by column."""
@@ -100,7 +100,7 @@ class RunRow:
         """Return the cell as a positive whole number; raises UnsupportedError if it is empty."""
         value = self.count(column)
         if value is None:
-            raise UnsupportedError(f"{column} is empty, and nothing tells it")
+            raise UnsupportedError(f"{column} is empty: it is required")
         return value
 
     def size(self, key: str, default: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""unknown_stack: what software that nobody here has measured probably does, by what a run's row tells.
+"""unknown_stack: what software without measured runs probably does, inferred from a run's row.
 
 Where the row names a framework of which other years are known, what the nearest of them does; else what most software
 of its year did. Its fitted constants are the generic stack's either way.
@@ -54,7 +54,7 @@ def _number(name: str) -> int:
 
 
 def _usual(row: RunRow) -> dict[str, Any]:
-    """Return what software of the row's year did where the row does not tell."""
+    """Return what software of the row's year did where the row is silent."""
     is_split = (row.count("tp") or 1) > 1 or (row.count("pp") or 1) > 1
     is_sharded = row.text("fsdp_zero_stage") in ("2", "3", "hsdp")
     changes: dict[str, Any] = {"kernels": "eager"}

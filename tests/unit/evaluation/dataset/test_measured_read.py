@@ -88,8 +88,8 @@ def test_what_was_measured_is_a_number_or_nothing_or_refused(cells: dict[str, st
         ({"n_layers": "32.5"}, "n_layers = '32.5' is no positive whole number"),
         ({"n_layers": "0"}, "n_layers = '0' is no positive whole number"),
         ({"n_layers": "1e30"}, "n_layers = '1e30' is more than any run has"),
-        ({"hidden": None}, "hidden is empty, and nothing tells it"),
-        ({"seq_len": None}, "seq_len is empty, and nothing tells it"),
+        ({"hidden": None}, "hidden is empty: it is required"),
+        ({"seq_len": None}, "seq_len is empty: it is required"),
         ({"tp": "3"}, "tp=3 x cp=1 x pp=1 do not divide n_gpus=64"),
         ({"global_batch": "33"}, "global_batch=33 does not divide by dp=32"),
         ({"micro_batch": "3"}, "global_batch=128 does not divide by dp=32 x micro_batch=3"),
@@ -177,7 +177,7 @@ def test_short_and_long_rows_are_read(tmp_path: Path) -> None:
     header, first, _ = lines().split("\n")
     whole, long, short = read(tmp_path, "\n".join([header, first, first + ",more,and more", '"short"', ""]))
     assert whole.setting == long.setting
-    assert "is empty, and nothing tells it" in short.unsupported_reason
+    assert "is empty: it is required" in short.unsupported_reason
 
 
 def test_columns_that_nobody_knows_are_left_alone(tmp_path: Path) -> None:
