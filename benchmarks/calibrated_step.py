@@ -61,7 +61,7 @@ def main() -> int:
         os.environ["MESHWRIGHT_CATALOGUE"] = str(catalogue)
         if given.catalogue is None:
             run_meshwright("calibrate", "--out", folder, "--seconds", f"{given.seconds:g}")
-        # First, so that nobody can say it knew.
+        # First, so that the prediction cannot depend on the measurement.
         predicted_s = [_predicted_s(shape) for shape in SHAPES]
         print("predicted, ms:", *(f"{seconds * 1e3:.0f}" for seconds in predicted_s), file=sys.stderr, flush=True)
         # All shapes in turn, so that a busy minute does not meet all runs of one.

@@ -58,7 +58,7 @@ def main() -> int:
     if device is None:
         print("no CUDA device that the catalogue knows", file=sys.stderr)
         return 2
-    # First, so that nobody can say it knew.
+    # First, so that the prediction cannot depend on the measurement.
     expected = [simulated(case, device) for case in CASES]
     with tempfile.TemporaryDirectory() as folder:
         found = [measured(case, given.steps, Path(folder) / str(index)) for index, case in enumerate(CASES)]

@@ -1,7 +1,7 @@
 """python -m benchmarks.simulated_step: is what `simulate` says of a traced step what `train` takes on this machine?
 
 Calibrates this machine (or takes what is in --catalogue), runs each case dry with `meshwright simulate` on the
-calibrated cluster, which also tells what the planner's formulas say, trains each case for some steps with `meshwright
+calibrated cluster, which also prints the planner's prediction, trains each case for some steps with `meshwright
 train`, all cases in turn, and compares with the best run's median. No case has a shape that calibrate watches, and but
 for sharing (FSDP) no layout that it watches. Exit code 1 if the median error is more than 10 % or one more than 20 %.
 
@@ -57,7 +57,7 @@ def main() -> int:
         os.environ[CATALOGUE_VARIABLE] = str(given.catalogue or folder)
         if given.catalogue is None:
             run_meshwright("calibrate", "--device", "cpu", "--out", folder, "--seconds", f"{given.seconds:g}")
-        # First, so that nobody can say it knew.
+        # First, so that the prediction cannot depend on the measurement.
         outcomes = [_outcome(case) for case in CASES]
         # All cases in turn, so that a busy minute does not meet all runs of one.
         rounds = [

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
+import meshwright
 from meshwright.cli.main import VERBS
 
+_PACKAGE = Path(meshwright.__path__[0])
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)]*\)")
 
 
@@ -17,10 +22,23 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return the page's text with what only the site needs."""
     if page.file.src_uri == "reference/cli.md":
         return markdown + "\n".join(_verb(name, module) for name, (module, _) in VERBS.items())
+    if page.file.src_uri == "reference/packages.md":
+        return markdown + "\n".join(_packages(_PACKAGE))
     if page.file.src_uri.count("/") == 0:
         # The site holds what is in docs/; files of the repository keep their names.
         return _OUTSIDE.sub(r"\1", markdown)
     return markdown
+
+
+def _packages(folder: Path, depth: int = 0) -> Iterator[str]:
+    """Yield a list item for each package below `folder`: its name, number of modules and first sentence."""
+    for package in sorted(file.parent for file in folder.glob("*/__init__.py")):
+        sentence = (ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or "").split(
+            "\n"
+        )[0]
+        modules = len(list(package.glob("*.py"))) - 1
+        yield f"{'    ' * depth}- **`{package.name}/`** ({modules} modules): {sentence}"
+        yield from _packages(package, depth + 1)
 
 
 def _verb(name: str, module: str) -> str:

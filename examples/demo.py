@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def plan_a_cluster(measured: dict[str, str]) -> None:
-    """Plan Llama 3 70B on 1,024 H100 that nobody here owns"""
+    """Plan Llama 3 70B on 1,024 H100 without owning them"""
     started_s = time.perf_counter()
     output = run("plan a cluster")
     took = format_duration(time.perf_counter() - started_s)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
-HEADER = """# Ten mistakes and what they are told
+HEADER = """# Ten mistakes and their messages
 
 Made by `python examples/mistakes.py`, which runs each command; a test runs them again and compares. A message says
 which values were given, which rule they break and what to change. `meshwright check` finds all but the last without
-starting a process or importing torch, and tells everything that is wrong with a job at once.
+starting a process or importing torch, and reports all errors of a job at once.
 Long lines are broken here.
 """
 # A small job that trains in seconds; the cache stays in the temporary folder.
@@ -51,7 +51,7 @@ class Mistake:
     exit_code: int
     files: dict[str, str] = field(default_factory=dict)
     """Other files next to job.toml."""
-    told: str = ""
+    note: str = ""
     """A sentence for what the job does not show."""
     prepare: Callable[[Path], None] | None = None
     """What happened in the folder before the command."""
@@ -72,7 +72,7 @@ def corrupt_newest_checkpoint(folder: Path) -> None:
 MISTAKES = [
     Mistake("A key that does not exist", "[train]\nstep = 500\n", ["check", "job.toml"], 2),
     Mistake("A value of the wrong type", '[train]\nsteps = "many"\n', ["check", "job.toml"], 2),
-    Mistake("A model that nobody knows", '[model]\nsource = "llama3-7b"\n', ["check", "job.toml"], 2),
+    Mistake("An unknown model", '[model]\nsource = "llama3-7b"\n', ["check", "job.toml"], 2),
     Mistake(
         "A batch that does not divide",
         "[train]\nglobal_batch_size = 6\n\n[layout]\ndp_shard = 2\nmicrobatch_size = 2\n",
@@ -85,7 +85,7 @@ MISTAKES = [
         ["check", "job.toml"],
         2,
         files={"notes.txt": "All that there is to learn from.\n"},
-        told="`notes.txt` holds 33 bytes.",
+        note="`notes.txt` holds 33 bytes.",
     ),
     Mistake("Data that is not there", '[data]\nsource = "corpus.jsonl"\n', ["check", "job.toml"], 2),
     Mistake(
@@ -93,7 +93,7 @@ MISTAKES = [
         '[model]\nsource = "llama-1m"\noptions = { vocab_size = 256 }\n',
         ["check", "job.toml"],
         2,
-        told="The byte tokenizer has 256 bytes and the end of text.",
+        note="The byte tokenizer has 256 bytes and the end of text.",
     ),
     Mistake(
         "A layout that fits neither the ranks nor the model",
@@ -107,14 +107,14 @@ MISTAKES = [
         ["check", "job.toml"],
         2,
         files={"runs/first/manifest.json": "{}", "runs/first/checkpoints/step-50/metadata.json": "{}"},
-        told="An earlier run lies in `runs/first`.",
+        note="An earlier run lies in `runs/first`.",
     ),
     Mistake(
         "A checkpoint that was damaged on disk",
         SMALL_JOB,
         ["train", "job.toml", "--resume"],
         70,
-        told="One bit of the newest checkpoint was flipped after the run had ended.",
+        note="One bit of the newest checkpoint was flipped after the run had ended.",
         prepare=corrupt_newest_checkpoint,
     ),
 ]
@@ -150,10 +150,10 @@ def section(number: int, mistake: Mistake) -> str:
     if done.returncode != mistake.exit_code:
         raise SystemExit(f"{mistake.title}: exit code {done.returncode}, not {mistake.exit_code}:\n{output}")
     job = "" if mistake.job is SMALL_JOB else f"```toml\n{mistake.job}```\n\n"
-    told = f"{mistake.told}\n\n" if mistake.told else ""
+    note = f"{mistake.note}\n\n" if mistake.note else ""
     command = " ".join(["meshwright", *mistake.command])
     return (
-        f"## {number}. {mistake.title}\n\n{job}{told}"
+        f"## {number}. {mistake.title}\n\n{job}{note}"
         f"```console\n$ {command}\n{output}\n$ echo $?\n{done.returncode}\n```\n"
     )
 

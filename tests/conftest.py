@@ -1,8 +1,19 @@
 """What holds for every test: one thread per process, no network, no clock, warnings are errors (pyproject.toml)."""
 
 import os
+from importlib.util import find_spec
 
-from hypothesis import HealthCheck, settings
+import pytest
+
+_NEEDED = ("meshwright", "torch", "hypothesis", "xdist", "pytest_timeout")
+if missing := [name for name in _NEEDED if find_spec(name) is None]:
+    pytest.exit(
+        f"the tests need packages that this Python does not have: {', '.join(missing)}; "
+        "run `make test`, which installs them into .venv, or `make venv` and then .venv/bin/pytest",
+        returncode=pytest.ExitCode.USAGE_ERROR,
+    )
+
+from hypothesis import HealthCheck, settings  # noqa: E402 - where it is not installed, the message above says so
 
 # Before torch is imported anywhere: several ranks with several threads each would fight over the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -38,8 +38,8 @@ measured step time, less 1. A source's median and mean are of absolute errors; "
 each of which counts equally, those of fewer than four runs as one. Bias is the mean error: positive means predicted too
 slow. Null model: one model FLOP rate for each device and precision, fitted without the rows that are left out.
 
-The formulas were developed with these runs at hand, so that even what is left out here is no proof of how well runs are
-predicted that nobody here has seen: expect somewhat more. `meshwright backtest RUNS.csv` scores any file of yours.
+The formulas were developed with these runs known, so the error for new runs is somewhat larger than that of runs which
+were left out of the fit. `meshwright backtest RUNS.csv` scores a file of your own.
 """
 
 

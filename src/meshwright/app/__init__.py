@@ -1,1 +1,1 @@
-"""What Meshwright does, one function a verb: the command line and `import meshwright` call these."""
+"""The commands as functions: `import meshwright` and the command line call them."""

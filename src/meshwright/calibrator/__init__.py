@@ -1,1 +1,1 @@
-"""Measures this machine -> Device and Cluster, in the catalogue's own form."""
+"""Measures this machine and writes it as a Device and a Cluster of the catalogue."""

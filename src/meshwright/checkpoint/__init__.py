@@ -1,1 +1,1 @@
-"""Saving and loading a training state as whole directories; Hugging Face folders through name maps."""
+"""Saves and loads training states as whole folders; converts to and from Hugging Face folders."""

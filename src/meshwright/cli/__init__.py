@@ -1,1 +1,1 @@
-"""The command line: one file per verb; a package is imported only when its verb is called."""
+"""The command line: one file per command, imported when the command is called."""

@@ -1,1 +1,1 @@
-"""Reads a job file and overrides into a Job, tells where each value came from, writes the JSON Schema."""
+"""Reads a job file and overrides into a Job with the origin of each value; writes the JSON Schema."""

@@ -1,1 +1,1 @@
-"""Closed formulas for the time and memory of a step: matmul, attention, collective, footprint, pipeline."""
+"""Closed formulas for the time and memory of a step: matmuls, attention, collectives, memory, pipeline."""

@@ -1,1 +1,1 @@
-"""Text to token samples: sources, tokenizers, the token cache, and a loader whose position no rank count changes."""
+"""Text to token samples: sources, tokenizers, the token cache, and a loader independent of the number of ranks."""

@@ -1,1 +1,1 @@
-"""Guards against silent damage now; quorum, heartbeat, recovery and injection later."""
+"""Guards against silent errors, heartbeats, and the diagnosis of hangs."""

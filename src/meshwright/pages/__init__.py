@@ -1,1 +1,1 @@
-"""Tables, pages and comparisons of a Run; reads nouns only."""
+"""Tables, figures and HTML pages of plans, simulations and runs; reads the data types of spec only."""

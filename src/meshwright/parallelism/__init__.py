@@ -1,1 +1,1 @@
-"""parallelize(model, layout): the mesh and the order in which parallelisms are applied."""
+"""parallelize(model, layout): the mesh, and each parallelism in the order in which it is applied."""

@@ -1,4 +1,4 @@
-"""From rows of a table to nouns: the Layout as a job would write it, and what is expected of it."""
+"""Rows of a layout table as a Layout, as a job would write it, with its Estimate."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def judge(layout: Layout, question: Question) -> Candidate:
 
 
 def recomputed_share(layout: Layout, question: Question) -> float:
-    """Return the FLOPs that a step computes again because of recomputation, or because a compiled block's backward runs
+    """Return the FLOPs that a step recomputes: activation checkpointing, or because a compiled block's backward runs
     in two parts, as a share of the model's FLOPs.
     """
     model, seq_len, stack = question.setting.model, question.workload.seq_len, question.setting.stack

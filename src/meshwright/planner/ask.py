@@ -60,7 +60,7 @@ class Options:
     stack: str = OURS
     """The software to predict."""
     takes_example: bool = False
-    """Whether a machine that nobody measured is planned for with the rates of another, and told so."""
+    """Whether a machine without a calibration is planned for with the rates of an example, with a notice."""
 
 
 def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
@@ -140,7 +140,7 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
 
 
 def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:
-    """Return the keys of [layout] that somebody set, with their values; -1 leaves a degree free."""
+    """Return the keys of [layout] that the job sets, with their values; a degree of -1 is not set."""
     layout = resolved.job.layout
     return {
         name: getattr(layout, name)

@@ -1,1 +1,1 @@
-"""Real steps under torch.profiler: their Chrome traces, and the Timeline that those of all ranks make."""
+"""Profiles real steps with torch.profiler and turns the Chrome traces of all ranks into a Timeline."""

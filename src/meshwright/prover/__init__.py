@@ -1,1 +1,1 @@
-"""Proves that layouts train what one process trains: a small model of the same architecture, compared name by name."""
+"""Proves layouts: trains a small model of the same architecture and compares it with one process, tensor by tensor."""

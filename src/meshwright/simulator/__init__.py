@@ -1,1 +1,1 @@
-"""Discrete-event engine: Trace + Cluster -> Timeline."""
+"""Discrete-event simulation: traces and a cluster to a timeline."""

@@ -1,1 +1,1 @@
-"""The nouns: frozen, validated, torch-free data that every other package speaks in."""
+"""Data types shared by all packages: frozen, validated, without torch."""

@@ -1,1 +1,1 @@
-"""The real step under fake tensors and a fake process group -> Trace."""
+"""Traces the real training step under fake tensors and a fake process group."""

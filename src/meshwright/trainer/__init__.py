@@ -1,1 +1,1 @@
-"""Builds the train step, runs the loop, writes the run folder, launches the local ranks."""
+"""Builds the training step, runs the loop, writes the run folder, launches local ranks."""

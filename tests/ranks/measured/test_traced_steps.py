@@ -15,8 +15,8 @@ import pytest
 
 from meshwright.parallelism.expert import token_exchange
 from meshwright.spec.trace.trace import RecordKind, Storages, Trace
-from meshwright.tracer.programs import trace
 from meshwright.tracer.programs.rank_process import record_step
+from meshwright.tracer.programs.trace import trace
 from meshwright.tracer.record.recorder import Recorder
 from meshwright.tracer.record.recording_mode import RecordingMode
 from repository import ROOT

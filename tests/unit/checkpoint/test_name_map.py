@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_models import architecture, moe_architecture
-from meshwright.checkpoint.hf import name_map
-from meshwright.checkpoint.hf.families import stored_shapes
+from meshwright.checkpoint.hf.families import name_map, stored_shapes
 from meshwright.checkpoint.hf.llama import LLAMA
 from meshwright.checkpoint.hf.moe import MIXTRAL
 from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename

@@ -50,7 +50,7 @@ class Calibration:
 
 
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
-    """Return the calibration by the timed runs of one stack, starting from its own multipliers, which are 1 if unknown."""
+    """Return the calibration by the timed runs of one stack, starting from its own multipliers, 1 if unknown."""
     timed = TimedRuns(runs)
     assert len(timed.stacks) == 1, f"runs of {len(timed.stacks)} stacks"
     setting = runs[0].setting

@@ -1,7 +1,7 @@
 """Which span received what another one sent, for arrows in a picture.
 
 The k-th message that one rank sends to another is the k-th that this one receives from it, as the back ends define it.
-Of ranks that do the same one is drawn, and stands in for whomever a message goes to.
+Of ranks of one class one is drawn, as the receiver of messages to any of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Message(NamedTuple):
 
 
 def messages_of(timeline: Timeline, traces: Traces) -> list[Message]:
-    """Return the messages between the ranks of `timeline`, which `traces` were played to."""
+    """Return the messages between the ranks of `timeline`, the simulation of `traces`."""
     sent, received = (_ends(timeline, traces, kind) for kind in (RecordKind.SEND, RecordKind.RECEIVE))
     # Where one of them was cut off by a fault, the rest have no other end.
     pairs = [pair for way in sent for pair in zip(sent[way], received.get(way, []), strict=False)]
@@ -32,7 +32,7 @@ def messages_of(timeline: Timeline, traces: Traces) -> list[Message]:
 
 
 def _ends(timeline: Timeline, traces: Traces, kind: RecordKind) -> dict[tuple[int, int], list[int]]:
-    """Return by (sender, receiver), both as the ranks that stand for them, the spans of messages in their order."""
+    """Return the spans of messages in order, by (sender, receiver), each the representative of its class."""
     spans, found = timeline.spans, defaultdict(list)
     is_message = (spans.kind == SpanKind.COMMUNICATION) & (spans.record >= 0)
     for rank in timeline.ranks:

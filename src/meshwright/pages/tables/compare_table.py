@@ -18,7 +18,7 @@ _MOST_ROWS = 12
 _LEAST_SHARE = 0.001
 """Of a step: what differs by less is noise, and not worth a line."""
 _UNEQUAL_SHARE = 0.02
-"""Of a step: ranks that differ by less from each other are told as one."""
+"""Share of the step below which ranks' differences are not listed."""
 
 
 def compare_page(found: Comparison) -> Iterator[RenderableType]:

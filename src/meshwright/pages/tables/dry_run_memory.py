@@ -82,7 +82,7 @@ def savings_table(outcome: Outcome) -> Table:
 
 
 def saving_cells(saved: SavedTensors) -> tuple[str, ...]:
-    """Return bytes, number, seconds of computing again and of moving, and what made them where."""
+    """Return bytes, number, seconds of recomputation and of offloading, the operator and its place."""
     again, moved = ("-" if seconds is None else format_duration(seconds) for seconds in (saved.again_s, saved.moved_s))
     return format_bytes(saved.num_bytes), f"{saved.count:,}", again, moved, saved.op, saved.scope
 

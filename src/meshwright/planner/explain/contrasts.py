@@ -24,13 +24,13 @@ _IDLE_KEYS = {"is_resharded": "reshard_after_forward", "reduces_each_microbatch"
 """Columns of two values, with their keys, that do nothing for some layouts: a search then prices the default alone."""
 _LEAST_DIFFERENCE_S = 1e-9
 _MOST_ACTIONS = 3_000
-"""Actions that are played for one key."""
+"""Pipeline actions that are replayed for one key."""
 
 
 def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, question: Question) -> dict[str, Contrast]:
     """Return, by column of a table, the best layout that fits and has another value of it than the pick, closest first.
 
-    `best` are finalists, which are played already.
+    `best` are finalists, which have been replayed.
     """
     own, table = layout_table([pick.layout]), layout_table([candidate.layout for candidate in best])
     found = {}

@@ -35,7 +35,7 @@ KEYS = (
 _NUM_FIXES = 3
 _NUM_REJECTIONS = 5
 _SHORT_PIPELINE = 1_500
-"""Actions of a pipeline that is played for a comparison; a longer one keeps the closed form of its bubble."""
+"""Actions of the longest pipeline that is replayed for a comparison; longer ones use the closed-form bubble."""
 
 
 def misfits(pick: Candidate, given: Candidate | None, question: Question, menu: Menu) -> list[Rejection]:

@@ -45,9 +45,9 @@ def _scaled_link(link: Link | None, factor: float) -> Link | None:
     return scaled.replace(collectives=points)
 
 
-def _with_scaled(noun: Any, names: tuple[str, ...], factor: float) -> Any:
-    """Return the noun with every figure in the fields called `names` times `factor`."""
-    return noun.replace(**{name: _scaled(getattr(noun, name), factor) for name in names})
+def _with_scaled(data: Any, names: tuple[str, ...], factor: float) -> Any:
+    """Return `data` with every figure in the fields called `names` multiplied by `factor`."""
+    return data.replace(**{name: _scaled(getattr(data, name), factor) for name in names})
 
 
 def _scaled(value: Any, factor: float) -> Any:

@@ -71,7 +71,7 @@ def _no_batch(question: Question, degrees: np.ndarray) -> str:
 
 
 def _no_split(question: Question) -> str:
-    """Return the rule that stands in the way of what is set, or that no degrees of the number of devices divide."""
+    """Return the rule that the keys set by the user violate, or that no degrees divide the number of devices."""
     degrees = {axis: int(question.fixed.get(axis, 1)) for axis in AXES}
     product, count = int(np.prod(list(degrees.values()))), question.num_devices
     if count % product:

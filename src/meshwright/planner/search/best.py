@@ -42,7 +42,7 @@ def best_of(priced: Priced, rows: Ints, pick: Candidate, question: Question, mos
 
 
 def played_if_fast(priced: Priced, row: int, pick: Candidate, question: Question) -> Candidate:
-    """Return the layout at `row`, its pipeline played where that is short, or where it decides who is faster."""
+    """Return the layout at `row`; its pipeline is replayed if it is short, or if the replay decides which is faster."""
     candidate = candidate_at(priced, row, question, _SHORT_PIPELINE)
     return candidate_at(priced, row, question) if _total_s(candidate) < _total_s(pick) else candidate
 

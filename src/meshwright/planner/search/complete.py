@@ -32,7 +32,7 @@ _NUM_REFINED = 16
 
 @dataclass(frozen=True)
 class Known:
-    """The layouts that a page compares, as far as they are known."""
+    """The layouts that a plan compares, so far."""
 
     pick: Candidate
     best_s: dict[str, float]

@@ -1,4 +1,4 @@
-"""The fastest layouts, their pipelines played action by action in place of the closed form of the bubble."""
+"""The fastest layouts, with their schedules replayed action by action instead of the closed-form bubble."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.spec.run.plan import Candidate
 _NUM_PLAYED = 24
 _NUM_FINALISTS = 20
 _MAX_ACTIONS = 40_000
-"""Actions of different pipelines that are played for all finalists together: a fraction of a second."""
+"""Pipeline actions that are replayed for all finalists together: a fraction of a second."""
 SPLIT_KEYS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 
 
@@ -30,12 +30,12 @@ class Finalist:
 
 
 def finalists(priced: Priced, question: Question) -> list[Finalist]:
-    """Return the fastest layouts of different splits and pipelines, played, in their new order."""
+    """Return the fastest layouts of different partitions and pipelines, in the order of their replayed steps."""
     found: list[Finalist] = []
     actions: dict[tuple[int, str, int], int] = {}
     for row in distinct(priced, PIPELINE_KEYS, _NUM_PLAYED):
         layout = layout_at(priced.layouts, row, question)
-        # A pipeline that was played once costs nothing the next time.
+        # Replays are cached.
         count = num_actions(layout, question)
         actions[layout.pp, layout.schedule, count] = count
         if sum(actions.values()) > _MAX_ACTIONS and found:

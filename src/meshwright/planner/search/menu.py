@@ -95,7 +95,7 @@ def _pipelines(schedules: tuple[str, ...], stages_per_rank: int | None) -> list[
     """Return the schedules with the numbers of stages a rank that they take, or with the one that is set."""
     numbers: dict[str, tuple[int, ...]] = dict.fromkeys(SINGLE_STAGE_SCHEDULES, (1,))
     numbers |= dict.fromkeys(LOOPED_SCHEDULES, _VIRTUAL_STAGES) | dict.fromkeys(V_SCHEDULES, (2,))
-    # One that is set may not go with the schedule: then nothing is valid, and that is told.
+    # A value that the user set may be invalid with the schedule: then no layout is valid, which is reported.
     chosen = None if stages_per_rank is None else (stages_per_rank,)
     return [(schedule, number) for schedule in schedules for number in chosen or numbers[schedule]]
 

@@ -60,11 +60,11 @@ class Priced:
         )
 
     def step_time(self, row: int) -> StepTime:
-        """Return the step of one layout as the noun."""
+        """Return the step time of one layout by component."""
         return self.step.step_time(row)
 
     def memory_use(self, row: int) -> MemoryUse:
-        """Return the memory of one layout's fullest rank as the noun."""
+        """Return the memory of one layout's fullest rank by tensor class."""
         return memory_use(self.memory, row)
 
 

@@ -88,7 +88,7 @@ def first_price(menu: Menu) -> Callable[[LayoutTable, Question], Priced]:
 
 
 def default_min_scored(question: Question) -> int:
-    """Return how many layouts are scored even when the bounds already tell that no better one follows."""
+    """Return how many layouts are scored although the bounds exclude a better one."""
     return min(_MOST_WANTED, max(_LEAST_WANTED, _WANTED_PER_DEVICE * question.num_devices))
 
 

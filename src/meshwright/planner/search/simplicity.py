@@ -64,7 +64,7 @@ def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, quest
 
 
 def _played(priced: Priced, rows: Iterator[int], limit_s: float, question: Question) -> Iterator[Candidate]:
-    """Yield the layouts at `rows` that are no slower than `limit_s` when played, until enough pipelines were."""
+    """Yield the layouts at `rows` whose replayed step is at most `limit_s`, until enough pipelines were replayed."""
     num_played = 0
     for row in rows:
         candidate = candidate_at(priced, row, question)

@@ -57,7 +57,7 @@ def model_splits(question: Question, menu: Menu) -> LayoutTable:
     table = vary(vary(table, {"etp": menu.etp}), {"ep": menu.ep})
     table = _with_cp_methods(table, menu)
     table = table.take(splits_model(table, question))
-    # Which of the methods is best, the fine choices tell; the split is there if any of them allows it.
+    # The method is chosen later; the partition is valid if any method allows it.
     degrees = np.stack([getattr(table, axis) for axis in ("tp", "cp", "pp", "dp_shard", "etp", "ep")])
     _, first = np.unique(degrees, axis=1, return_index=True)
     return table.take(np.sort(first))

@@ -1,4 +1,4 @@
-"""A covering set of layouts: small enough to run on a laptop, and every pair of axes meets in it.
+"""A covering set of layouts: small enough to run on a laptop, with every pair of axes in at least one layout.
 
 Beyond the pairs, each way to share a sequence, each schedule, each policy of recomputation and each choice of FSDP2
 stands alone once, so that a failure has one suspect, and then among others.
@@ -13,7 +13,7 @@ from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 COVERED_AXES = (*AXES, "ep")
-"""The axes of which every pair meets."""
+"""The axes; every pair of them occurs in a layout."""
 
 _BATCH = 16
 """Sequences of a step for which microbatch sizes are chosen: few microbatches, but enough to fill each pipeline."""

@@ -36,9 +36,9 @@ def parse_layout(text: str) -> Layout:
     for pair in text.split(","):
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not name or not value:
-            raise ConfigError(f"layout {text!r}: {pair.strip()!r} is no key=value: write it like dp_shard=2,tp=2")
+            raise ConfigError(f"layout {text!r}: {pair.strip()!r} must be key=value, such as dp_shard=2,tp=2")
         if name not in Layout.model_fields:
-            raise ConfigError(f"layout {text!r}: {name} is no key of a layout: did you mean {_meant_keys(name)}?")
+            raise ConfigError(f"layout {text!r}: unknown key {name}: did you mean {_meant_keys(name)}?")
         if name in values:
             raise ConfigError(f"layout {text!r}: {name} is given twice: write it once")
         values[name] = _value(name, value)

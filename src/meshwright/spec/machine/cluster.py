@@ -33,9 +33,9 @@ class Link(Noun):
     oversubscription: Figure | None = None
     """Bandwidth of all nodes together over what the network's top carries at once: 7 where 7 nodes share one's."""
     nonblocking_devices: PositiveInt | None = None
-    """Devices that reach each other without meeting the oversubscription: a pod."""
+    """Devices that communicate without oversubscribed links: a pod."""
     collectives: tuple[CollectivePoint, ...] = Field((), strict=False)
-    """Measured collectives over this link; empty where nobody measured them."""
+    """Measured collectives over this link; empty if not measured."""
 
 
 class Cluster(Noun):

@@ -45,7 +45,7 @@ class MatmulRates(Noun):
 
 
 class Device(Noun):
-    """One accelerator as the catalogue knows it; what nobody published is None."""
+    """One accelerator of the catalogue; unpublished figures are None."""
 
     name: str = Field(pattern=NAME_PATTERN)
     """Catalogue name, as in cluster.device."""
@@ -66,7 +66,7 @@ class Device(Noun):
     dense_flops_per_s: MatmulRates = MatmulRates()
     """Highest matmul rate by dtype that the maker promises without sparsity, FLOP per second."""
     measured_matmul_flops_per_s: MatmulRates = MatmulRates()
-    """Best matmul rate by dtype that somebody measured and published, FLOP per second."""
+    """Best published measurement of the matmul rate by dtype, FLOP per second."""
     num_sms: Figure | None = None
     """Streaming multiprocessors (NVIDIA) or compute units (AMD) that a kernel's tiles are spread over."""
     measured_memory_bytes_per_s: Figure | None = None
@@ -80,7 +80,7 @@ class Device(Noun):
     is_host: bool = False
     """Whether kernels run on the host's own cores: the host's seconds add to theirs instead of hiding behind them."""
     matmul_points: tuple[MatmulPoint, ...] = Field((), strict=False)
-    """Measured rates of matrix products by size; empty where nobody measured them."""
+    """Measured rates of matrix products by size; empty if not measured."""
     attention_points: tuple[AttentionPoint, ...] = Field((), strict=False)
     """Measured rates of attention by size."""
     memory_op_points: tuple[MemoryOpPoint, ...] = Field((), strict=False)

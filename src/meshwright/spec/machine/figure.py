@@ -21,8 +21,8 @@ class Source(Noun):
     date: str = Field(pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")
     """When it was published, measured or read: YYYY, YYYY-MM or YYYY-MM-DD."""
     kind: SourceKind
-    """Printed by the maker (datasheet), read or timed on a device (measured), a constant of other software
-    (software), or told by somebody else (reported)."""
+    """datasheet: printed by the vendor; measured: read or timed on a device; software: a constant of other software;
+    reported: published by a third party."""
 
 
 class Figure(Noun):

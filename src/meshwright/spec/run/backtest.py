@@ -78,7 +78,7 @@ class MemoryScore(Noun):
     kind: str
     """allocated, reserved, smi, or not stated (compared with reserved)."""
     num_runs: NonNegativeInt
-    """Runs that tell it."""
+    """Runs with this measurement."""
     median: NonNegativeFloat
     """Median of absolute errors."""
     mean: NonNegativeFloat

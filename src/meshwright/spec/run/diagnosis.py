@@ -13,7 +13,7 @@ rank is elsewhere, in data, a checkpoint or a module. network: every rank waits 
 do not say."""
 
 ProcessState = Literal["running", "stopped", "gone", "elsewhere"]
-"""elsewhere: on another host, or on a system that does not tell."""
+"""elsewhere: on another host, or on a system without process information."""
 
 
 class RankState(Noun):

@@ -17,8 +17,8 @@ class Heartbeat(Noun):
     host: str
     """Its host."""
     started_ticks: int | None
-    """When the process started, in the kernel's clock ticks, which tells it from a later one of the same id; None where
-    the system does not say."""
+    """When the process started, in the kernel's clock ticks, to distinguish it from a later one with the same
+    id; None if unknown."""
     step: int
     """The optimizer step that it is in; 0 before the first."""
     phase: str
@@ -31,4 +31,4 @@ class Heartbeat(Noun):
 
 
 LAST_PHASES = ("ended", "failed")
-"""A rank that says one of these has left the run in good order, or with an error that it could tell."""
+"""A rank with one of these phases has ended normally, or with an error that it reported."""

@@ -108,7 +108,7 @@ def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
 def lower(schedule: Schedule) -> list[list[Action]]:
     """Return each rank's actions with sends and receives in their places.
 
-    All ranks are played together. After each time step, every output that another rank needs is written down as a
+    All ranks are simulated together. After each time step, every output that another rank needs is written down as a
     send there and a receive here, at one moment. So there is one global order of transfers that every rank keeps to.
     Of the transfers not yet done, the first in that order waits for nothing: both its ranks have done all theirs
     before it, and the computation in between needs only what has come. Therefore even sends that block until they are

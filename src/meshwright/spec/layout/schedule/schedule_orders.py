@@ -106,7 +106,7 @@ def _in_rounds(kind: Kind, stages: range, num_microbatches: int, round_size: int
 
 
 def _zero_bubble_v(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:
-    """ZB-V: a rank's second stage is the mirror image of its first, so the first backward is soon at hand.
+    """ZB-V: a rank's second stage is the mirror image of its first, so the first backward can start early.
 
     There is no bubble if forward and both halves of backward take the same time. The order is made for as many
     microbatches as fill the pipeline; those beyond the real number are left out of it.
@@ -147,7 +147,7 @@ def _zero_bubble_v(rank: int, layout: Layout, num_microbatches: int) -> list[Act
 
 
 def _dual_pipe_v(rank: int, layout: Layout, num_microbatches: int) -> list[Action]:
-    """DualPipe with its two directions folded into one V: forwards of one stage meet backwards of the other.
+    """DualPipe with its two directions folded into one V: forwards of one stage overlap backwards of the other.
 
     In the middle every forward stands right before a backward of the rank's other stage: the runtime may overlap the
     two, the computation of one with the communication of the other.
