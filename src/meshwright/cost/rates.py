@@ -4,8 +4,8 @@
     attention   16-bit dense peak x share
     memory      bandwidth x share
 
-A measured figure of the catalogue (meshwright calibrate) replaces peak x share. An unknown architecture takes the
-published measured share (measured_matmul_flops_per_s), or Ampere's.
+A measured figure of the catalogue (`meshwright calibrate`) replaces peak x share. An unknown architecture that was not
+measured is an error.
 """
 
 from __future__ import annotations
@@ -15,39 +15,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.case import Floats, Setting
-from meshwright.cost.constants import Constants
+from meshwright.cost.constants import Constants, all_constants, fixed_constant
 from meshwright.errors import UnsupportedError
 from meshwright.spec.machine.device import Device
 
-ARCHITECTURES = {
-    "v100": "volta",
-    "a100": "ampere",
-    "rtx-a6000": "ampere",
-    "l40s": "ada",
-    "rtx-4090": "ada",
-    "h100": "hopper",
-    "h200": "hopper",
-    "h800": "hopper",
-    "b200": "blackwell",
-    "gb200": "blackwell",
-    "b300": "blackwell-ultra",
-    "gb300": "blackwell-ultra",
-    "mi300x": "cdna",
-    "mi325x": "cdna",
-    "mi350x": "cdna",
-    "mi355x": "cdna",
-}
-"""Architecture by the beginning of a device's catalogue name."""
-_FLOAT32_SHARE = 1 / 16
-"""Of the 16-bit peak, where the catalogue has no float32: the A100's 19.5 of 312 TFLOP/s, near the H100's 67 of 989."""
-_FULL_POWER_W = {"h100-96gb-500w": 700.0}
+_FLOAT32_SHARE = fixed_constant("float32_share")
+_MEASURED_ARCHITECTURE = "ampere"
+"""Whose shares fill in what calibration of a device without architecture did not time."""
 
 
 def architecture_of(device: Device) -> str:
-    """Return the device's architecture; ampere for a device that is not in the catalogue."""
-    known = (name for prefix, name in ARCHITECTURES.items() if f"{device.name}-".startswith(f"{prefix}-"))
-    architecture = next(known, "ampere")
-    return f"{architecture}-limited" if device.name.endswith("-limited") else architecture
+    """Return the device's architecture; raises UnsupportedError for one that no constants are known for."""
+    if device.architecture is None and device.matmul_points:
+        return _MEASURED_ARCHITECTURE
+    known = [name.removeprefix("matmul.") for name in all_constants() if name.startswith("matmul.")]
+    if device.architecture not in known:
+        raise UnsupportedError(
+            f"device {device.name}: architecture = {device.architecture!r} has no constants in the cost model: set it "
+            f"to one of {', '.join(known)} in its catalogue entry, or measure the device with `meshwright calibrate`"
+        )
+    return device.architecture
+
+
+def is_blackwell(device: Device) -> bool:
+    """Return whether the device is of the newest architecture, whose libraries are young."""
+    return architecture_of(device).startswith("blackwell")
 
 
 @dataclass(frozen=True)
@@ -114,8 +106,9 @@ def num_sms(device: Device) -> float:
 
 def power_share(device: Device) -> float:
     """Return the power cap over the power that the device's peaks are given for."""
-    full = _FULL_POWER_W.get(device.name)
-    return 1.0 if full is None or device.power_w is None else device.power_w.value / full
+    if device.power_w is None or device.peak_power_w is None:
+        return 1.0
+    return device.power_w.value / device.peak_power_w.value
 
 
 @dataclass(frozen=True)
@@ -154,19 +147,29 @@ def _shares(setting: Setting, constants: Constants) -> tuple[float, float, float
 
 def matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:
     """Return the share of the dense peak that large matmuls of `dtype` reach; `precision` as in Workload.precision."""
-    architecture = architecture_of(device)
-    share = constants[f"matmul.{architecture}"]
     if dtype == "float8":
-        share = constants.get(f"matmul8.{architecture}", share)
+        share = _share("matmul8", device, constants)
         share *= constants["rowwise"] if precision == "float8-rowwise" else 1.0
-        share *= constants["mx"] if precision == "mxfp8" else 1.0
-    elif dtype == "float4":
-        share = constants.get(f"matmul4.{architecture}", share)
-    return share
+        return share * (constants["mx"] if precision == "mxfp8" else 1.0)
+    return _share("matmul4" if dtype == "float4" else "matmul", device, constants)
+
+
+def _share(kind: str, device: Device, constants: Constants) -> float:
+    """Return the constant `kind` of the device's architecture; raises UnsupportedError where there is none."""
+    architecture = architecture_of(device)
+    name = f"{kind}.{architecture}"
+    if name in constants:
+        return constants[name]
+    if device.matmul_points:
+        return constants[f"matmul.{architecture}"]
+    raise UnsupportedError(
+        f"device {device.name}: the cost model has no constant {name}: choose another precision, or measure the device "
+        "with `meshwright calibrate`"
+    )
 
 
 def attention_share(device: Device, kernels: str, constants: Constants) -> float:
     """Return the share of the 16-bit peak that attention reaches; `kernels` as in Stack.kernels."""
-    architecture = architecture_of(device)
-    share = constants[f"attention.{architecture}"]
-    return share if kernels == "fused" else share * constants.get(f"attention_generic.{architecture}", 1.0)
+    share = _share("attention", device, constants)
+    # Where no vendor's kernel is faster than FlashAttention 2, there is no constant.
+    return share if kernels == "fused" else share * constants.get(f"attention_generic.{architecture_of(device)}", 1.0)

@@ -16,7 +16,7 @@ from meshwright.cost.calibrated.measured_op import is_measured
 from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
-from meshwright.cost.rates import architecture_of
+from meshwright.cost.rates import is_blackwell
 from meshwright.spec.machine.cluster import Cluster
 
 
@@ -72,7 +72,7 @@ def stacks_of(cases: Cases) -> Stacks:
         ),
         # What was timed on the very machine is as fast as it is there.
         is_tuned=each(lambda s: float(s.stack.is_tuned or is_measured(s))) > 0,
-        is_newest=each(lambda s: float(architecture_of(s.cluster.device).startswith("blackwell"))) > 0,
+        is_newest=each(lambda s: float(is_blackwell(s.cluster.device))) > 0,
         is_omni_path=each(lambda s: float(is_omni_path(s.cluster))) > 0,
     )
 

@@ -32,6 +32,7 @@ DEVICE_UNITS: dict[str, Any] = {
     "measured_matmul_flops_per_s": _RATES,
     "num_sms": quantity.COUNT,
     "power_w": quantity.WATTS,
+    "peak_power_w": quantity.WATTS,
     "matmul_points": {"flops_per_s": quantity.FLOPS_PER_S},
     "attention_points": {
         "forward_flops_per_s": quantity.FLOPS_PER_S,

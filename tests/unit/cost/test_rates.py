@@ -7,7 +7,7 @@ import pytest
 
 from cost_cases import cases, setting
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.rates import Rates, architecture_of, peaks_of, rates_of
+from meshwright.cost.rates import Rates, architecture_of, matmul_share, peaks_of, rates_of
 from meshwright.cost.stacks import stacks
 from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
@@ -41,7 +41,7 @@ def test_no_rate_is_more_than_the_datasheet_has(name: str) -> None:
             assert 0.5 < reached.memory[0] / device.memory_bytes_per_s.value < 1
 
 
-def test_the_architecture_is_read_off_the_name() -> None:
+def test_the_architecture_is_the_catalogues() -> None:
     expected = {
         "h800-ib400": "hopper",
         "dgx-a100": "ampere",
@@ -52,8 +52,21 @@ def test_the_architecture_is_read_off_the_name() -> None:
     }
     assert {name: architecture_of(load_cluster(name).device) for name in expected} == expected
     device = load_cluster("dgx-b200").device
-    assert architecture_of(device.replace(name="somebodys-chip")) == "ampere"
-    assert architecture_of(device.replace(name="b200-limited")) == "blackwell-limited"
+    assert architecture_of(device.replace(name="another-chip")) == "blackwell"
+
+
+@pytest.mark.parametrize("architecture", [None, "rubin"])
+def test_an_unknown_architecture_is_refused_unless_the_device_was_measured(architecture: str | None) -> None:
+    device = load_cluster("dgx-b200").device.replace(architecture=architecture)
+    with pytest.raises(UnsupportedError, match=rf"b200: architecture = {architecture!r} has no constants .*blackwell"):
+        architecture_of(device)
+    assert architecture_of(load_cluster("cpu-local").device) == "ampere"
+
+
+def test_a_format_without_a_constant_is_refused() -> None:
+    device = load_cluster("dgx-a100").device
+    with pytest.raises(UnsupportedError, match=r"no constant matmul8.ampere"):
+        matmul_share(device, "float8", "float8-tensorwise", fitted_constants())
 
 
 @pytest.mark.parametrize("stack", sorted(stacks()))

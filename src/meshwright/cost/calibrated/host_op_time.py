@@ -35,7 +35,7 @@ class HostOps:
         self._s_per_byte = 1 / statistics.median(rates) if rates else 0.0
 
     def seconds(self, signature: Signature) -> float:
-        """Return the seconds of one operator; raises UnsupportedError for FLOPs that nobody measured the rate of."""
+        """Return the seconds of one operator; raises UnsupportedError for FLOPs whose rate was not measured."""
         num_bytes, flops = float(signature.read_bytes + signature.written_bytes), op_flops(signature)
         line = self._lines.get((signature.op, dtype_of(signature)))
         if line is not None:

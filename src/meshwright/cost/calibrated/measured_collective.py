@@ -1,4 +1,4 @@
-"""Measured collectives: what somebody timed on a machine stands in for what formulas say about it.
+"""Measured collectives: timings of a machine's own collectives, which replace the formulas.
 
     seconds = latency + bytes x seconds per byte, both read at the number of ranks
 
@@ -35,7 +35,7 @@ class MeasuredCollectives:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nobody measured anything."""
+        """Return whether nothing was measured."""
         return bool(np.isnan(self.latency_s).all())
 
     def read(self, kind: CollectiveKind, num_ranks: Floats, cluster: NDArray[np.int64]) -> tuple[Floats, Floats]:

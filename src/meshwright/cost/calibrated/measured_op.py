@@ -6,7 +6,7 @@
     host        kernels x seconds of a kernel
 
 Source: the points in a device's catalogue entry, as `meshwright calibrate` writes them, interpolated by hardware/rates.
-What nobody measured is nan, and formulas hold. Ignored: that a kernel finds in the cache what the one before wrote.
+What was not measured is nan, and formulas hold. Ignored: that a kernel finds in the cache what the one before wrote.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 
 from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
+from meshwright.cost.constants import fixed_constant
 from meshwright.cost.shares import Shares
 from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
 from meshwright.spec.machine.measured import MemoryOp
 from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope
 
-KERNELS_PER_OP = 8.0
-"""Kernels of an op in the eager modules of our models, forward and backward."""
+KERNELS_PER_OP = fixed_constant("measured_kernels_per_op")
 _OPTIMIZER_OPS: tuple[MemoryOp, MemoryOp] = ("update", "clip")
-_FORWARD_SHARE = 1 / 2.7
+_FORWARD_SHARE = 1 / (1 + fixed_constant("backward_launches"))
 """Of a block's kernels."""
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Forward and backward seconds, one element an owner; nan where nobody measured the owner's device."""
+    """Forward and backward seconds, one element an owner; nan where the owner's device was not measured."""
 
     matmul: tuple[Floats, Floats]
     best_matmul: Floats
@@ -45,13 +45,13 @@ class MeasuredTimes:
 
 
 def is_measured(setting: Setting) -> bool:
-    """Return whether somebody measured matrix products on the setting's device, in the format of its workload."""
+    """Return whether matrix products were measured on the setting's device, in the format of its workload."""
     dtype = setting.workload.matmul_dtype
     return any(point.dtype == dtype for point in setting.cluster.device.matmul_points)
 
 
 def measured_times(work: Work, settings: tuple[Setting, ...]) -> MeasuredTimes | None:
-    """Return what was measured of each owner's kernels; None where nobody measured any of the settings' devices."""
+    """Return what was measured of each owner's kernels; None where none of the settings' devices was measured."""
     measured = [position for position, setting in enumerate(settings) if is_measured(setting)]
     if not measured:
         return None
@@ -66,7 +66,7 @@ def measured_times(work: Work, settings: tuple[Setting, ...]) -> MeasuredTimes |
 
 
 def measured_update_s(cases: Cases, num_parameters: Floats) -> Floats:
-    """Return the seconds in which a rank clips and updates so many parameters; nan where nobody measured that."""
+    """Return the seconds in which a rank clips and updates so many parameters; nan where that was not measured."""
     seconds = np.full(len(cases), np.nan)
     for position, setting in enumerate(cases.settings):
         (update, _), (clip, _) = (memory_op_rates(setting.cluster.device, op, "float32") for op in _OPTIMIZER_OPS)

@@ -55,7 +55,7 @@ def _unit_s(dp: DataParallel, parameters: Floats, degree: NDArray[np.int64], gat
     layouts = dp.layouts
     gathered, reduced = parameters * dp.gather_bytes, parameters * dp.reduce_bytes
     group = group_of(layouts.tp, degree, fabric)
-    # Where nobody timed units, the bare collectives.
+    # Where units were not timed, the bare collectives.
     gather_s = _timed_s("unshard", gathered, all_gather_s(gathered, group, fabric), fabric)
     reduce_s = _timed_s("reduce-grads", reduced, reduce_scatter_s(reduced, group, fabric), fabric)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)

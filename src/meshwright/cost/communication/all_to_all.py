@@ -7,7 +7,7 @@ Plain, k copies of each token leave, one for each expert: of them (r - 1) / n st
 for n ranks in m domains of r. Deduplicated (as DeepEP does), a token crosses once for each domain where it has an
 expert, and spreads to that domain's ranks inside. k experts drawn at random lie in m (1 - (1 - 1/m)^k) domains.
 
-Latencies are read off the published table of SimAI (8 to 128 ranks, 16 MiB to 1 GiB), which this meets within 18 %.
+Latencies are read off the published table of SimAI (8 to 128 ranks, 16 MiB to 1 GiB), which this matches within 18 %.
 Ignored: that the k experts are distinct (8 of 256 hit 1 % more of 8 domains), and congestion of the spine beyond the
 constant all_to_all_efficiency.
 """

@@ -23,10 +23,10 @@ from numpy.typing import ArrayLike
 from meshwright.cost.communication.fabric import Fabric, Floats
 from meshwright.cost.communication.group import Group
 from meshwright.cost.communication.link_rate import inside_bytes_per_s, neighbour_bytes_per_s
+from meshwright.cost.constants import fixed_constant
 from meshwright.spec.machine.measured import CollectiveKind
 
-_TREE_BANDWIDTH = 0.92
-"""Of a ring's bandwidth."""
+_TREE_BANDWIDTH = fixed_constant("tree_bandwidth")
 
 
 def all_gather_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:

@@ -13,7 +13,7 @@ as one. Their rings pass gradients on in the activations' format. Ours gather on
 
 Sources: Korthikanti et al. 2022 (arXiv:2205.05198) for tp with sequence parallelism, Llama 3 (arXiv:2407.21783, 3.3.2)
 for gathered keys, Jacobs et al. 2023 (arXiv:2309.14509) for ulysses. Where a stack overlaps, a fitted share stays
-exposed. What is lost to FSDP on the same links stands in contention.py. Ignored: contention between other axes; what is
+exposed. What is lost to FSDP on the same links is in contention.py. Ignored: contention between other axes; what is
 a few bytes a token or less (sums of a loss over the vocabulary, how many tokens go where).
 """
 
@@ -41,6 +41,8 @@ from meshwright.cost.work import BLOCK, FIRST, Work
 Index = NDArray[np.int64]
 
 _FLOAT32_BYTES = 4.0
+_LOW_SHARE = (0.5 + 1.0) / 2
+"""Bytes of a pair of collectives whose all-gather is of 8 bits and whose reduce-scatter is of 16, over 16 for both."""
 
 
 def communication_of(cases: Cases, work: Work) -> Communication:
@@ -115,9 +117,9 @@ class Communication:
         # No matmul comes before the embedding's.
         has_matmuls = owners.kind[owner] != FIRST
         group = group_of(1, self.layouts.tp, fabric)
-        element_bytes = self.element_bytes * np.where(self.gathers_low, 0.75, 1.0)
+        element_bytes = self.element_bytes * np.where(self.gathers_low, _LOW_SHARE, 1.0)
         num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
-        # As many gathers as scatters, which take as long unless somebody timed them.
+        # As many gathers as scatters, which take as long unless they were timed.
         pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
         one = 0.5 * pair
         exposed = one * np.where(self.overlaps_tp & has_matmuls, c["tp_exposed"], 1.0)
@@ -181,7 +183,7 @@ class Communication:
         is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
         is_swap = layouts.cp_method == CONTEXT_METHODS.index("ulysses")
         ring_f, ring_b = (
-            np.maximum(c["cp_exposed"] * whole, whole - 0.8 * attention)
+            np.maximum(c["cp_exposed"] * whole, whole - c["cp_hiding"] * attention)
             for whole, attention in ((ring, attention_f), (ring_back, attention_b))
         )
         forward = np.where(is_ring, ring_f, np.where(is_swap, swapped, gathered))

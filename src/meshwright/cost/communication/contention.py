@@ -151,10 +151,10 @@ def ring_shares(group: Group, fabric: Fabric) -> LinkShares:
 
 def joint_load(one: LinkShares, other: LinkShares, fabric: Fabric) -> Floats:
     """Return the load of the busiest link that both use; 1 where it carries both in full, or there is none."""
-    meet_inside = (one.inside > 0) & (other.inside > 0) & (~joins_pairs(fabric) | _have_pairs_in_common(one, other))
-    meet_outside = (one.network > 0) & (other.network > 0)
-    inside = np.where(meet_inside, one.inside + other.inside, 0.0)
-    network = np.where(meet_outside, one.network + other.network, 0.0)
+    overlap_inside = (one.inside > 0) & (other.inside > 0) & (~joins_pairs(fabric) | _have_pairs_in_common(one, other))
+    overlap_outside = (one.network > 0) & (other.network > 0)
+    inside = np.where(overlap_inside, one.inside + other.inside, 0.0)
+    network = np.where(overlap_outside, one.network + other.network, 0.0)
     return np.maximum(1.0, np.maximum(inside, network))
 
 

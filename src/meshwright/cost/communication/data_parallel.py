@@ -26,6 +26,7 @@ from meshwright.cost.communication.group import Group, group_of
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.work import BLOCK, Work
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 Index = NDArray[np.int64]
 
@@ -91,7 +92,7 @@ def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
         fuses_sum=cases.each(lambda s: float(s.stack.fuses_gradient_sum)) > 0,
         element_bytes=wide,
         gather_bytes=np.where(low > 0, 1.0, wide),
-        reduce_bytes=cases.each(lambda s: 4.0 if s.workload.gradient_dtype == "float32" else 2.0),
+        reduce_bytes=cases.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype]),
         dense_parameters=dense,
         expert_parameters=experts,
         replicated_parameters=of_rank(owners.replicated_parameters)
@@ -168,6 +169,6 @@ def exposed_update_s(dp: DataParallel, fabric: Fabric, c: Constants, hidden_behi
     whole = whole + np.where(
         dp.expert_parameters > 0, all_gather_s(dp.expert_parameters * element_bytes, expert_group, fabric), 0.0
     )
-    hidden = np.where(dp.overlaps, 0.8 * hidden_behind_s, 0.0)
+    hidden = np.where(dp.overlaps, c["dp_hiding"] * hidden_behind_s, 0.0)
     exposed = np.where(dp.overlaps, np.maximum(whole * c["dp_exposed"], whole - hidden), whole)
     return np.where(dp.shards_parameters, 0.0, exposed)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cost.calibrated.measured_collective import MeasuredCollectives, join_measured, measured_collectives
+from meshwright.cost.constants import fixed_constant
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.figure import Figure
 
@@ -27,30 +28,19 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FabricConstants:
-    """Achievable shares of datasheet rates, and latencies; a fit may replace the defaults."""
+    """Achievable shares of datasheet rates, and latencies in seconds: fabric.* of constants.toml says what each is."""
 
-    intra_efficiency: float = 0.79
-    """Share of the link inside a domain that a ring reaches with large messages, where the catalogue has none."""
-    inter_efficiency: float = 0.92
-    """Share of the network cards' rate that a ring reaches with large messages, where the catalogue has none."""
-    nvls_efficiency: float = 0.68
-    """Share of the link that a reduction inside the switch reaches (475 GB/s bus bandwidth on 8 H100)."""
-    all_to_all_efficiency: float = 0.9
-    """Bandwidth of an all-to-all as a share of a ring's."""
-    base_s: float = 8.4e-6
-    """Seconds to start a collective."""
-    intra_step_s: float = 3.4e-6
-    """Seconds of one step from device to device inside a domain."""
-    inter_step_s: float = 14e-6
-    """Seconds of one step from domain to domain."""
-    nvls_s: float = 25e-6
-    """Seconds of the smallest all-reduce inside the switch."""
-    all_to_all_intra_s: float = 30e-6
-    """Seconds of the smallest all-to-all inside a domain."""
-    all_to_all_inter_s: float = 80e-6
-    """Seconds that the network adds to an all-to-all, however small."""
-    all_to_all_peer_s: float = 0.4e-6
-    """Seconds for each peer of an all-to-all."""
+    intra_efficiency: float = fixed_constant("fabric.intra_efficiency")
+    inter_efficiency: float = fixed_constant("fabric.inter_efficiency")
+    nvls_efficiency: float = fixed_constant("fabric.nvls_efficiency")
+    all_to_all_efficiency: float = fixed_constant("fabric.all_to_all_efficiency")
+    base_s: float = fixed_constant("fabric.base_s")
+    intra_step_s: float = fixed_constant("fabric.intra_step_s")
+    inter_step_s: float = fixed_constant("fabric.inter_step_s")
+    nvls_s: float = fixed_constant("fabric.nvls_s")
+    all_to_all_intra_s: float = fixed_constant("fabric.all_to_all_intra_s")
+    all_to_all_inter_s: float = fixed_constant("fabric.all_to_all_inter_s")
+    all_to_all_peer_s: float = fixed_constant("fabric.all_to_all_peer_s")
 
 
 @dataclass(frozen=True)

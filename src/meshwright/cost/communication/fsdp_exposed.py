@@ -56,7 +56,7 @@ class _Exchanges:
     is_freed: Bools
     load: Floats
     """Of the links that it is gathered again over next to a reduction; 2 where one waits for the other."""
-    sums_beside: Bools
+    sums_overlap: Bools
     """Whether replicas are summed over other links than those of gathers and reductions."""
 
 
@@ -108,7 +108,7 @@ def _exchanges_of(dp: DataParallel, owner: Index, fabric: Fabric) -> _Exchanges:
         is_freed=is_freed,
         load=np.where(is_kept, load, 2.0),
         # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
-        sums_beside=dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1),
+        sums_overlap=dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1),
     )
 
 
@@ -131,7 +131,7 @@ def _backward_exposed_s(
     gathered = _exposed(unit.again + unit.copied_again, block_s, c, computes)
     reduced = _exposed(_at_once(unit, copied_out), behind, c, computes) - after_stage
     exchanged = _at_once(unit, unit.copied)
-    both = np.where(unit.sums_beside, np.maximum(exchanged, unit.summed), exchanged + unit.summed)
+    both = np.where(unit.sums_overlap, np.maximum(exchanged, unit.summed), exchanged + unit.summed)
     # Nothing is computed after the stage that a rank is done with last.
     at_end = _exposed(both, behind, c, computes) - (1 - 1 / layouts.stages_per_rank) * after_stage
     in_line = unit.is_freed & gathers_in_line(layouts)
@@ -199,7 +199,7 @@ def first_block_exposed_s(
     is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
     gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=is_one_unit)
     gathers = np.where(layouts.is_resharded, 1.0, last)
-    # What the host waits for is exposed of all blocks, as is what stands in line.
+    # What the host waits for is exposed of all blocks, as is what is queued.
     reduces = np.where(layouts.reduces_each_microbatch & ~sums_on_host(layouts), 1.0, last)
     reduces = np.where(gathers_in_line(layouts), 0.0, reduces)
     longer = [

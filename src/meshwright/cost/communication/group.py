@@ -1,4 +1,4 @@
-"""Group: where the ranks of one mesh axis lie, as far as communication notices.
+"""Group: where the ranks of one mesh axis lie, to the extent that communication depends on it.
 
 Ranks along the innermost axis of a mesh are neighbours, so the members of a group stand `stride` devices apart, the
 product of the degrees of the axes inside. With stride s, floor(domain / s) members, at least one, share a domain (an
@@ -52,14 +52,14 @@ def group_of(stride: ArrayLike, num_ranks: ArrayLike, fabric: Fabric) -> Group:
 
 
 def lacks_link(group: Group, fabric: Fabric) -> NDArray[np.bool_]:
-    """Return which groups need a link that nobody gave a rate for; whatever they communicate takes nan seconds."""
+    """Return which groups need a link without a rate; whatever they communicate takes nan seconds."""
     inside = (group.ranks_per_domain > 1) & np.isnan(fabric.intra_bytes_per_s)
     across = (group.num_domains > 1) & np.isnan(fabric.inter_bytes_per_s)
     return np.asarray(inside | across)
 
 
 def require_links(group: Group, fabric: Fabric) -> None:
-    """Raise UnsupportedError naming the first cluster whose groups need a link that nobody gave a rate for."""
+    """Raise UnsupportedError naming the first cluster whose groups need a link without a rate."""
     lacking, clusters, num_domains = np.broadcast_arrays(lacks_link(group, fabric), fabric.cluster, group.num_domains)
     if not lacking.any():
         return
@@ -68,6 +68,6 @@ def require_links(group: Group, fabric: Fabric) -> None:
     network_is_unknown = across and np.isnan(np.broadcast_to(fabric.inter_bytes_per_s, lacking.shape).ravel()[first])
     what = "inter_node and num_nics_per_node" if network_is_unknown else "intra_node"
     raise UnsupportedError(
-        f"cluster {name}: devices of one group must talk over a link whose rate nobody gave: "
+        f"cluster {name}: devices of one group must talk over a link whose rate is unknown: "
         f"set {what} in the cluster's catalogue entry, or choose another cluster.name"
     )

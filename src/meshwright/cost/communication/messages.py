@@ -28,13 +28,14 @@ from meshwright.cost.pipeline.replay import Hops
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.work import Work, work_of
 from meshwright.spec.layout.layout import V_SCHEDULES
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 
 def messages_of(cases: Cases, work: Work) -> Messages:
     """Return the cases' messages, to be priced with a fabric and constants."""
     owners, layouts = work.owners, cases.layouts
     tied = np.bincount(owners.key, owners.tied_parameters * owners.count, minlength=len(work.setting))
-    gradient_bytes = cases.each(lambda s: 4.0 if s.workload.gradient_dtype == "float32" else 2.0)
+    gradient_bytes = cases.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
     has_copy = (cases.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
     return Messages(
         layouts=layouts,

@@ -19,7 +19,8 @@ from meshwright.spec.step.dry_run import PaddedParameter, Padding
 
 _STATE_BYTES = 16
 """Of one parameter's element between steps: float32 parameter, gradient and two moments."""
-_LEAST_FACTOR = 1.1
+_LEAST_FACTOR = 1 + 0.1
+"""Parameters that padding lengthens by less than a tenth are not listed."""
 
 
 def padding_of(model: ModelSpec, layout: Layout, gathered_bytes: int) -> Padding | None:

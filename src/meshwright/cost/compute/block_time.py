@@ -6,7 +6,7 @@
                 trainer the bytes that its kernels were counted to move (own_elements.py)
     host        launches x seconds of a launch
 
-Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions. What is fitted stands in Constants.
+Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions. What is fitted is in constants.toml.
 Ignored: dropout, biases, L2 hits between kernels.
 """
 
@@ -20,14 +20,18 @@ from numpy.typing import NDArray
 from meshwright.cost.calibrated.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.case import Floats, Setting
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
-from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
+from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
-from meshwright.cost.rates import Peaks, Rates, architecture_of
+from meshwright.cost.rates import Peaks, Rates, is_blackwell
 from meshwright.cost.work import Work
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
-_BACKWARD_LAUNCHES = 1.7
 _FLOAT32_BYTES = 4.0
+_GRADIENT_BYTES = 2.0
+"""Of one 16-bit element that a matmul writes, and that is read to be added where the matmul does not add itself."""
+_CAST_BYTES = 3.0
+"""Of one element: 16 bits read, 8 written."""
 _LOSS_BYTES = 16.0
 """Bytes for each logit: 16-bit write and read, float32 softmax, gradient."""
 _PLAIN_LOSS_BYTES = {"whole": (14.0, 22.0), "over tp": (38.0, 14.0)}
@@ -73,7 +77,7 @@ class BlockPricer:
         self.element_bytes = np.where(self.is_low, np.where(four[self.line_setting], 0.5, 1.0), wide[self.line_setting])
         self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
         self.activation_bytes = wide[self.owner_setting]
-        new = np.array([architecture_of(s.cluster.device).startswith("blackwell") for s in settings])
+        new = np.array([is_blackwell(s.cluster.device) for s in settings])
         self.is_new = new[self.line_setting]
         self.flops = 2 * lines.groups * lines.m * lines.n * lines.k
         self._tiles: dict[float, list[Floats]] = {}
@@ -144,17 +148,18 @@ class BlockPricer:
     def _attention(self, rates: Rates, constants: Constants) -> tuple[tuple[Floats, Floats], Floats]:
         owners, setting = self.work.owners, self.owner_setting
         ramp = owners.context / (owners.context + constants["attention_ramp_tokens"])
-        narrow = np.where(owners.head_width < 96, constants["narrow_head"], 1.0)
+        narrow = np.where(owners.head_width < NARROW_HEAD, constants["narrow_head"], 1.0)
         rate = rates.attention[setting] * ramp * narrow
         flash = owners.attention_flops / rate
         flash_back = ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
         whole = 4 * owners.score_elements * owners.head_width
-        alignment = np.where(owners.head_width % 64 == 0, 1.0, np.where(owners.head_width % 8 == 0, 1.15, 1.5))
+        of_8, of_1 = constants["unaligned_head.8"], constants["unaligned_head.1"]
+        alignment = np.where(owners.head_width % 64 == 0, 1.0, np.where(owners.head_width % 8 == 0, of_8, of_1))
         products = whole / (rates.matmul16[setting] * constants["unfused_matmul"]) * alignment
         passes = owners.score_elements * 2 * constants["unfused_passes"] / rates.memory[setting]
         is_flash = np.array([s.stack.attention == "flash" for s in self.settings])[setting]
         forward = np.where(is_flash, flash, products + passes)
-        backward = np.where(is_flash, flash_back, 2 * products + 1.3 * passes)
+        backward = np.where(is_flash, flash_back, 2 * products + constants["unfused_backward_passes"] * passes)
         return (forward, backward), owners.attention_flops / self.peaks.dense[setting]
 
     def _memory(self, rates: Rates, constants: Constants) -> tuple[Floats, Floats]:
@@ -169,7 +174,7 @@ class BlockPricer:
         forward = elements * self.activation_bytes / memory
         loss_f, loss_b = (owners.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
         casts = np.array([_casts(s, constants) for s in self.settings])[self.line_setting]
-        casts = np.where(self.is_low, 3.0 * casts, 0.0) / rates.memory[self.line_setting]
+        casts = np.where(self.is_low, _CAST_BYTES * casts, 0.0) / rates.memory[self.line_setting]
         cast_forward, cast_backward = (self._by_owner(casts * elements) for elements in self.casts)
         sums = np.array([_sum_bytes(s, constants) for s in self.settings])[setting]
         sums = self._by_owner(self.weights) * sums / memory
@@ -208,7 +213,7 @@ class BlockPricer:
         launch = np.array([_launch_s(s, constants) for s in self.settings])[setting]
         exchange = np.array([_exchange_launches(s, constants) for s in self.settings])[setting]
         low = np.array([s.is_low_precision for s in self.settings])[setting]
-        count = owners.num_ops * constants["launches_per_op"] + 8.0 * low
+        count = owners.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
         count = count + constants["collective_launches"] * owners.num_tp_collectives
         count = count + np.where(owners.routed_copies > 0, exchange, 0.0)
         tp = self.work.keys.tp[owners.key]
@@ -219,7 +224,7 @@ class BlockPricer:
             for kernels, passes in zip(self.own_kernels, (1, 2), strict=True)
         )
         forward = np.where(np.isnan(own_f), count, own_f)
-        backward = np.where(np.isnan(own_b), _BACKWARD_LAUNCHES * count, own_b)
+        backward = np.where(np.isnan(own_b), constants["backward_launches"] * count, own_b)
         return forward * launch * slowest, backward * launch * slowest
 
 
@@ -255,9 +260,9 @@ def _sum_bytes(setting: Setting, constants: Constants) -> float:
     stack = setting.stack
     if stack.sharding == "parameters":
         return 0.0
-    element_bytes = {"float32": 4.0, "bfloat16": 2.0}[stack.gradient_accumulation_dtype]
+    element_bytes = BYTES_PER_ELEMENT[stack.gradient_accumulation_dtype]
     if not stack.fuses_gradient_sum:
-        return 2 * element_bytes + 4.0  # The gradient is written and read before it is added.
+        return 2 * element_bytes + 2 * _GRADIENT_BYTES
     return 2 * element_bytes * constants["accumulate"]
 
 
@@ -273,7 +278,7 @@ def _unfused(setting: Setting, constants: Constants) -> float:
 def _launch_s(setting: Setting, constants: Constants) -> float:
     stack = setting.stack
     name = "unfused" if stack.attention == "unfused" else stack.kernels
-    share = {"none": 1.0, "routing": 0.7, "blocks": 0.3, "step": 0.1}[stack.cuda_graphs]
+    share = 1.0 if stack.cuda_graphs == "none" else constants[f"graph_launches.{stack.cuda_graphs}"]
     return constants[f"launch_s.{name}"] * share
 
 

@@ -30,7 +30,7 @@ from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.compute.row_attention import Passes, RowAttention
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
-from meshwright.cost.rates import architecture_of, num_sms
+from meshwright.cost.rates import is_blackwell, num_sms
 from meshwright.cost.work import Owners
 
 Index = NDArray[np.int64]
@@ -164,5 +164,5 @@ def context_attention_of(cases: Cases, owners: Owners) -> ContextAttention:
         element_bytes=cases.each(lambda s: float(s.workload.activation_element_bytes)),
         by_rows=is_ring & (cases.each(lambda setting: float(_has_no_kernel(setting))) > 0),
         num_sms=cases.each(lambda setting: num_sms(setting.cluster.device)),
-        is_new=cases.each(lambda s: float(architecture_of(s.cluster.device).startswith("blackwell"))) > 0,
+        is_new=cases.each(lambda s: float(is_blackwell(s.cluster.device))) > 0,
     )

@@ -18,13 +18,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cost.case import Floats
+from meshwright.cost.constants import fixed_constant
 
-_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.5))
+_LARGEST_TILE = 256 * 128
+_TILES = (
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    *((m, n, fixed_constant(f"tile.{m}x{n}")) for m, n in ((128, 128), (128, 64), (64, 64))),
+)
 """Rows and columns of a tile, and the share of the best rate that its arithmetic reaches."""
 _SPLITS = (1, 2, 4, 8)
-_SPLIT_PROLOGUE = 1.25
-"""Times the prologue where the sum over k is split and added up again."""
-_ROUNDED_SHARE = 0.5
+_PROLOGUE, _BLACKWELL_PROLOGUE = fixed_constant("tile_prologue"), fixed_constant("tile_prologue.blackwell")
+_SPLIT_PROLOGUE = fixed_constant("split_prologue")
+_ROUNDED_SHARE = fixed_constant("rounded_waves")
 _ALIGNED_BYTES = 128
 _ROUTED_TILES = 0.5
 """What rounding up to tiles adds to each group in the mean, where the rows of groups are anything."""
@@ -47,11 +53,11 @@ def tile_flops(sizes: MatmulSizes, num_sms: Floats, small_tile: ArrayLike) -> Fl
     `small_tile` multiplies the efficiency of all tiles but the largest: newer devices need large ones. Never below
     2 groups m n k.
     """
-    prologue = np.where(np.asarray(small_tile) < 1, 192.0, 128.0)
+    prologue = np.where(np.asarray(small_tile) < 1, _BLACKWELL_PROLOGUE, _PROLOGUE)
     m, n, k, groups, is_routed = sizes
     best = np.full(np.broadcast(m, n, k, groups, num_sms).shape, np.inf)
     for rows, columns, share in _TILES:
-        efficiency = share if rows * columns == 256 * 128 else share * np.asarray(small_tile, np.float64)
+        efficiency = share if rows * columns == _LARGEST_TILE else share * np.asarray(small_tile, np.float64)
         row_tiles = np.where(is_routed, np.maximum(m / rows + _ROUTED_TILES, 1.0), np.ceil(m / rows))
         tiles = groups * row_tiles * np.ceil(n / columns)
         for split in _SPLITS:

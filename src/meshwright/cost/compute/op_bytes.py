@@ -96,7 +96,7 @@ def _times_rows(times: float) -> Callable[[Signature], float]:
 
 def _adam(signature: Signature) -> float:
     # Of parameter, gradient and both moments, all but the gradient are written again.
-    return 1.75 * signature.read_bytes
+    return (4 + 3) / 4 * signature.read_bytes
 
 
 _SPECIAL: dict[str, Callable[[Signature], float]] = {

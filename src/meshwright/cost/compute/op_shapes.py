@@ -21,8 +21,10 @@ _DTYPES = {"float8_e4m3fn": "float8", "float8_e5m2": "float8", "float4_e2m1fn_x2
 TF32 = "tf32"
 _BY_ROWS = ("attention_by_rows", "attention_by_rows_backward")
 """Attention without a kernel: parallelism/context/row_attention.py."""
-ATTENTION_BACKWARD_FLOPS = 2.5
+ATTENTION_BACKWARD_FLOPS = 5 / 2
 """Over those of the forward pass: five products for two, one of them recomputed."""
+NARROW_HEAD = 96
+"""Width from which on heads reach the full rate: narrow_head of constants.toml."""
 _ATTENTION = ("flash", "efficient", "cudnn", "fused", "for_cpu")
 
 

@@ -25,6 +25,7 @@ from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flop
 from meshwright.cost.compute.op_bytes import base_name, is_communication, is_free, moved_bytes
 from meshwright.cost.compute.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
+    NARROW_HEAD,
     TF32,
     AttentionShape,
     MatmulShape,
@@ -35,9 +36,9 @@ from meshwright.cost.compute.row_attention import RowAttention
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.host_memory import copy_seconds
 from meshwright.cost.rates import (
-    architecture_of,
     attention_share,
     figure_of,
+    is_blackwell,
     matmul_share,
     num_sms,
     peak_flops_per_s,
@@ -50,7 +51,6 @@ from meshwright.spec.trace.trace import Signature
 Floats = NDArray[np.float64]
 _KERNELS = "eager"
 """What Meshwright's own stack is, as in Stack.kernels."""
-_NARROW_HEAD = 96
 _ELEMENT_BYTES = {**BYTES_PER_ELEMENT, TF32: BYTES_PER_ELEMENT["float32"], "float8": 1.0, "float4": 0.5}
 
 
@@ -69,7 +69,7 @@ class _Pricer:
     def __init__(self, device: Device) -> None:
         self.device, self.constants = device, fitted_constants()
         self._memory = figure_of(device, "memory_bytes_per_s") * self.constants["memory_rate"]
-        self._is_new = architecture_of(device).startswith("blackwell")
+        self._is_new = is_blackwell(device)
         # No vendor tuned this stack for the very run: see stack_factors.py.
         self._slow = self.constants["plain_compute.blackwell" if self._is_new else "plain_compute"]
 
@@ -107,7 +107,7 @@ class _Pricer:
         constants = self.constants
         rate = peak_flops_per_s(self.device, shape.dtype) * attention_share(self.device, _KERNELS, constants)
         rate *= shape.context / (shape.context + constants["attention_ramp_tokens"])
-        rate *= constants["narrow_head"] if shape.head_width < _NARROW_HEAD else 1.0
+        rate *= constants["narrow_head"] if shape.head_width < NARROW_HEAD else 1.0
         forward_s = shape.flops / rate
         if shape.is_backward:
             return ATTENTION_BACKWARD_FLOPS * forward_s / constants["attention_backward"]

@@ -1,4 +1,4 @@
-"""Recomputed: the shares of a block's forward pass that activation checkpointing computes again.
+"""Recomputed: the shares of a block's forward pass that activation checkpointing recomputes.
 
     none 0, full 1; selective what Stack.selective says; every n-th block only: 1 / n of
     it, rounded up on each stage; said block by block: the mean over all blocks
@@ -21,13 +21,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
-from meshwright.cost.rates import architecture_of
+from meshwright.cost.rates import is_blackwell
 
 _SELECTIVE = {
     "matmul-outputs": (0.0, 0.0, 1.0),
     "half-of-matmul-outputs": (0.0, 0.0, 1.0),
-    "core-attention": (0.0, 1.0, 0.1),
+    "core-attention": (0.0, 1.0, fixed_constant("selective_memory")),
 }
 """Shares of matmuls, attention and memory-bound ops by what a stack calls selective."""
 
@@ -63,7 +64,7 @@ class Recomputed:
 
 
 def recomputed_of(cases: Cases) -> Recomputed:
-    """Return what each case computes again."""
+    """Return what each case recomputes."""
     full, selective = share_of_blocks(cases, "full"), share_of_blocks(cases, "selective")
     by_setting = np.array([_SELECTIVE[setting.stack.selective] for setting in cases.settings])[cases.setting]
     by_setting[:, 1] = np.maximum(by_setting[:, 1], cases.each(lambda setting: float(drops_attention(setting))))
@@ -78,7 +79,7 @@ def recomputed_of(cases: Cases) -> Recomputed:
 
 def drops_attention(setting: Setting) -> bool:
     """Return whether selective recomputation does not save attention's output, and so runs attention again."""
-    runs_cudnn = architecture_of(setting.cluster.device).startswith("blackwell")
+    runs_cudnn = is_blackwell(setting.cluster.device)
     return runs_cudnn and not setting.stack.saves_cudnn_attention
 
 

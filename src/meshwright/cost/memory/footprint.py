@@ -79,7 +79,7 @@ def footprint_of_rank(cases: Cases, pp_rank: int | Ints) -> Footprint:
 
 
 def memory_use(memory: Footprint, row: int) -> MemoryUse:
-    """Return one case's memory as the noun, in whole bytes rounded up."""
+    """Return one case's memory as a MemoryEstimate, in whole bytes rounded up."""
     return MemoryUse(**{field.name: math.ceil(getattr(memory, field.name)[row]) for field in fields(memory)})
 
 

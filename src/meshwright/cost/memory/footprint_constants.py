@@ -1,20 +1,19 @@
 """Constants of memory that no shape gives, one for each kind, with where they come from."""
 
+from meshwright.cost.constants import fixed_constant
+
 WORKSPACE_BYTES = 64 * 2**20
 """Scratch of the matmul library and small tensors: cuBLAS takes 32 MiB on Hopper and later, once for each of the
 compute and the backward stream (torch's notes on CUDA, cuBLAS workspaces). None where the host itself computes."""
 
-FRAGMENTATION = {"expandable": 0.04, "fixed": 0.08}
+FRAGMENTATION = {name: fixed_constant(f"fragmentation.{name}") for name in ("expandable", "fixed")}
 """Reserved on the stream that computes and not allocated there: gaps too narrow for the next tensor, as a share of
 what comes and goes on it, by the segments of torch's allocator. What other streams hold is counted (footprint_rank.py).
-
-expandable: by replaying traced steps, 1 to 7 %. fixed: fitted on published runs of stacks that leave the allocator as
-it is. The host's allocator gives back what is free: none there.
+The host's allocator gives back what is free: none there.
 """
 
-SMI_BYTES = 8.5 * 2**30
-"""What nvidia-smi shows besides reserved bytes, context and the first communicator. Fitted on the 37 published runs
-that tell it, all of one trainer (Megatron-DeepSpeed): expect another of other trainers."""
+SMI_BYTES = fixed_constant("smi_gib") * 2**30
+"""What nvidia-smi shows besides reserved bytes, context and the first communicator."""
 
 LOSS_BYTES = {
     "eager": (14.0, 16.0),

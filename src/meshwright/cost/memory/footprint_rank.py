@@ -211,12 +211,12 @@ class _Held:
         gathers = self.is_sharded & (layouts.fsdp > 1)
         one_block = self.block.whole * self.gather_bytes
         # A pipeline gathers what it keeps before its first microbatch, on the stream that computes.
-        is_beside = gathers & (self.is_resharded | (layouts.pp == 1))
+        is_concurrent = gathers & (self.is_resharded | (layouts.pp == 1))
         ends = self.lasting.maximum(self.after_blocks)
         copied_block, copied_ends = self._copied(self.block), self._copied(ends)
         of_blocks = copied_block + (self.num_gathered - 1) * one_block
         at_once = ends.whole * self.compute_bytes + np.maximum(of_blocks, copied_ends)
-        ahead = np.where(is_beside, np.maximum(at_once, of_blocks + one_block), 0.0)
+        ahead = np.where(is_concurrent, np.maximum(at_once, of_blocks + one_block), 0.0)
         shards = self._new_shards(self.elements.shared)
         # Where shards are there already, those of the next microbatch are made next to them and added, unit by unit.
         # Those that the host adds up are made on the device, too.

@@ -3,10 +3,8 @@
     copy        bytes / PCIe, of one direction
     operator    bytes / the rank's share of the host's memory bandwidth
 
-Figures are those of a usual server, which no catalogue entry states: PCIe 5 x16 moves 63 GB/s each way by its
-specification, of which copies reach about four fifths; 2 TB for 8 devices is a DGX H100's (NVIDIA's datasheet);
-eight channels of DDR5-4800 for each of two processors are 614 GB/s. Ignored: devices that share a PCIe switch, and
-caches of the host.
+Figures are those of a usual server, which no catalogue entry states (constants.toml). Ignored: devices that share a
+PCIe switch, and caches of the host.
 """
 
 from __future__ import annotations
@@ -17,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.compute.op_bytes import is_free, moved_bytes
+from meshwright.cost.constants import fixed_constant
 from meshwright.spec.trace.trace import Signature
 
-PCIE_BYTES_PER_S = 0.8 * 63e9
-HOST_BYTES_PER_S = 614e9
-HOST_BYTES = 2e12
+PCIE_BYTES_PER_S = fixed_constant("pcie_share") * fixed_constant("pcie_bytes_per_s")
+HOST_BYTES_PER_S = fixed_constant("host_bytes_per_s")
+HOST_BYTES = fixed_constant("host_bytes")
 
 
 def copy_seconds(signature: Signature) -> float:

@@ -1,4 +1,4 @@
-"""picking_score: had somebody followed the predictions, how much slower than the best would their layouts be?"""
+"""picking_score: how much slower than the best measured layout the predicted best is."""
 
 from __future__ import annotations
 

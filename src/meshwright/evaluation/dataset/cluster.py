@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from meshwright.cost.constants import all_constants
 from meshwright.cost.rates import architecture_of
 from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.evaluation.dataset.row import RunRow
@@ -38,7 +37,6 @@ USUAL_CLUSTERS: tuple[tuple[str, str], ...] = (
 """Cluster of the catalogue for each spelling of a device, the first that matches; /NAME puts another device in it."""
 
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(?:[A-Za-z-]+ )?(\d+(?:\.\d+)?) ?Gb/s", re.IGNORECASE)
-_OMNI_PATH_CARDS = {4: 4, 8: 4}
 
 
 def cluster_of(row: RunRow, assumed: list[str]) -> Cluster:
@@ -73,8 +71,6 @@ def _usual_cluster(row: RunRow) -> Cluster:
     device = row.text("gpu").upper()
     if "Omni-Path" in row.text("interconnect"):
         device += " OMNI-PATH"
-    if device == "A100" and row.source == "vtrain-multi":
-        device = "A100-80GB"
     for pattern, name in USUAL_CLUSTERS:
         if re.search(pattern, device):
             return _limited(_load(name)) if "LIMITED" in device else _load(name)
@@ -85,10 +81,13 @@ def _usual_cluster(row: RunRow) -> Cluster:
 
 
 def _limited(cluster: Cluster) -> Cluster:
-    """Return the cluster with devices under a power cap that nobody stated: their rates are constants of their own."""
-    limited = cluster.device.replace(name=f"{cluster.device.name}-limited")
-    if f"matmul.{architecture_of(limited)}" not in all_constants():
-        raise UnsupportedError(f"gpu is a {cluster.device.name} under a power limit, whose rates nobody has measured")
+    """Return the cluster with devices under a power cap of unknown watts: their rates are constants of their own."""
+    device = cluster.device
+    limited = device.replace(name=f"{device.name}-limited", architecture=f"{device.architecture}-limited")
+    try:
+        architecture_of(limited)
+    except UnsupportedError:
+        raise UnsupportedError(f"gpu is a {device.name} under a power limit, whose rates are unknown") from None
     return cluster.replace(device=limited)
 
 
@@ -110,9 +109,7 @@ def _network(row: RunRow, base: Cluster, per_node: int, assumed: list[str]) -> L
 
 
 def _stated_bytes_per_s(text: str, per_node: int) -> float | None:
-    """Return each device's share of the network that `text` tells of, bytes/s; None if it tells no rate."""
-    if "Jean Zay" in text:
-        return 100e9 / 8 * _OMNI_PATH_CARDS.get(per_node, 4) / per_node
+    """Return each device's share of the network that `text` states, bytes/s; None if it states no rate."""
     match = _RATE.search(text)
     cards = re.search(r"(\d+)\s*x\s*(?:Omni|NDR|HDR|EDR|XDR|\d)", text)
     if match is None:

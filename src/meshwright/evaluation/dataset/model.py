@@ -9,16 +9,15 @@ from meshwright.evaluation.dataset.row import RunRow
 from meshwright.spec.model.model_spec import BlockGroup, ModelSpec
 from meshwright.spec.model.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
-VOCABULARIES = {"gpt3": 51_200, "megatron": 51_200, "grok": 131_072, "llama2": 32_000, "llama3": 128_256}
-"""Rows of the embedding by the start of model_family, as the models were published."""
 _GENERIC_VOCABULARY = 50_304
+"""GPT-2's, padded to a multiple of 128."""
 _GATED = ("swiglu", "geglu")
 
 
 def model_of(row: RunRow, assumed: list[str]) -> ModelSpec:
     """Return the row's model, noting in `assumed` what its columns do not say; raises UnsupportedError."""
     dim, num_layers = row.required("hidden"), row.required("n_layers")
-    vocab_size = _vocab_size(row, assumed)
+    vocab_size = row.count_or("vocab", _GENERIC_VOCABULARY, assumed)
     first = [Embedding(name="embedding", vocab_size=vocab_size, dim=dim)]
     if row.architecture.get("pos") == "learned":
         first.append(Embedding(name="positions", vocab_size=row.count("seq_len") or 2048, dim=dim))
@@ -36,23 +35,13 @@ def model_of(row: RunRow, assumed: list[str]) -> ModelSpec:
     )
 
 
-def _vocab_size(row: RunRow, assumed: list[str]) -> int:
-    stated = row.count("vocab")
-    if stated is not None:
-        return stated
-    family = row.text("model_family").lower()
-    size = next((size for start, size in VOCABULARIES.items() if family.startswith(start)), _GENERIC_VOCABULARY)
-    assumed.append(f"vocab={size}")
-    return size
-
-
 def _block_groups(row: RunRow, dim: int, num_layers: int, assumed: list[str]) -> Iterator[tuple[int, tuple[Op, ...]]]:
     """Yield each kind of block with its number: full and windowed attention, dense and mixture of experts."""
     num_experts = row.count("moe_experts") or 0
     num_dense = num_layers if not num_experts else min(row.size("first_dense"), num_layers)
     if num_experts and num_dense and num_dense >= num_layers - 1:
         num_dense = 1  # A model cut to a few layers keeps one dense one.
-    # A multi-token prediction module is one more block (DeepSeek-V3), trained unless the row says otherwise.
+    # A multi-token prediction module is one more block (DeepSeek-V3).
     extra = int(_has_prediction_module(row, assumed))
     dense, routed = _dense_ffn(row, dim), _moe_ffn(row, dim, assumed) if num_experts else ()
     window, period = row.size("sliding_window"), max(1, row.size("swa_alternate"))
@@ -64,11 +53,9 @@ def _block_groups(row: RunRow, dim: int, num_layers: int, assumed: list[str]) ->
 
 
 def _has_prediction_module(row: RunRow, assumed: list[str]) -> bool:
-    has = row.text("model_family").startswith("deepseek-v3") and row.stack.startswith("megatron-bridge")
-    has = has and "w/o MTP" not in row.notes
-    if has:
-        assumed.append("one multi-token prediction module")
-    return has
+    if row.count("mtp_modules") is None and "mtp_modules" not in row.assume:
+        return False
+    return row.count_or("mtp_modules", 1, assumed) > 0
 
 
 def _attention_ops(row: RunRow, dim: int, window: int | None, assumed: list[str]) -> tuple[Op, ...]:
@@ -182,7 +169,7 @@ def _moe_ffn(row: RunRow, dim: int, assumed: list[str]) -> tuple[Op, ...]:
     shared_dim = row.size("shared_experts") * ffn_dim
     parts = ("gate", "up") if is_gated else ("up",)
     # gpt-oss adds biases and clamps, scales and shifts what it gates, an operator each: 12 accesses of ffn_dim.
-    biased = (6,) if row.text("model_family").startswith("gpt-oss") else ()
+    biased = (6,) if row.architecture.get("expert_biases") else ()
     return (
         Norm(name="ffn_norm", width=dim),
         Matmul(name="ffn.router", in_features=dim, out_features=num_experts),

@@ -65,7 +65,7 @@ def read_runs(file: Path, known: dict[str, Stack] | None = None) -> list[Measure
 
 
 def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = None) -> MeasuredRun:
-    """Return the run that one row tells of, with the reason where it cannot be priced."""
+    """Return the run that one row describes, with the reason where it cannot be priced."""
     plain = {key: value for key, value in cells.items() if isinstance(value, str)}
     row = RunRow({key: value for key, value in plain.items() if value})
     assumed: list[str] = []
@@ -76,9 +76,9 @@ def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = 
         cluster = cluster_of(row, assumed)
         seq_len = row.count("seq_len")
         if seq_len is None:
-            return MeasuredRun(row, None, None, (), "seq_len is empty, and nothing tells it")
+            return MeasuredRun(row, None, None, (), "seq_len is empty: it is required")
         batch = _global_batch(row, assumed)
-        layout = layout_of(row, model, stack, batch, assumed)
+        layout = layout_of(row, stack, batch, assumed)
         workload = Workload(
             seq_len=seq_len,
             global_batch_size=batch,
@@ -87,7 +87,7 @@ def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = 
         )
     except MeshwrightError as error:
         return MeasuredRun(row, None, None, tuple(assumed), str(error))
-    except ValueError as error:  # a noun's own validation
+    except ValueError as error:  # a data type's own validation
         return MeasuredRun(row, None, None, tuple(assumed), " ".join(str(error).split())[:300])
     setting, layout = _that_fits(row, Setting(model, workload, cluster, stack), layout, assumed)
     return MeasuredRun(row, setting, layout, tuple(assumed))
@@ -100,7 +100,7 @@ def _that_fits(row: RunRow, setting: Setting, layout: Layout, assumed: list[str]
     """
     stack = setting.stack
     is_silent = not row.text("activation_ckpt") and layout.activation_checkpoint == "none"
-    # Only a vendor's table hides a recipe; elsewhere what does not fit tells that the prediction is wrong.
+    # Only a vendor's table hides a recipe; elsewhere what does not fit shows that the prediction is wrong.
     policies = _LEAST_FIRST if is_silent and stack.is_tuned else [{}]
     shares = not row.text("fsdp_zero_stage") and stack.sharding == "none" and layout.dp_replicate > 1
     for is_shared in (False, True) if shares else (False,):

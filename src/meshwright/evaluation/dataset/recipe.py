@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -11,10 +10,9 @@ from typing import Any
 
 from meshwright.evaluation.dataset.row import RunRow
 
-_RELEASE = re.compile(r"release (\d+\.\d+)")
 _DEVICES = (("GB300", "gb300"), ("GB200", "gb200"), ("B300", "b300"), ("B200", "b200"), ("H100", "h100-sxm"))
 _SAME = {"pp": "pp", "ep": "ep", "microbatch_size": "micro_batch", "global_batch_size": "global_batch"}
-"""Columns of a recipe and of a run that tell the variants of one recipe apart."""
+"""Columns of a recipe and of a run that distinguish the variants of one recipe."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,7 @@ class _Recipe:
 def recipe_of(row: RunRow) -> dict[str, Any]:
     """Return the fields of Stack that the row's recipe sets: the newest not after its release; empty without one."""
     device = next((name for text, name in _DEVICES if text in row.text("gpu").upper()), "")
-    found = _RELEASE.search(row.notes) or _RELEASE.search(row.text("source"))
-    release = float(found.group(1)) if found else 0.0
+    release = row.number("release") or 0.0
     known = [one for one in _recipes() if one.key == (row.text("model_family"), device, row.precision)]
     if not known:
         return {}

@@ -33,16 +33,20 @@ PRECISIONS: dict[str, Precision] = {
 }
 """Spellings of published tables."""
 _MAX_COUNT = 1_000_000_000
+ASSUMED_COLUMNS = frozenset({"vocab", "mtp_modules", "vpp", "micro_batch", "activation_ckpt", "fsdp_group"})
+"""What the column assume may give where a row's own cell is empty."""
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """One measured run as its file tells it."""
+    """One measured run as its file states it."""
 
     cells: Mapping[str, str]
     """The row's non-empty cells by column."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
     """The cell arch_json, parsed."""
+    assume: Mapping[str, str] = field(default_factory=dict)
+    """The cell assume, parsed: what to take where the source is silent, by column."""
 
     def text(self, column: str, default: str = "") -> str:
         """Return the cell, `default` if it is empty."""
@@ -72,11 +76,31 @@ class RunRow:
             raise UnsupportedError(f"{column} = {self.cells[column]!r} is more than any run has ({_MAX_COUNT:,})")
         return int(value)
 
+    def count_or(self, column: str, default: int, assumed: list[str]) -> int:
+        """Return the cell as a positive whole number; where it is empty what the cell assume says, else `default`.
+
+        What is not stated is noted in `assumed`.
+        """
+        stated = self.count(column)
+        if stated is not None:
+            return stated
+        count = RunRow(self.assume).count(column) or default
+        assumed.append(f"{column}={count}")
+        return count
+
+    def text_or(self, column: str, default: str, assumed: list[str]) -> str:
+        """Return the cell as it is; where it is empty as count_or()."""
+        stated = self.text(column)
+        if not stated:
+            stated = self.assume.get(column, default)
+            assumed.append(f"{column}={stated}")
+        return stated
+
     def required(self, column: str) -> int:
         """Return the cell as a positive whole number; raises UnsupportedError if it is empty."""
         value = self.count(column)
         if value is None:
-            raise UnsupportedError(f"{column} is empty, and nothing tells it")
+            raise UnsupportedError(f"{column} is empty: it is required")
         return value
 
     def size(self, key: str, default: int = 0) -> int:
@@ -104,16 +128,15 @@ class RunRow:
         return self.text("source_family") or self.text("source") or "unnamed"
 
     @property
-    def notes(self) -> str:
-        """Return the remarks, which hold configuration that has no column."""
-        return self.text("notes")
-
-    @property
     def precision(self) -> Precision:
         """Return the format of the matmuls; raises UnsupportedError for one that is not known."""
-        name = self.text("precision", "bf16").lower()
+        return self.format_of("precision")
+
+    def format_of(self, column: str) -> Precision:
+        """Return the format in a cell, bfloat16 if it is empty; raises UnsupportedError for one that is not known."""
+        name = self.text(column, "bf16").lower()
         if name not in PRECISIONS:
-            raise UnsupportedError(f"precision = {name!r} is none of {', '.join(sorted(PRECISIONS))}")
+            raise UnsupportedError(f"{column} = {name!r}: must be one of {', '.join(sorted(PRECISIONS))}")
         return PRECISIONS[name]
 
     @property
@@ -136,7 +159,7 @@ class RunRow:
 
 
 def run_row(cells: Mapping[str, str | None]) -> RunRow:
-    """Return the row that `cells` hold; raises UnsupportedError where arch_json is no JSON object."""
+    """Return the row that `cells` hold; raises UnsupportedError where arch_json or assume cannot be parsed."""
     filled = {key: value.strip() for key, value in cells.items() if key and value and value.strip()}
     text = filled.get("arch_json", "{}")
     try:
@@ -145,4 +168,14 @@ def run_row(cells: Mapping[str, str | None]) -> RunRow:
         architecture = None
     if not isinstance(architecture, dict):
         raise UnsupportedError(f"arch_json = {text!r} is no JSON object")
-    return RunRow(filled, architecture)
+    return RunRow(filled, architecture, _assume(filled.get("assume", "")))
+
+
+def _assume(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(";") if part.strip()]
+    found = {column.strip(): value.strip() for column, _, value in pairs}
+    if not all(found.keys() <= ASSUMED_COLUMNS and value for value in found.values()):
+        raise UnsupportedError(
+            f"assume = {text!r}: write COLUMN=VALUE; ... with columns of {', '.join(sorted(ASSUMED_COLUMNS))}"
+        )
+    return found

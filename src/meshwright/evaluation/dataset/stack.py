@@ -26,7 +26,7 @@ def stack_of(row: RunRow, known: dict[str, Stack] | None = None) -> Stack:
 
 
 def _stated(row: RunRow, base: Stack) -> dict[str, Any]:
-    """Return the fields that the row's own columns tell."""
+    """Return the fields that the row's own columns state."""
     changes: dict[str, Any] = {}
     stage = row.text("fsdp_zero_stage")
     if stage in _SHARDING:
@@ -44,9 +44,10 @@ def _stated(row: RunRow, base: Stack) -> dict[str, Any]:
         changes |= recipe_of(row)
         if row.count("moe_experts"):
             changes["tp_overlap"] = False
-    if "mp_mode=PURE" in row.notes:
-        changes["gradient_accumulation_dtype"] = "bfloat16"
-        changes["recompute_stops_early"] = False  # Its script ran torch 1.13 then, and 2.1 for all later rows.
+    if row.text("gradient_dtype"):
+        changes["gradient_accumulation_dtype"] = row.format_of("gradient_dtype")
+    if row.text("early_stop") in ("yes", "no"):
+        changes["recompute_stops_early"] = row.text("early_stop") == "yes"
     if row.precision == "float8-rowwise":
-        changes["low_precision_gather"] = False  # A row's scale is not known before its parts meet.
+        changes["low_precision_gather"] = False  # A row's scale needs all of its parts.
     return changes

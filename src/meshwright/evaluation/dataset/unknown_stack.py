@@ -1,4 +1,4 @@
-"""unknown_stack: what software that nobody here has measured probably does, by what a run's row tells.
+"""unknown_stack: what software without measured runs probably does, inferred from a run's row.
 
 Where the row names a framework of which other years are known, what the nearest of them does; else what most software
 of its year did. Its fitted constants are the generic stack's either way.
@@ -17,9 +17,6 @@ from meshwright.spec.step.stack import Stack
 _NAME = re.compile(r"(?P<family>.+?)-v?(?P<number>\d+)$")
 """A stack's name: a framework, and the year or the round of its runs."""
 _FITTED = ("compute", "communication", "overhead", "num_runs", "relative_error")
-_VENDORS = ("nvidia", "amd", "mlcommons")
-"""Who publishes recipes: owners of repositories, by how their names begin."""
-_OWNER = re.compile(r"^(?P<owner>[\w.-]+)/[\w.-]+")
 _FIRST_FLASH_YEAR = 2022
 """Dao et al. 2022 (arXiv:2205.14135)."""
 
@@ -31,17 +28,17 @@ def unknown_stack(row: RunRow, known: Mapping[str, Stack]) -> Stack:
     if relative is None:
         return generic.replace(**_usual(row))
     fitted = {name: getattr(generic, name) for name in _FITTED}
-    is_tuned = relative.is_tuned and _is_of_a_vendor(row)
+    is_tuned = relative.is_tuned and row.text("tuned") == "yes"
     return relative.replace(name=f"{GENERIC} (does what {relative.name} does)", is_tuned=is_tuned, **fitted)
 
 
 def _relative(row: RunRow, known: Mapping[str, Stack]) -> Stack | None:
-    """Return the known stack of the framework that the row's name or notes say, of the nearest year; None without."""
+    """Return the known stack of the framework that the row's columns name, of the nearest year; None without."""
     families: dict[str, dict[int, Stack]] = {}
     for name, stack in known.items():
         if parts := _NAME.match(name):
             families.setdefault(parts["family"], {})[int(parts["number"])] = stack
-    for text in (row.stack, row.notes):
+    for text in (row.stack, row.text("framework")):
         words = f"-{re.sub('[^a-z0-9]+', '-', text.lower())}-"
         named = [family for family in families if f"-{family}-" in words]
         if named:
@@ -56,24 +53,15 @@ def _number(name: str) -> int:
     return int(parts["number"]) if parts else 0
 
 
-def _is_of_a_vendor(row: RunRow) -> bool:
-    """Return whether who published the row sells what it ran on, or judges those who do; a paper counts as such."""
-    owner = _OWNER.match(row.text("source"))
-    return owner is None or owner["owner"].lower().startswith(_VENDORS)
-
-
 def _usual(row: RunRow) -> dict[str, Any]:
-    """Return what software of the row's year did where the row does not tell."""
+    """Return what software of the row's year did where the row is silent."""
     is_split = (row.count("tp") or 1) > 1 or (row.count("pp") or 1) > 1
     is_sharded = row.text("fsdp_zero_stage") in ("2", "3", "hsdp")
     changes: dict[str, Any] = {"kernels": "eager"}
     if is_split and not is_sharded:
         changes = {"sharding": "optimizer", "kernels": "fused", "selective": "core-attention"}
         changes["recompute_stops_early"] = False
-    if re.search(r"\bTE\b|Transformer ?Engine", row.notes):
-        changes["kernels"] = "fused"
-    if "DeepEP" in row.notes:
-        changes["dispatcher"] = "fused"
+    changes |= {name: row.text(name) for name in ("kernels", "dispatcher") if row.text(name)}
     year = _number(row.stack)
     if row.text("flash_attn") == "no" or (not row.text("flash_attn") and 2000 < year < _FIRST_FLASH_YEAR):
         changes["recompute_stops_early"] = False

@@ -99,7 +99,7 @@ class _Parameters:
             nudged[column] += _NUDGE
             slopes[:, column] = (self.predict(nudged) - predicted) / _NUDGE
         for which in range(len(MULTIPLIERS)):
-            # No run has two stacks: one nudge of all stacks tells the slopes of each.
+            # No run has two stacks: one nudge of all stacks gives the slopes of each.
             columns = len(self.free) + which + len(MULTIPLIERS) * self.stack_of_run
             nudged = unknowns.copy()
             nudged[columns] += _NUDGE

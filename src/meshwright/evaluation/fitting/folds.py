@@ -54,7 +54,7 @@ def log_predicted_unseen(runs: TimedRuns, fits: dict[str, Fit]) -> Floats:
 
 
 def log_predicted_unknown(runs: TimedRuns, fits: dict[str, Fit]) -> Floats:
-    """Return the same where not even what the stack does is known, beyond what its runs' rows and its relatives tell.
+    """Return the same where not even what the stack does is known, beyond what its runs' rows and its relatives state.
 
     NaN for runs that then cannot be priced.
     """
@@ -62,9 +62,9 @@ def log_predicted_unknown(runs: TimedRuns, fits: dict[str, Fit]) -> Floats:
     for stack, without in fits.items():
         known = {name: facts for name, facts in stacks().items() if name != stack}
         rows = np.flatnonzero(runs.stack == stack)
-        read_anew = [measured_run(dict(runs.runs[row].row.cells), known) for row in rows]
-        is_priced = np.array([is_timed(run) for run in read_anew])
-        timed = TimedRuns([run for run in read_anew if is_timed(run)])
+        read_again = [measured_run(dict(runs.runs[row].row.cells), known) for row in rows]
+        is_priced = np.array([is_timed(run) for run in read_again])
+        timed = TimedRuns([run for run in read_again if is_timed(run)])
         predicted[rows[is_priced]] = Fit(without.constants).log_predicted_s(timed)
     return predicted
 

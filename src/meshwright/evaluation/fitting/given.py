@@ -1,6 +1,6 @@
-"""calibrate: a stack's three multipliers from a few runs that somebody has made with it; everything else is fixed.
+"""calibrate: a stack's three multipliers from a few runs of a user's own; everything else is fixed.
 
-A few runs may be unlike the others that their stack will make. How far they are to be trusted they tell themselves:
+A few runs may be unlike the others that their stack will make. How far to trust them follows from themselves:
 the noise of the fit is how far they are from being off alike, as if two more runs had been 30 % from that. How wide the
 interval is, too: each is predicted from the others, and the mean of those errors is taken for that of a Laplace
 distribution.
@@ -33,7 +33,7 @@ _NUDGE = 1e-4
 
 @dataclass(frozen=True)
 class Calibration:
-    """What given runs tell of their stack."""
+    """What follows from given runs about their stack."""
 
     stack: str
     """Name in the runs' `stack` column."""
@@ -50,7 +50,7 @@ class Calibration:
 
 
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
-    """Return what the timed runs of one stack tell of it, starting from its own multipliers, which are 1 if unknown."""
+    """Return the calibration by the timed runs of one stack, starting from its own multipliers, 1 if unknown."""
     timed = TimedRuns(runs)
     assert len(timed.stacks) == 1, f"runs of {len(timed.stacks)} stacks"
     setting = runs[0].setting
@@ -96,7 +96,7 @@ def _linear_problem(runs: TimedRuns, constants: Constants, start: Floats, around
 
 
 def _solve(problem: Problem) -> Floats:
-    """Return the multipliers that the used runs suggest, which are trusted as far as they agree."""
+    """Return the multipliers that the used runs suggest, which are trusted to the extent that they agree."""
     unknowns, used = problem.unknowns, problem.weights > 0
     off = (problem.measured - problem.predict(unknowns.prior))[used]
     apart = np.abs(off - np.median(off)).sum() if used.any() else 0.0

@@ -1,4 +1,4 @@
-"""calibrate_given: what a user's own past runs tell of their stacks: rows of a CSV file, or a Meshwright run folder."""
+"""calibrate_given: stacks calibrated by a user's own past runs: rows of a CSV file, or a Meshwright run folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def given_runs(path: Path) -> list[MeasuredRun]:
     timed = [run for run in runs if is_timed(run)]
     if not timed:
         reasons = [run.unsupported_reason for run in runs if run.unsupported_reason]
-        because = reasons[0] if reasons else "step_time_s is empty in all of them, and no tokens_per_s_per_gpu tells it"
+        because = reasons[0] if reasons else "step_time_s is empty in all of them, and so is tokens_per_s_per_gpu"
         raise ConfigError(f"{path}: none of its {len(runs)} rows can be compared with a prediction: {because}")
     return timed
 
 
 def calibrate_given(paths: Sequence[Path]) -> dict[str, Calibration]:
-    """Return what the runs at `paths` tell of each of their stacks, by its name in them."""
+    """Return what follows from the runs at `paths` about each of their stacks, by its name in them."""
     by_stack: dict[str, list[MeasuredRun]] = {}
     for path in paths:
         for run in given_runs(path):

@@ -44,5 +44,5 @@ def half_widths_by_stack(errors: Floats, stack: NDArray[np.str_]) -> Floats:
 
 
 def unseen_half_width(errors: Floats) -> float:
-    """Return the half width for a stack that nobody has met, from errors of stacks that the fit had not seen."""
+    """Return the half width for an unknown stack, from errors of stacks that the fit had not seen."""
     return interval_half_width(np.zeros(0), errors[~np.isnan(errors)])

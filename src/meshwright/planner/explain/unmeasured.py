@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 
 from meshwright.cost.case import Setting
+from meshwright.cost.stacks import GENERIC, load_stack
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 
-LEFT_OUT_ERROR = 0.174
-"""Half width of the interval that holds 80 % of the runs of stacks that were left out of the fit (generic.toml)."""
+LEFT_OUT_ERROR = load_stack(GENERIC).relative_error
+"""Half width of the interval that holds 80 % of the runs of stacks that were left out of the fit."""
 
 
 def unmeasured_features(layout: Layout, setting: Setting) -> tuple[str, ...]:

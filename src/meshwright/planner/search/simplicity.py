@@ -18,6 +18,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import CONTEXT_METHODS, Ints, LayoutTable, layout_table
 from meshwright.planner.answer import candidate_at
 from meshwright.planner.question import Question
@@ -25,10 +26,8 @@ from meshwright.planner.search.finalists import Finalist
 from meshwright.planner.search.price import Priced
 from meshwright.spec.run.plan import Candidate
 
-RANKING_ERROR = 0.037
-"""Two layouts whose predicted steps differ by less may be in the other order: the median error of the ratio of two
-predicted steps, over the 160 pairs of published runs of one model, cluster, batch and software whose predictions are
-within 15 % of their group's fastest (7 groups, validation/published_runs.csv)."""
+RANKING_ERROR = fixed_constant("ranking_error")
+"""Two layouts whose predicted steps differ by less may be in the other order."""
 
 _ALL_GATHER = CONTEXT_METHODS.index("all-gather")
 _MAX_PLAYED = 12

@@ -31,7 +31,7 @@ from meshwright.cost.communication.link_rate import (
 )
 from meshwright.cost.communication.point_to_point import hop_s
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.rates import architecture_of
+from meshwright.cost.rates import is_blackwell
 from meshwright.cost.stack_factors import StackFactors, Stacks, is_omni_path
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import UnsupportedError
@@ -111,7 +111,7 @@ def our_stack_on(cluster: Cluster) -> Stacks:
     return Stacks(
         StackFactors(np.array(stack.compute), np.array(stack.communication), np.array(stack.overhead)),
         is_tuned=np.array(stack.is_tuned or bool(device.matmul_points)),
-        is_newest=np.array(architecture_of(device).startswith("blackwell")),
+        is_newest=np.array(is_blackwell(device)),
         is_omni_path=np.array(is_omni_path(cluster)),
     )
 

@@ -53,6 +53,8 @@ class Device(Noun):
     """Name that people use."""
     vendor: str = Field(min_length=1)
     """Maker, lower case: nvidia, amd, google."""
+    architecture: str | None = None
+    """Family of chips, such as hopper, that constants of the cost model are kept for; None for one that is measured."""
     aliases: tuple[str, ...] = Field((), strict=False)
     """What torch.cuda.get_device_name() prints for it."""
     short_names: tuple[str, ...] = Field((), strict=False)
@@ -88,6 +90,8 @@ class Device(Noun):
     host itself."""
     power_w: Figure | None = None
     """Highest board power, watts: a lower cap lowers the clocks and with them every rate."""
+    peak_power_w: Figure | None = None
+    """Board power that dense_flops_per_s is given for, watts; None where it is power_w."""
     note: str | None = None
     """What a reader must know about this entry."""
 

@@ -19,11 +19,13 @@ from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.evaluation.dataset.read import MeasuredRun, measured_run, read_runs
 
 COLUMNS = sorted({name for one in ROWS for name in one} | {"dp", "ep", "vpp", "grad_accum", "notes", "source_family"})
+COLUMNS += ["assume", "framework", "tuned", "kernels", "dispatcher", "fsdp_group", "etp", "gradient_dtype"]
+COLUMNS += ["early_stop", "release", "mtp_modules"]
 COLUMNS += ["sp", "compile", "flash_attn", "async_tp", "nvlink_domain", "tokens_per_s_per_gpu", "step_time_calc_s"]
 NUMBERS = ["0", "-1", "1", "2", "3", "7", "64", "8.5", "1e30", "1e400", "nan", "inf", "-inf", "999999999", "1,5", "1_0"]
 WORDS = ["", " ", "x", "yes", "no", "none", "full", "selective", "hsdp", "fp4", "FP8 ", "null", "[]", "\x00", "４"]
 PLACES = ["cpu-local", "H100 limited", "b200 LIMITED", "tpu-v5p", "0 Gb/s", "8x HDR 200 Gb/s per node", "Omni-Path"]
-NOTES = ["FSDP group 0", "FSDP group 3", "ETP", "interleaved", "release 25.11", "mp_mode=PURE", "w/o MTP"]
+NOTES = ["vpp=2", "vpp=2; vocab=7; micro_batch=x", "fsdp_group=3", "activation_ckpt=full", "tp=2", "vpp=", "fused"]
 KEYS = ["head_dim", "sliding_window", "swa_alternate", "first_dense", "moe_ffn", "shared_experts", "q_lora", "kv_lora"]
 SHAPES = st.dictionaries(
     st.sampled_from([*KEYS, "qk_nope", "qk_rope", "v_head", "attn", "pos"]),
@@ -80,20 +82,23 @@ def test_what_was_measured_is_a_number_or_nothing_or_refused(cells: dict[str, st
     ("cells", "reason"),
     [
         ({"gpu": "Voodoo 2"}, "gpu = 'Voodoo 2' is no device of the catalogue"),
-        ({"gpu": "H100 power limited"}, "gpu is a h100-sxm under a power limit, whose rates nobody has measured"),
-        ({"precision": "int3"}, "precision = 'int3' is none of "),
+        ({"gpu": "H100 power limited"}, "gpu is a h100-sxm under a power limit, whose rates are unknown"),
+        ({"precision": "int3"}, "precision = 'int3': must be one of "),
         ({"n_layers": "many"}, "n_layers = 'many' is no number"),
         ({"n_layers": "32.5"}, "n_layers = '32.5' is no positive whole number"),
         ({"n_layers": "0"}, "n_layers = '0' is no positive whole number"),
         ({"n_layers": "1e30"}, "n_layers = '1e30' is more than any run has"),
-        ({"hidden": None}, "hidden is empty, and nothing tells it"),
-        ({"seq_len": None}, "seq_len is empty, and nothing tells it"),
+        ({"hidden": None}, "hidden is empty: it is required"),
+        ({"seq_len": None}, "seq_len is empty: it is required"),
         ({"tp": "3"}, "tp=3 x cp=1 x pp=1 do not divide n_gpus=64"),
         ({"global_batch": "33"}, "global_batch=33 does not divide by dp=32"),
         ({"micro_batch": "3"}, "global_batch=128 does not divide by dp=32 x micro_batch=3"),
         ({"activation_ckpt": "some"}, "activation_ckpt = 'some' is none of none, selective, full"),
         ({"arch_json": "{'head_dim': 64}"}, "is no JSON object"),
         ({"arch_json": "[64]"}, "is no JSON object"),
+        ({"assume": "tp=2"}, "assume = 'tp=2': write COLUMN=VALUE; ... with columns of activation_ckpt, "),
+        ({"assume": "vpp"}, "assume = 'vpp': write COLUMN=VALUE"),
+        ({"vocab": None, "assume": "vocab=many"}, "vocab = 'many' is no number"),
         ({"arch_json": '{"head_dim": "wide"}'}, "arch_json has head_dim = 'wide', which is no whole number"),
         ({"arch_json": '{"attn": "mla", "kv_lora": 512}'}, "arch_json has attn = MLA but no qk_nope, qk_rope, v_head"),
     ],
@@ -113,13 +118,30 @@ def test_a_mixture_without_its_number_of_chosen_experts_is_refused() -> None:
     assert measured_run(row(MIXTURE, moe_topk=None)).unsupported_reason.startswith("moe_topk is empty")
 
 
-def test_what_is_assumed_is_told() -> None:
-    run = measured_run(row(vocab=None, n_heads=None, micro_batch=None, activation_ckpt=None))
+def test_what_is_assumed_is_listed() -> None:
+    silent = {"vocab": None, "n_heads": None, "micro_batch": None, "activation_ckpt": None}
+    run = measured_run(row(**silent))
     assert run.is_supported
-    told = "; ".join(run.assumed)
-    for words in ("vocab=128256", "n_heads=32", "micro_batch=1", "activation_ckpt="):
-        assert words in told
+    assert {"vocab=50304", "n_heads=32", "micro_batch=1", "activation_ckpt=none"} <= set(run.assumed)
     assert measured_run(row()).assumed == ()
+
+
+def test_a_row_says_what_to_assume_where_its_source_is_silent() -> None:
+    silent = {**PIPELINE, "vpp": None, "vocab": None, "micro_batch": None, "activation_ckpt": None}
+    run = measured_run(row(silent, assume="vpp=2; vocab=128256; micro_batch=2; activation_ckpt=full"))
+    assert set(run.assumed) >= {"vpp=2", "vocab=128256", "micro_batch=2", "activation_ckpt=full"}
+    assert run.layout is not None
+    assert (run.layout.stages_per_rank, run.layout.microbatch_size) == (2, 2)
+    assert run.layout.activation_checkpoint == "full"
+    # What the row itself states is not overruled.
+    assert measured_run(row(assume="vocab=7; micro_batch=4")).assumed == ()
+
+
+def test_a_prediction_module_is_one_more_block_and_head() -> None:
+    plain, with_module = (measured_run(row(LATENT, **more)).setting for more in ({}, {"mtp_modules": 1}))
+    assert plain is not None
+    assert with_module is not None
+    assert with_module.model.num_parameters > plain.model.num_parameters
 
 
 def test_stated_batches_make_the_microbatches() -> None:
@@ -155,7 +177,7 @@ def test_short_and_long_rows_are_read(tmp_path: Path) -> None:
     header, first, _ = lines().split("\n")
     whole, long, short = read(tmp_path, "\n".join([header, first, first + ",more,and more", '"short"', ""]))
     assert whole.setting == long.setting
-    assert "is empty, and nothing tells it" in short.unsupported_reason
+    assert "is empty: it is required" in short.unsupported_reason
 
 
 def test_columns_that_nobody_knows_are_left_alone(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_degrees_multiply_to_the_devices() -> None:
 
 def test_how_parameters_are_shared_is_the_rows() -> None:
     assert (layout(fsdp_zero_stage="hsdp").dp_replicate, layout(fsdp_zero_stage="hsdp").dp_shard) == (4, 8)
-    assert layout(notes="FSDP group 16").dp_shard == 16
+    assert layout(fsdp_group=16).dp_shard == 16
     assert layout(fsdp_zero_stage="2").reshard_after_forward == "never"
     assert layout(fsdp_zero_stage="0").dp_shard == 1
 
@@ -140,7 +140,7 @@ def test_virtual_stages_ask_for_a_schedule_that_has_them() -> None:
 def test_experts_are_shared_only_where_there_are_any() -> None:
     assert layout(ep=8).ep == 1
     assert layout(**MIXTURE).ep == 8
-    split = layout(**{**MIXTURE, "tp": 2, "notes": "ETP"})
+    split = layout(**{**MIXTURE, "tp": 2, "etp": 2})
     assert (split.ep, split.etp) == (8, 2)
 
 
@@ -161,18 +161,17 @@ def test_a_stack_of_another_year_does_what_its_relative_does_without_its_constan
 def test_of_a_framework_the_nearest_year_is_taken() -> None:
     of_2020 = stack_of(run_row(row(stack="megatron-2019")))
     assert of_2020.name == "generic (does what megatron-2020 does)"
-    # A name that nobody knows, and notes that tell the framework.
-    told = stack_of(run_row(row(stack="bespoke-2021", notes="a fork of Megatron-LM, 1F1B")))
-    assert told.name == "generic (does what megatron-2021 does)"
+    fork = stack_of(run_row(row(stack="bespoke-2021", framework="megatron")))
+    assert fork.name == "generic (does what megatron-2021 does)"
     # The longest name that fits says most.
     assert "megatron-bridge-26" in stack_of(run_row(row(stack="megatron-bridge-27"))).name
 
 
-def test_only_a_vendors_recipes_are_taken_to_be_tuned() -> None:
+def test_only_rows_that_say_so_are_taken_to_be_tuned() -> None:
     cells = {"stack": "megatron-core-2023"}
-    assert stack_of(run_row(row(**cells, source="NVIDIA/Megatron-LM README.md"))).is_tuned
-    assert stack_of(run_row(row(**cells, source="Somebody et al. 2023"))).is_tuned
-    assert not stack_of(run_row(row(**cells, source="somebody/benchmarks README.md"))).is_tuned
+    assert stack_of(run_row(row(**cells, tuned="yes"))).is_tuned
+    assert not stack_of(run_row(row(**cells, tuned="no"))).is_tuned
+    assert not stack_of(run_row(row(**cells))).is_tuned
 
 
 def test_what_is_usual_stands_in_for_what_is_not_told() -> None:
@@ -180,8 +179,8 @@ def test_what_is_usual_stands_in_for_what_is_not_told() -> None:
         return stack_of(run_row(row(**{"stack": name, "compile": None, "flash_attn": None, **cells})))
 
     assert stack().kernels == "eager"
-    assert stack(notes="kernels: TE + DeepEP").kernels == "fused"
-    assert stack(notes="kernels: TE + DeepEP").dispatcher == "fused"
+    assert stack(kernels="fused").kernels == "fused"
+    assert stack(dispatcher="fused").dispatcher == "fused"
     assert stack("my-own-thing-2021").attention == "unfused"
     assert stack("my-own-thing-2021", flash_attn="yes").attention == "flash"
     assert stack("my-own-thing-2024").attention == "flash"
@@ -204,6 +203,8 @@ def test_what_columns_tell_of_the_software_is_taken() -> None:
     assert stack(compile="no").kernels == "eager"
     assert stack(sp="no").sequence_parallel is False
     assert stack(async_tp="yes").tp_overlap is True
+    assert stack(gradient_dtype="bf16").gradient_accumulation_dtype == "bfloat16"
+    assert stack(early_stop="no").recompute_stops_early is False
     assert stack(fsdp_zero_stage=None, tp=8).sharding == "optimizer"
 
 
@@ -216,7 +217,7 @@ def recipe(**cells: Any) -> dict[str, Any]:
 
 def test_the_newest_recipe_not_after_a_release_is_taken() -> None:
     def of_release(release: str) -> dict[str, Any]:
-        return recipe(notes=f"release {release}", ep=8, pp=16, global_batch=2048)
+        return recipe(release=release, ep=8, pp=16, global_batch=2048)
 
     assert of_release("25.11")["dispatcher"] == "alltoall"
     assert of_release("26.02")["dispatcher"] == "fused"
@@ -226,13 +227,13 @@ def test_the_newest_recipe_not_after_a_release_is_taken() -> None:
 
 
 def test_a_recipe_is_that_of_the_runs_variant() -> None:
-    newest = recipe(notes="release 26.06", global_batch=4096)
+    newest = recipe(release="26.06", global_batch=4096)
     assert newest["ep_overlap"]
     assert newest["cuda_graphs"] == "blocks"
 
 
 def test_recipes_set_fields_of_a_stack() -> None:
-    assert stack_of(run_row(row(RECIPE, notes="release 26.06", global_batch=4096))).ep_overlap
+    assert stack_of(run_row(row(RECIPE, release="26.06", global_batch=4096))).ep_overlap
     assert recipe(model_family="nobody's") == {}
     assert recipe(gpu="MI300X") == {}
     for name in recipe():
@@ -240,7 +241,7 @@ def test_recipes_set_fields_of_a_stack() -> None:
 
 
 def test_recipes_are_for_tuned_stacks_only() -> None:
-    assert not stack_of(run_row(row(RECIPE, notes="release 26.06", global_batch=4096, stack="generic"))).ep_overlap
+    assert not stack_of(run_row(row(RECIPE, release="26.06", global_batch=4096, stack="generic"))).ep_overlap
 
 
 def test_the_row_of_these_tests_is_whole() -> None:
