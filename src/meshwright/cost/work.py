@@ -173,7 +173,8 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
     context = 1.0 if core is None else core.mean_context(shares.seq_len)
     eager_forward, eager_backward = eager_elements(group.ops, shares)
     own_forward, own_backward = own_elements(group.ops, shares)
-    plain = [op for op in group.ops if not op.name.endswith("bias")]
+    biases = [op for op in group.ops if isinstance(op, Elementwise) and op.role == "bias"]
+    plain = [op for op in group.ops if op not in biases]
     values = {
         "kind": zero + kind,
         "count": zero + group.count,
@@ -190,7 +191,7 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "own_backward_elements": own_backward,
         "eager_forward_elements": eager_forward,
         "eager_backward_elements": eager_backward,
-        "biased_elements": zero + sum(moved_elements(op, shares) for op in group.ops if op.name.endswith("bias")),
+        "biased_elements": zero + sum(moved_elements(op, shares) for op in biases),
         "loss_elements": zero + sum(tokens * op.vocab_size / shares.tp for op in group.ops if isinstance(op, Head)),
         "last_matmul_share": zero + last_matmul_share(group),
         "second_matmuls_share": zero + second_matmuls_share(group),
@@ -251,7 +252,7 @@ def _num_tp_collectives(group: BlockGroup, shares: Shares) -> Floats:
     num_pairs += 0.5 * any(isinstance(op, Embedding | Head) for op in group.ops)
     copies = max((op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
     # Split experts gather and scatter each token's copies, or, next to shared ones, the tokens before they are routed.
-    is_shared = any(isinstance(op, Matmul) and op.name == "ffn.shared.down" for op in group.ops)
+    is_shared = any(op.part == "shared_experts" for op in group.ops)
     more = copies if shares.gathers_routed_tokens else float(copies > 0 and not is_shared)
     return np.where(shares.tp > 1, 2 * num_pairs + np.where(shares.etp > 1, 2.0 * more, 0.0), 0.0)
 
@@ -260,17 +261,16 @@ def moved_elements(op: Op, shares: Shares) -> Floats:
     """Return the elements that a memory-bound op reads and writes in the forward pass; 0 of the others."""
     tokens, between, tp = shares.tokens, shares.tokens_between, shares.tp
     if isinstance(op, Norm):
-        is_between = not op.name.startswith("attention.")
-        return 2.0 * op.width * op.vectors_per_token * (between if is_between else tokens / tp)
+        return 2.0 * op.width * op.vectors_per_token * (between if op.input == "stream" else tokens / tp)
     if isinstance(op, Rope):
         return 2.0 * op.num_heads * op.head_dim * tokens / tp
     if isinstance(op, Embedding):
         return 2.0 * op.dim * between
     if isinstance(op, Elementwise):
         elements = float(op.reads_per_token + op.writes_per_token)
-        is_whole_width = op.name in ("ffn.to_rows", "ffn.from_rows")
-        if op.name.endswith("residual") or op.name == "ffn.mix":
+        if op.role in ("residual", "combine"):
             return elements * between
+        is_whole_width = op.role in ("permute", "unpermute")
         return elements * tokens / tp * (shares.etp if is_whole_width else 1.0)
     return np.zeros_like(tokens)
 

@@ -18,8 +18,6 @@ from meshwright.cost.case import Floats
 from meshwright.cost.shares import Shares
 from meshwright.spec.model.op import GroupedMatmul, Op
 
-MIXTURE_OPS = ("ffn.to_rows", "ffn.experts.swiglu", "ffn.from_rows", "ffn.mix")
-"""Elementwise operators of a model's specification that these are in place of."""
 _ROW_PASSES = (12.0, 19.0)
 """Reads and writes of all rows, forward and backward: 2 for a gather, 3 where zeros are written first, 3 for a product
 or for the sum of two gradients."""

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.case import Floats
-from meshwright.cost.memory.footprint_tensors import is_router
 from meshwright.cost.shares import Shares
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Op
@@ -63,18 +62,17 @@ def matmul_lines(group: BlockGroup, shares: Shares) -> Iterator[dict[str, NDArra
             rows = shares.tp if op.tensor_split == "rows" else one
             tokens = shares.tokens_between if op.tensor_split == "none" else shares.tokens
             line = _line(tokens, num_fused * op.out_features / columns, op.in_features / rows, one)
-            if shares.routes_in_float32 and is_router(op, group.ops):
+            if shares.routes_in_float32 and op.part == "router":
                 yield line | {"is_float32": ~line["is_float32"], "is_low": ~line["is_low"]}
-            elif op.name.startswith("attention."):
+            elif op.part == "attention":
                 yield _cast(op, before, shares, line | {"is_attention": ~line["is_attention"]})
             else:
                 yield _cast(op, before, shares, line)
         elif isinstance(op, GroupedMatmul):
             num_local = op.num_experts / shares.ep
             rows = shares.tokens / shares.tp * shares.etp * op.experts_per_token / num_local
-            is_down = op.name.endswith(".down")
-            n = num_fused * op.out_features / (one if is_down else shares.etp)
-            k = op.in_features / (shares.etp if is_down else one)
+            n = num_fused * op.out_features / (shares.etp if op.tensor_split == "columns" else one)
+            k = op.in_features / (shares.etp if op.tensor_split == "rows" else one)
             yield _cast(op, before, shares, _line(rows, n, k, num_local, is_expert=True))
         elif isinstance(op, Head):
             yield _line(shares.tokens, op.vocab_size / shares.tp, op.dim * one, one, is_low=False)
@@ -115,11 +113,9 @@ def _fused(ops: tuple[Op, ...]) -> Iterator[tuple[Op, float]]:
 
 
 def _reads_the_same(before: Matmul | GroupedMatmul, after: Matmul | GroupedMatmul) -> bool:
-    if type(before) is not type(after) or before.in_features != after.in_features:
+    if (type(before), before.part, before.in_features) != (type(after), after.part, after.in_features):
         return False
-    is_split = not isinstance(before, Matmul) or before.tensor_split == "columns"
-    same_split = not isinstance(before, Matmul) or before.tensor_split == getattr(after, "tensor_split", None)
-    return is_split and same_split and before.name.rpartition(".")[0] == after.name.rpartition(".")[0]
+    return isinstance(before, GroupedMatmul) or before.tensor_split == after.tensor_split == "columns"
 
 
 def _line(

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.cost.case import Floats
-from meshwright.cost.compute.eager_mixture import MIXTURE_OPS, is_eager
+from meshwright.cost.compute.eager_mixture import is_eager
 from meshwright.cost.shares import Shares
 from meshwright.spec.model.op import Attention, Elementwise, Embedding, Matmul, Norm, Op, Rope
 
@@ -43,7 +43,7 @@ def own_elements(ops: Sequence[Op], shares: Shares) -> tuple[Floats, Floats]:
     replaced = is_eager(ops, shares)
     forward, backward = 0.0 * shares.tokens, 0.0 * shares.tokens
     for op in ops:
-        share = 1 - replaced * (op.name in MIXTURE_OPS)
+        share = 1 - replaced * (isinstance(op, Elementwise) and op.part == "experts")
         op_forward, op_backward = _moved(op, kernels, shares)
         forward, backward = forward + share * op_forward, backward + share * op_backward
     backward = backward + _SUM[kernels] * _summed(ops, shares)
@@ -53,7 +53,7 @@ def own_elements(ops: Sequence[Op], shares: Shares) -> tuple[Floats, Floats]:
 def _moved(op: Op, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
     tokens, between, tp = shares.tokens, shares.tokens_between, shares.tp
     if isinstance(op, Norm):
-        rows = between if not op.name.startswith("attention.") else tokens / tp
+        rows = between if op.input == "stream" else tokens / tp
         return _times(_NORM, op.width * op.vectors_per_token * rows)
     if isinstance(op, Rope):
         tables = _ROPE_TABLES * op.head_dim * tokens
@@ -73,11 +73,11 @@ def _moved(op: Op, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
 
 def _elementwise(op: Elementwise, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
     reads, writes = float(op.reads_per_token), float(op.writes_per_token)
-    if op.name.endswith("residual"):
+    if op.role == "residual":
         return _times(_RESIDUAL[kernels], (reads + writes) / 3 * shares.tokens_between)
-    if op.name.endswith("swiglu"):
+    if op.role == "gated_activation":
         return _times(_SWIGLU[kernels], writes * shares.tokens / shares.tp)
-    tokens = shares.tokens_between if op.name == "ffn.mix" else shares.tokens / shares.tp
+    tokens = shares.tokens_between if op.role == "combine" else shares.tokens / shares.tp
     return _times((reads + writes, reads + 2 * writes), tokens)
 
 

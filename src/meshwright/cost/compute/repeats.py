@@ -23,7 +23,7 @@ from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.pipeline.stage import split_share
 from meshwright.cost.work import BLOCK, Owners
 from meshwright.spec.model.model_spec import ModelSpec
-from meshwright.spec.model.op import Attention, GroupedMatmul
+from meshwright.spec.model.op import GroupedMatmul
 
 _RING = CONTEXT_METHODS.index("ring")
 
@@ -112,5 +112,5 @@ def _flops(model: ModelSpec, seq_len: int) -> tuple[float, float]:
     flops = [(op, count * op.forward_flops_per_token(seq_len)) for count, op in ops]
     whole = max(sum(size for _, size in flops), 1)
     experts = sum(size for op, size in flops if isinstance(op, GroupedMatmul))
-    attention = sum(size for op, size in flops if isinstance(op, Attention) or op.name.startswith("attention."))
+    attention = sum(size for op, size in flops if op.part == "attention")
     return experts / whole, attention / whole

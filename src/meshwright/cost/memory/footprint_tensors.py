@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from meshwright.spec.layout.layout import ActivationCheckpoint
@@ -150,11 +149,9 @@ def _input_only(ops: tuple[Op, ...], formats: Formats) -> _Parts:
 
 
 def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
-    following = (*ops[1:], None)
-    for (before, op), after in zip(pairwise((None, *ops)), following, strict=True):
-        assert op is not None
+    for op, after in zip(ops, (*ops[1:], None), strict=True):
         if isinstance(op, Norm):
-            yield from _kept_by_norm(op, before, _is_read_by_matmul(op, ops, formats), formats)
+            yield from _kept_by_norm(op, _is_read_by_matmul(op, ops, formats), formats)
         elif isinstance(op, Attention):
             yield from _kept_by_attention(op, ops, formats)
             yield from _other_keys(op, formats)
@@ -163,9 +160,8 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
                 # Attention needs its output as it was, the next matmul in its own format.
                 yield "heads", op.num_heads * op.value_head_dim * formats.matmul_bytes
         elif isinstance(op, Elementwise):
-            is_first = before is not None and is_router(before, ops)
-            yield from _kept_by_elementwise(op, None if is_first else before, after, formats)
-        elif isinstance(op, Matmul) and is_router(op, ops):
+            yield from _kept_by_elementwise(op, after, formats)
+        elif isinstance(op, Matmul) and op.part == "router":
             yield "rows", op.out_features * _FLOAT32_BYTES
             if formats.routes_in_float32:
                 yield "rows", op.in_features * _FLOAT32_BYTES
@@ -175,24 +171,23 @@ def _is_read_by_matmul(op: Norm, ops: Sequence[Op], formats: Formats) -> bool:
     """Return whether a matmul keeps what `op` makes: a router in float32 keeps a copy instead."""
     after = ops[ops.index(op) + 1 :]
     readers = [part for part in after[: _next_norm(after)] if isinstance(part, Matmul | Head)]
-    return any(not (is_router(part, ops) and formats.routes_in_float32) for part in readers)
+    return any(not (part.part == "router" and formats.routes_in_float32) for part in readers)
 
 
 def _next_norm(ops: Sequence[Op]) -> int:
     return next((index for index, op in enumerate(ops) if isinstance(op, Norm)), len(ops))
 
 
-def _kept_by_norm(op: Norm, before: Op | None, is_read: bool, formats: Formats) -> _Parts:
+def _kept_by_norm(op: Norm, is_read: bool, formats: Formats) -> _Parts:
     size = op.width * op.vectors_per_token
     statistics = op.vectors_per_token * _FLOAT32_BYTES * (1 + op.has_bias)
-    if op.vectors_per_token > 1 or isinstance(before, Norm):
-        # Of queries or keys, which RoPE then turns into new tensors.
+    if op.input == "heads":
+        # RoPE then makes new tensors of them.
         yield "heads", size * formats.element_bytes + statistics
         return
-    is_latent = isinstance(before, Matmul)
-    yield "latent" if is_latent else "stream", size * formats.element_bytes + statistics
+    yield op.input, size * formats.element_bytes + statistics
     if is_read:
-        yield "latent" if is_latent else "gathered", size * formats.matmul_bytes
+        yield "latent" if op.input == "latent" else "gathered", size * formats.matmul_bytes
 
 
 def _kept_by_attention(op: Attention, ops: Sequence[Op], formats: Formats) -> _Parts:
@@ -230,27 +225,20 @@ def _value_elements(op: Attention, ops: Sequence[Op], formats: Formats) -> int:
     )
 
 
-def _kept_by_elementwise(op: Elementwise, before: Op | None, after: Op | None, formats: Formats) -> _Parts:
+def _kept_by_elementwise(op: Elementwise, after: Op | None, formats: Formats) -> _Parts:
     is_read = isinstance(after, GroupedMatmul) or (isinstance(after, Matmul) and after.tensor_split == "rows")
     # Between the matmuls of a network its width is shared; before and after them are rows of the stream's width.
-    split: Split = "heads" if is_read and isinstance(before, Matmul | GroupedMatmul) else "rows"
+    split: Split = "heads" if op.role in ("activation", "gated_activation") else "rows"
     # Fused kernels weigh routed rows inside the network, where they are narrower.
     if op.keeps_inputs and (is_read or formats.kernels != "fused"):
         yield split, op.reads_per_token * formats.element_bytes
-        has_factors = op.reads_per_token > op.writes_per_token and not isinstance(after, GroupedMatmul)
+        has_factors = op.role == "gated_activation" and op.part != "experts"
         if is_read and formats.kernels == "eager" and has_factors:
             # activation(gate), which the product with the other half needs; our experts recompute it.
             yield split, op.writes_per_token * formats.element_bytes
     if is_read:
         is_dense = split == "heads" and isinstance(after, Matmul)
         yield "product" if is_dense else split, op.writes_per_token * formats.matmul_bytes
-
-
-def is_router(op: Op, ops: Sequence[Op]) -> bool:
-    """Return whether `op` of a block of `ops` gives each token a score of each expert."""
-    return isinstance(op, Matmul) and any(
-        isinstance(other, GroupedMatmul) and other.num_experts == op.out_features for other in ops
-    )
 
 
 def _selected(ops: tuple[Op, ...], formats: Formats) -> _Parts:
@@ -286,7 +274,7 @@ def _matmul_output(op: Matmul | GroupedMatmul, ops: Sequence[Op], formats: Forma
     if isinstance(op, GroupedMatmul):
         is_wide = op.out_features == _width(ops)
         yield "rows" if is_wide else "heads", op.experts_per_token * op.out_features * formats.element_bytes
-    elif is_router(op, ops):
+    elif op.part == "router":
         yield "rows", op.out_features * _FLOAT32_BYTES
     elif op.tensor_split == "columns":
         yield "heads", op.out_features * formats.element_bytes
@@ -306,8 +294,7 @@ def _gradients_of_outputs(ops: Sequence[Op], formats: Formats) -> _Parts:
         elif isinstance(op, Matmul | GroupedMatmul):
             yield from _matmul_output(op, ops, formats)
         elif isinstance(op, Norm):
-            is_of_heads = op.vectors_per_token > 1
-            yield "heads" if is_of_heads else "stream", op.width * op.vectors_per_token * formats.element_bytes
+            yield "heads" if op.input == "heads" else "stream", op.width * op.vectors_per_token * formats.element_bytes
 
 
 def _gradients(op: Op, formats: Formats) -> _Parts:

@@ -12,10 +12,19 @@ from pydantic import Field, PositiveInt
 
 from meshwright.spec.noun import Noun
 
+Part = Literal["embedding", "attention", "ffn", "router", "experts", "shared_experts", "head"]
+TensorSplit = Literal["columns", "rows", "none"]
+ElementwiseRole = Literal[
+    "residual", "activation", "gated_activation", "permute", "unpermute", "combine", "bias"
+]  # fmt: skip
+_PRODUCTS = ("activation", "gated_activation", "combine")
+
 
 class _Op(Noun):
     name: str
-    """Module path within its block, such as ffn.up."""
+    """Module path within its block, such as ffn.up: for display only."""
+    part: Part
+    """Part of the model that it belongs to; the norm and the residual addition of a part included."""
 
     @property
     def num_parameters(self) -> int:
@@ -30,9 +39,6 @@ class _Op(Noun):
     def forward_flops_per_token(self, seq_len: int) -> int:
         """Return the model FLOPs of the forward pass, a multiply and an add being two."""
         return 2 * self.num_matmul_parameters
-
-
-TensorSplit = Literal["columns", "rows", "none"]
 
 
 class Matmul(_Op):
@@ -63,14 +69,17 @@ class GroupedMatmul(_Op):
     """One linear layer without bias for each of several experts; each token goes through a few of them."""
 
     kind: Literal["grouped_matmul"] = "grouped_matmul"
+    part: Part = "experts"
     num_experts: PositiveInt
-    """Layers side by side."""
+    """Number of layers."""
     experts_per_token: PositiveInt
     """Layers that each token goes through."""
     in_features: PositiveInt
     """Width of the input."""
     out_features: PositiveInt
     """Width of the output."""
+    tensor_split: TensorSplit
+    """What etp ranks divide, as tp ranks do that of a Matmul."""
 
     @property
     def num_parameters(self) -> int:
@@ -87,6 +96,7 @@ class Head(_Op):
     """The last matmul, from the residual stream to the vocabulary."""
 
     kind: Literal["head"] = "head"
+    part: Part = "head"
     dim: PositiveInt
     """Width of the residual stream."""
     vocab_size: PositiveInt
@@ -109,6 +119,7 @@ class Attention(_Op):
     """Softmax attention over the sequence, without its projections."""
 
     kind: Literal["attention"] = "attention"
+    part: Part = "attention"
     num_heads: PositiveInt
     """Query heads."""
     num_kv_heads: PositiveInt
@@ -142,6 +153,8 @@ class Norm(_Op):
     """RMSNorm or LayerNorm over vectors of `width`, with one weight for each element."""
 
     kind: Literal["norm"] = "norm"
+    input: Literal["stream", "latent", "heads"] = "stream"
+    """What it normalises: the residual stream, a latent of multi-head latent attention, or queries or keys by head."""
     width: PositiveInt
     """Elements of one vector."""
     vectors_per_token: PositiveInt = 1
@@ -159,6 +172,7 @@ class Embedding(_Op):
     """A lookup of one row for each token."""
 
     kind: Literal["embedding"] = "embedding"
+    part: Part = "embedding"
     vocab_size: PositiveInt
     """Rows."""
     dim: PositiveInt
@@ -174,6 +188,7 @@ class Rope(_Op):
     """Rotary embedding of queries and keys."""
 
     kind: Literal["rope"] = "rope"
+    part: Part = "attention"
     num_heads: PositiveInt
     """Heads turned: those of the queries and those of the keys."""
     head_dim: PositiveInt
@@ -184,16 +199,26 @@ class Elementwise(_Op):
     """An op on each element alone, such as a residual addition."""
 
     kind: Literal["elementwise"] = "elementwise"
+    role: ElementwiseRole
+    """What it computes.
+
+    residual: a sum with the residual stream; gated_activation: as of SwiGLU, activation: as of GELU; permute: a copy of
+    each token for each of its experts, in their order; unpermute: back in the order of tokens; combine: the weighted
+    sum of a token's copies; bias: the biases, clamps and scales of experts where each is an operator of its own.
+    """
     reads_per_token: PositiveInt
     """Elements read for each token."""
     writes_per_token: PositiveInt
     """Elements written for each token."""
-    keeps_inputs: bool = False
-    """Whether its backward needs what it read: that of a product does, that of a sum or a copy does not."""
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Return whether its backward needs what it read: that of a product does, that of a sum or a copy does not."""
+        return self.role in _PRODUCTS
 
 
 Op = Annotated[
     Matmul | GroupedMatmul | Head | Attention | Norm | Embedding | Rope | Elementwise,
     Field(discriminator="kind"),
 ]
-"""Any of them, told apart by `kind`."""
+"""Any of them, distinguished by `kind`."""

@@ -16,8 +16,9 @@ from meshwright.models.build import build_architecture
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
 from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.model_spec import BlockGroup, model_spec
+from meshwright.spec.model.model_spec import BlockGroup, model_spec, transformer_spec
 from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture
+from meshwright.spec.model.transformer_config import AttentionConfig, BlocksConfig, MLPConfig, TransformerConfig
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import Workload
 
@@ -140,12 +141,9 @@ def test_more_recomputation_keeps_less(name: str, stack: Stack) -> None:
 def test_megatron_keeps_what_its_authors_count() -> None:
     """34 + 5 heads seq / dim bytes of an element for GPT (arXiv:2205.05198), less the 2 of dropout's masks."""
     dim, heads = 256, 8
-    ops = [op for op in _block("llama").ops if op.name != "attention.rope"]
-    gpt = LlamaArchitecture(**SIZES | {"num_kv_heads": heads, "ffn_dim": 4 * dim})
-    ops = [op for op in model_spec(gpt).groups[1].ops if not op.name.endswith((".gate", ".rope"))]
-    swiglu = next(index for index, op in enumerate(ops) if op.name == "ffn.swiglu")
-    ops[swiglu] = ops[swiglu].replace(reads_per_token=4 * dim)
-    parts = kept_bytes(tuple(ops), _formats(FUSED.replace(attention="unfused")), "none")
+    attention = AttentionConfig(heads, heads, dim // heads, has_rope=False)
+    gpt = TransformerConfig(256, dim, (BlocksConfig(1, attention, MLPConfig(4 * dim, is_gated=False)),))
+    parts = kept_bytes(transformer_spec(gpt).groups[1].ops, _formats(FUSED.replace(attention="unfused")), "none")
     norms_bytes = 2 * 4
     assert (
         sum(parts[split] for split in ("stream", "gathered", "heads", "product")) - norms_bytes

@@ -1,12 +1,16 @@
 """ModelSpec's counts against published totals, a formula by hand and its own data."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.errors import UnsupportedError
-from meshwright.spec.model.model_spec import ModelSpec, model_spec
+from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.model_spec import ModelSpec, model_spec, transformer_config, transformer_spec
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-from meshwright.spec.model.op import Attention, GroupedMatmul
+from meshwright.spec.model.op import Attention, Elementwise, GroupedMatmul, Matmul, Norm, Op, Rope
 from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.model.transformer_config import MoEConfig
 
 PUBLISHED = {
     # Parameters of the published checkpoints: the shapes in their safetensors files, summed.
@@ -107,3 +111,59 @@ def test_bytes_by_dtype() -> None:
     assert spec.parameter_bytes("bfloat16") == 2 * 8_030_261_248
     with pytest.raises(UnsupportedError, match="float7"):
         spec.parameter_bytes("float7")
+
+
+GPT2 = GPT2Architecture(
+    vocab_size=512, dim=64, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=16, ffn_dim=256, max_seq_len=128
+)
+
+
+def _ops(spec: ModelSpec) -> list[Op]:
+    return [op for group in spec.groups for op in group.ops]
+
+
+def test_gpt2_has_biases_learned_positions_and_no_gate() -> None:
+    spec = model_spec(GPT2)
+    ops = _ops(spec)
+    # 12 dim^2 weights and 13 dim biases and norm weights of a block, as in every description of GPT-2.
+    blocks = GPT2.num_layers * (12 * GPT2.dim**2 + 13 * GPT2.dim)
+    embeddings = (2 * GPT2.vocab_size + GPT2.max_seq_len) * GPT2.dim
+    assert spec.num_parameters == blocks + embeddings + 2 * GPT2.dim
+    assert not any(isinstance(op, Rope) for op in ops)
+    assert {op.role for op in ops if isinstance(op, Elementwise)} == {"residual", "activation"}
+
+
+def test_a_sliding_window_reduces_the_flops_of_attention_only() -> None:
+    config = transformer_config(PRESETS["llama-1m"])
+    blocks = config.blocks[0]
+    windowed = replace(config, blocks=(replace(blocks, attention=replace(blocks.attention, window=64)),))
+    full, less = transformer_spec(config), transformer_spec(windowed)
+    assert less.num_active_matmul_parameters == full.num_active_matmul_parameters
+    assert less.flops_per_token(64) == full.flops_per_token(64)
+    assert less.flops_per_token(4096) < full.flops_per_token(4096)
+
+
+def test_each_op_of_a_mixture_has_its_part_and_role() -> None:
+    ops = model_spec(PRESETS["deepseek-v3"]).groups[2].ops
+    routed = [op.role for op in ops if isinstance(op, Elementwise) and op.part == "experts"]
+    assert routed == ["permute", "gated_activation", "unpermute", "combine"]
+    splits = [op.tensor_split for op in ops if isinstance(op, GroupedMatmul)]
+    assert splits == ["columns", "columns", "rows"]
+    assert [op.out_features for op in ops if isinstance(op, Matmul) and op.part == "router"] == [256]
+    assert [op.input for op in ops if isinstance(op, Norm)] == ["stream", "latent", "latent", "stream"]
+    assert sum(op.part == "shared_experts" for op in ops) == 4
+
+
+def test_norms_of_queries_and_keys_are_of_heads() -> None:
+    norms = [op for op in model_spec(PRESETS["qwen3-8b"]).groups[1].ops if isinstance(op, Norm)]
+    assert [op.input for op in norms] == ["stream", "heads", "heads", "stream"]
+
+
+def test_biases_of_experts_are_ops_of_their_own() -> None:
+    config = transformer_config(PRESETS["mixtral-8x7b"])
+    blocks = config.blocks[-1]
+    assert isinstance(blocks.ffn, MoEConfig)
+    spec = transformer_spec(replace(config, blocks=(replace(blocks, ffn=replace(blocks.ffn, num_bias_passes=3)),)))
+    biases = [op for op in _ops(spec) if isinstance(op, Elementwise) and op.role == "bias"]
+    assert [op.reads_per_token for op in biases] == [3 * 2 * 14_336]
+    assert not any(op.keeps_inputs for op in biases)

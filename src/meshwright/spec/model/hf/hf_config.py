@@ -1,7 +1,7 @@
 """architecture_from_hf and architecture_to_hf: a Hugging Face config.json of a known family, both ways.
 
 What changes the function that the model computes is either understood or refused by name; what does not is listed. The
-names stand in spec/model/hf/hf_families.py.
+names are defined in spec/model/hf/hf_families.py.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _defaults(config: dict[str, Any], family: Family, sizes: dict[str, Any], sou
     """Return the fields that an absent key leaves; `sizes` are those that every config has."""
     heads, width = sizes["num_heads"], sizes["dim"]
     defaults = {"num_kv_heads": heads, **family.defaults}
-    # For these transformers tells null from absent.
+    # For these transformers distinguishes null from absent.
     if "num_key_value_heads" in config:
         defaults["num_kv_heads"] = heads
     if "sliding_window" in config:

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.spec.model.architecture import LlamaArchitecture
 
 WIDTH_OF_HEADS = "hidden_size / num_attention_heads"
-"""Stands for the default that is computed."""
+"""Marks the default that is computed."""
 
 
 @dataclass(frozen=True)
