@@ -20,7 +20,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Case:
-    """One question, and the seconds that its answer may take."""
+    """One request, and the seconds that its answer may take."""
 
     model: str
     cluster: str

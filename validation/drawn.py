@@ -17,8 +17,8 @@ import click
 from meshwright.app.simulated.simulate_layouts import Steps
 from meshwright.config.load import inspect_text
 from meshwright.errors import MeshwrightError
-from meshwright.planner.answer import judge
-from meshwright.planner.ask import Options, question_of
+from meshwright.planner.candidate import judge
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.run.plan import Candidate
 from meshwright.units import GiB
 from validation.questions import MEMORY_TOLERANCE, STEP_TOLERANCE, simulate_within
@@ -68,7 +68,7 @@ def draw(random: Random) -> Drawn | None:
         inspection = inspect_text(Path("drawn"), "", (f"model.source={overrides[0]}", *overrides[1:]))
         if inspection.problems:
             return None
-        question = question_of(inspection.resolved, Options(takes_example=True))
+        question = plan_request(inspection.resolved, Options(takes_example=True))
         planned = None if question.given is None else judge(question.given, question)
     except MeshwrightError:
         return None

@@ -14,7 +14,7 @@ from meshwright.cost.stacks import load_stack
 from meshwright.evaluation.dataset.read import read_runs
 from meshwright.hardware.choice import choose_cluster
 from meshwright.planner.plan import make_plan
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -42,7 +42,7 @@ class Known:
 
     title: str
     source: str
-    question: Question
+    question: PlanRequest
     published_step_s: float
 
 
@@ -69,7 +69,7 @@ def _known() -> Iterator[Known]:
             head_dim=row.required("hidden") // row.required("n_heads"),
             ffn_dim=row.required("ffn_hidden"),
         )
-        question = Question(title, architecture, run.setting, given=run.layout)
+        question = PlanRequest(title, architecture, run.setting, given=run.layout)
         yield Known(title, row.text("source"), question, row.measured_s or 0.0)
 
 
@@ -88,7 +88,7 @@ def _llama3() -> Known:
     assert peak is not None
     flops = model.flops_per_token(workload.seq_len) * workload.global_batch_tokens
     published_s = flops / (0.41 * peak * setting.cluster.num_devices)
-    question = Question("llama3-405b", architecture, setting, given=layout)
+    question = PlanRequest("llama3-405b", architecture, setting, given=layout)
     source = (
         "arXiv:2407.21783, table 4: 41 % MFU, of which the step follows; a block for each of 128 stages but the first "
         "and the last; priced as software without measurements"

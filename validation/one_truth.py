@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 
 from meshwright.config.load import load_job
-from meshwright.planner.answer import judge
-from meshwright.planner.ask import Options, question_of
+from meshwright.planner.candidate import judge
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate
@@ -158,7 +158,7 @@ def _both(file: str, overrides: tuple[str, ...]) -> tuple[Candidate, Timeline]:
     """Return a job's layout as the planner prices it, and its simulated step."""
     resolved = load_job(ROOT / file, overrides)
     job = resolved.job
-    question = question_of(resolved, Options(f"{job.cluster.name}:{job.cluster.num_devices}"))
+    question = plan_request(resolved, Options(f"{job.cluster.name}:{job.cluster.num_devices}"))
     num_ranks = question.cluster.num_devices
     planned = judge(layout_of(job, num_ranks), question)
     traces = trace_job(TRAINER_STEP, resolved, num_ranks)

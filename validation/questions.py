@@ -23,8 +23,8 @@ from meshwright.app.simulated.simulate_layouts import Steps, simulate_layout
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.planner import question as planner
-from meshwright.planner.ask import Named, Options, question_of, resolve_named
 from meshwright.planner.plan import make_plan
+from meshwright.planner.read_request import Named, Options, plan_request, resolve_named
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate, Plan
@@ -56,7 +56,7 @@ _HEAD = (
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """A row of questions.csv."""
 
     name: str
@@ -71,9 +71,9 @@ class Question:
 class Asked:
     """A question, and the plan that answers it."""
 
-    question: Question
+    question: PlanRequest
     resolved: ResolvedJob
-    planner_question: planner.Question
+    planner_question: planner.PlanRequest
     plan: Plan
 
     @property
@@ -95,11 +95,11 @@ class Limited:
     cpu_s: float
 
 
-def read_questions(file: Path = FILE) -> list[Question]:
+def read_questions(file: Path = FILE) -> list[PlanRequest]:
     """Return the questions of a CSV file."""
     with file.open(encoding="utf-8", newline="") as lines:
         return [
-            Question(
+            PlanRequest(
                 row["name"],
                 row["model"],
                 row["cluster"],
@@ -111,13 +111,13 @@ def read_questions(file: Path = FILE) -> list[Question]:
         ]
 
 
-def ask(question: Question) -> Asked:
+def ask(question: PlanRequest) -> Asked:
     """Return the plan for a question; raises InfeasibleLayout where nothing fits."""
     cluster = f"{question.cluster}:{question.num_devices}"
     named = Named(question.model, cluster, question.seq_len, question.global_batch_tokens, None)
     overrides = (f"cluster.name={question.cluster}", f"cluster.num_devices={question.num_devices}")
     resolved = resolve_named(named, overrides)
-    planner_question = question_of(resolved, Options(cluster, takes_example=True))
+    planner_question = plan_request(resolved, Options(cluster, takes_example=True))
     plan = make_plan(planner_question, num_runners_up=NUM_FINALISTS - 1)
     return Asked(question, resolved, planner_question, plan)
 
@@ -232,7 +232,9 @@ def _beside(planned: float, simulated: float | None, unit: float) -> list[str]:
     return [f"{planned / unit:.4g}", f"{simulated / unit:.4g}", f"{simulated / planned:.3f}"]
 
 
-def rows(questions: Sequence[Question], is_simulated: bool, num_finalists: int, limit_s: float) -> Iterator[list[str]]:
+def rows(
+    questions: Sequence[PlanRequest], is_simulated: bool, num_finalists: int, limit_s: float
+) -> Iterator[list[str]]:
     """Yield the row of each question as soon as it is known."""
     for question in questions:
         try:

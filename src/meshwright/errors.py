@@ -18,7 +18,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The process's answer to whoever started it; documented in docs/exit_codes.md."""
+    """Exit code of the process; documented in docs/exit_codes.md."""
 
     DONE = 0
     BAD_INPUT = 2

@@ -30,9 +30,9 @@ def format_count(count: float) -> str:
     return f"{count:.3g}"
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return `number` and its noun, in the plural (noun + "s" without `plural`) unless it is 1: "1 rank", "2 ranks"."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: int, word: str, plural: str | None = None) -> str:
+    """Return `number` and its word, in the plural (word + "s" without `plural`) unless it is 1: "1 rank", "2 ranks"."""
+    return f"{number} {word if number == 1 else plural or word + 's'}"
 
 
 def format_bytes(num_bytes: float) -> str:

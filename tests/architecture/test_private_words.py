@@ -33,12 +33,6 @@ INSTEAD = {
 }
 """Pattern of lower-case words: what to write."""
 
-NOT_YET = {
-    "app", "checkpoint", "config", "cost", "evaluation", "hardware", "pages", "planner", "profiler", "simulator",
-    "spec", "tracer", "trainer", "(top)", "docs",
-}  # fmt: skip
-"""Parts that still have such words."""
-
 PAGES = [file for file in (ROOT / "docs").rglob("*.md") if file.name != "LOG.md" and "design" not in file.parts]
 PARTS = {
     **{folder.name: sorted(folder.rglob("*.py")) for folder in sorted(SOURCE.iterdir()) if folder.is_dir()},
@@ -74,8 +68,6 @@ def instead_of(found: re.Match[str]) -> str:
 
 @pytest.mark.parametrize("part", sorted(PARTS))
 def test_no_private_words(part: str) -> None:
-    if part in NOT_YET:
-        pytest.skip("not rewritten yet")
     assert private_words(part) == []
 
 

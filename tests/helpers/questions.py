@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.cost.case import Setting
 from meshwright.cost.stacks import load_stack
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
@@ -45,7 +45,7 @@ def ask(
     cluster: str = "h100-ib400",
     given: Layout | None = None,
     **fixed: Any,
-) -> Question:
+) -> PlanRequest:
     """Return a question about a preset on devices of a cluster of the catalogue; `fixed` are keys of its layout."""
     architecture = PRESETS[model]
     setting = Setting(
@@ -54,4 +54,4 @@ def ask(
         cluster=load_cluster(cluster).with_num_devices(num_devices),
         stack=load_stack("meshwright"),
     )
-    return Question(model, architecture, setting, fixed, given)
+    return PlanRequest(model, architecture, setting, fixed, given)

@@ -20,7 +20,7 @@ from meshwright.spec.problem import distinct
 
 @dataclass(frozen=True, repr=False)
 class Checked(Result):
-    """A job in which nothing is wrong by itself."""
+    """A valid job."""
 
     lines: tuple[tuple[str, str], ...]
     """Label and text of each thing to know: the model, the batch, the layout, the step and memory expected."""

@@ -8,10 +8,10 @@ from meshwright.config.load import ResolvedJob
 from meshwright.errors import InfeasibleLayout, MeshwrightError
 from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.local import LOCAL
-from meshwright.planner.ask import Options, question_of
 from meshwright.planner.explain.verdict import verdict
 from meshwright.planner.plan import find
 from meshwright.planner.rate import rate_problem
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.units import counted, format_bytes, format_duration
@@ -43,7 +43,7 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
         return [], None
     try:
         cluster = named_cluster(job.cluster.name).with_num_devices(count, f"a layout of {counted(count, 'rank')}")
-        found = verdict(replace(question_of(_on(resolved, count), Options()), given=job.layout.resolve(count)))
+        found = verdict(replace(plan_request(_on(resolved, count), Options()), given=job.layout.resolve(count)))
     except MeshwrightError as error:
         return [("step", f"not estimated: {error}")], None
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
@@ -58,7 +58,7 @@ def search_problem(resolved: ResolvedJob, num_ranks: int | None) -> InfeasibleLa
     if not _is_priced(resolved.job) or not resolved.job.layout.search:
         return None
     try:
-        find(question_of(resolved if num_ranks is None else _on(resolved, num_ranks), Options()), min_scored=0)
+        find(plan_request(resolved if num_ranks is None else _on(resolved, num_ranks), Options()), min_scored=0)
     except InfeasibleLayout as problem:
         return problem
     except MeshwrightError:

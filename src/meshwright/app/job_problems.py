@@ -59,7 +59,7 @@ def run_folder(resolved: ResolvedJob) -> Run:
 
 
 def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]:
-    """Return why a run folder cannot be used; one that exists is never written to unasked."""
+    """Return why a run folder cannot be used: existing folders need --resume or --overwrite."""
     folder = run.folder
     if resume and overwrite:
         return ["--resume continues the run folder and --overwrite replaces it: give one of them"]

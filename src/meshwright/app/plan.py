@@ -11,16 +11,16 @@ from meshwright.app.results.result import viewed
 from meshwright.config.load import COMMAND_LINE, ResolvedJob
 from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError
-from meshwright.planner.ask import Named, Options, question_of, resolve_named, set_layout_keys
 from meshwright.planner.plan import make_plan
-from meshwright.planner.question import Question
+from meshwright.planner.read_request import Named, Options, plan_request, resolve_named, set_layout_keys
+from meshwright.planner.request import PlanRequest
 from meshwright.units import parse_count
 
 _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class PlanArguments:
     """What is planned: a job, or a model on a cluster with a batch."""
 
     job: Path | str | ResolvedJob | None = None
@@ -66,14 +66,14 @@ class PlanRequest:
         named_job = Named(self.model, self.cluster, self.seq_len, tokens, self.global_batch_size)
         return resolve_named(named_job, self.overrides)
 
-    def question(self, resolved: ResolvedJob) -> Question:
+    def request(self, resolved: ResolvedJob) -> PlanRequest:
         """Return what the planner is asked of the job; raises ConfigError or UnsupportedError."""
-        question = question_of(resolved, Options(self.cluster, self.precision, self.stack, takes_example=True))
+        request = plan_request(resolved, Options(self.cluster, self.precision, self.stack, takes_example=True))
         if not self.given:
-            return question
+            return request
         from meshwright.evaluation.fitting.given_runs import calibrated_stack
 
-        return question.with_setting(stack=calibrated_stack(question.setting.stack, self.given))
+        return request.with_setting(stack=calibrated_stack(request.setting.stack, self.given))
 
 
 def plan(
@@ -98,7 +98,7 @@ def plan(
     """
     if isinstance(job, str) and "=" in job:
         overrides, job = (job, *overrides), None
-    request = PlanRequest(
+    arguments = PlanArguments(
         job=job,
         overrides=overrides,
         model=model,
@@ -111,19 +111,19 @@ def plan(
         simulate=simulate,
         top=top,
     )
-    resolved = request.resolved()
-    return answer(request, resolved, request.question(resolved))
+    resolved = arguments.resolved()
+    return answer(arguments, resolved, arguments.request(resolved))
 
 
-def answer(request: PlanRequest, resolved: ResolvedJob, question: Question) -> PlanResult:
-    """Return the plan of a request whose job and question are known."""
-    num_simulated = resolved.job.planner.simulate if request.simulate is None else request.simulate
+def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest) -> PlanResult:
+    """Return the plan of a arguments whose job and request are known."""
+    num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
-        return viewed(PlanResult, make_plan(question, num_runners_up=request.top - 1))
+        return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1))
     from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
 
-    finalists = Finalists(resolved, num_simulated, num_runners_up=request.top - 1)
-    return viewed(PlanResult, simulated_plan(question, finalists))
+    finalists = Finalists(resolved, num_simulated, num_runners_up=arguments.top - 1)
+    return viewed(PlanResult, simulated_plan(request, finalists))
 
 
 def count(name: str, value: int | str) -> int:

@@ -29,7 +29,7 @@ _SHARE_OF_DEVICE = 0.95
 """Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""
 _FLOPS_PER_BYTE = 100.0
 """What a device computes while it moves a byte: from some tens to 300. It decides only whether selective comes before
-full, which is seldom close: what selective computes again moves bytes and multiplies nothing."""
+full, which is seldom close: selective recomputes memory-bound operators and no matmuls."""
 
 
 def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, device: Device | None = None) -> Layout:
@@ -83,7 +83,7 @@ def _blocks_of_pipeline_ranks(job: Job, layout: Layout) -> list[list[int]]:
 
 def _device(job: Job, num_ranks: int) -> Device:
     """Return what the job runs on; this machine's memory is shared by its ranks. Raises ConfigError if it runs on GPUs
-    that nobody has named.
+    without a name.
     """
     section = job.cluster
     cluster = named_cluster(section.name).with_num_devices(num_ranks)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright.app.results.run_result import ReportResult
-from meshwright.evaluation.dataset.own_run import question_of_run, read_manifest, read_own_run
+from meshwright.evaluation.dataset.own_run import read_manifest, read_own_run, request_of_run
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.hardware.catalogue import example_of
-from meshwright.planner.answer import judge
+from meshwright.planner.candidate import judge
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_metrics import read_metrics
 from meshwright.spec.step.step_decomposition import StepDecomposition
@@ -30,7 +30,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     assert run.layout is not None
     assert run.row.measured_s is not None
     assert run.setting is not None
-    expected = judge(run.layout, question_of_run(run))
+    expected = judge(run.layout, request_of_run(run))
     parts = {"expected": expected.estimate.step.summed()}
     if simulate:
         parts["simulated"] = _simulated(folder, run)

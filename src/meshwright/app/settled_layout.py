@@ -8,8 +8,8 @@ from typing import NamedTuple
 from meshwright.app.recompute_budget import settle_checkpoints
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError
-from meshwright.planner.ask import Options, question_of
 from meshwright.planner.plan import make_plan
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.step.estimate import Estimate
@@ -42,15 +42,15 @@ def plan_layout(resolved: ResolvedJob, num_ranks: int | None, resumed: Manifest 
                 "resume keeps: leave --ranks out, or set layout.search to false and the degrees by hand"
             )
         return SettledLayout(layout, resumed.estimate)
-    question = question_of(resolved, Options())
+    request = plan_request(resolved, Options())
     if num_ranks is not None:
-        question = question.with_setting(cluster=question.cluster.with_num_devices(num_ranks))
+        request = request.with_setting(cluster=request.cluster.with_num_devices(num_ranks))
     if resolved.job.planner.simulate:
         from meshwright.app.simulated.simulated_plan import by_simulation
 
-        pick = by_simulation(resolved, question)
+        pick = by_simulation(resolved, request)
     else:
-        pick = make_plan(question, min_scored=0).pick
+        pick = make_plan(request, min_scored=0).pick
     return SettledLayout(pick.layout, pick.estimate)
 
 

@@ -20,12 +20,12 @@ from pydantic import ValidationError
 
 from meshwright.checkpoint.find_checkpoint import FILE_NAME
 from meshwright.errors import CheckpointError
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 FORMAT_VERSION: Final = 1
 
 
-class StoredShard(Noun):
+class StoredShard(Frozen):
     """A rank's shard of one tensor, and its bytes on disk."""
 
     offsets: tuple[int, ...]
@@ -42,7 +42,7 @@ class StoredShard(Noun):
     """Hash of these bytes, in hexadecimal."""
 
 
-class StoredTensor(Noun):
+class StoredTensor(Frozen):
     """One tensor, covered by its shards."""
 
     dtype: str
@@ -64,7 +64,7 @@ class StoredTensor(Noun):
         return dtype
 
 
-class Contents(Noun):
+class Contents(Frozen):
     """Contents of one checkpoint."""
 
     format_version: Literal[1] = FORMAT_VERSION

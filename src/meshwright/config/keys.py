@@ -16,7 +16,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     for name, field in Job.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 }
-"""The sections in the order of the file, each with the noun that it becomes."""
+"""The sections in the order of the file, each with its data type."""
 
 _COUNT_SUFFIX = "_tokens"
 _COUNT_RULE = ', or a count such as "4M" (4_000_000)'
@@ -37,12 +37,12 @@ class Key:
     @property
     def meaning(self) -> str:
         """Return one sentence with the unit."""
-        return field_docs(self._noun)[self.name]
+        return field_docs(self._data_type)[self.name]
 
     def accepts(self, value: Any) -> bool:
         """Return whether `value` alone is allowed, other keys being at their defaults."""
         try:
-            self._noun.model_validate({self.name: value})
+            self._data_type.model_validate({self.name: value})
         except ValidationError:
             return False
         return True
@@ -84,17 +84,17 @@ class Key:
         return (self._field.examples or [None])[0]
 
     @property
-    def _noun(self) -> type[BaseModel]:
+    def _data_type(self) -> type[BaseModel]:
         return SECTIONS[self.section] if self.section else Job
 
     @property
     def _field(self) -> FieldInfo:
-        return self._noun.model_fields[self.name]
+        return self._data_type.model_fields[self.name]
 
     @cached_property
     def _kinds(self) -> list[dict[str, Any]]:
         """Return the JSON Schemas of what a value may be, but for null."""
-        schema = _schema(self._noun)["properties"][self.name]
+        schema = _schema(self._data_type)["properties"][self.name]
         return [kind for kind in schema.get("anyOf", []) if kind["type"] != "null"] or [schema]
 
 
@@ -102,7 +102,7 @@ class Key:
 def job_keys() -> dict[str, Key]:
     """Return every key of a job by its dotted name, in the order of the file."""
     keys = [Key("", "schema_version")]
-    keys += [Key(section, name) for section, noun in SECTIONS.items() for name in noun.model_fields]
+    keys += [Key(section, name) for section, data_type in SECTIONS.items() for name in data_type.model_fields]
     return {key.dotted: key for key in keys}
 
 
@@ -113,8 +113,8 @@ def section_meaning(section: str) -> str:
 
 
 @cache
-def _schema(noun: type[BaseModel]) -> dict[str, Any]:
-    return noun.model_json_schema()
+def _schema(data_type: type[BaseModel]) -> dict[str, Any]:
+    return data_type.model_json_schema()
 
 
 def _allows_none(annotation: Any) -> bool:

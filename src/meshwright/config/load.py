@@ -52,7 +52,7 @@ class ResolvedJob:
         return Path(os.path.expanduser(self.job.run.dir)) if self.job.run.dir else Path("runs") / self.path.stem
 
     def located(self, text: str) -> str:
-        """Return a message behind the place of the first key in it that somebody wrote, or else the file's name."""
+        """Return a message after the place of the first key in it that the user set, or else the file's name."""
         origins = [self.origins.get(".".join(path), DEFAULT) for path in keys_in(text)]
         given = [origin for origin in origins if origin != DEFAULT]
         if not origins:
@@ -91,7 +91,7 @@ def load_job(path: Path | str, overrides: Sequence[str] = ()) -> ResolvedJob:
 
 
 def inspect_job(path: Path | str, overrides: Sequence[str] = ()) -> Inspection:
-    """Return the job as far as it can be read; raises ConfigError only for a file that cannot be read at all."""
+    """Return the parts of the job that can be read; raises ConfigError only for a file that cannot be read at all."""
     return inspect_text(Path(path), _read(Path(path)), overrides)
 
 
@@ -259,7 +259,7 @@ class _Place:
         return f"{self._path}:{line}" if line else str(self._path)
 
     def order(self, problem: KeyProblem) -> tuple[bool, int]:
-        """Return what sorts problems as a reader meets them: down the file, then the command line."""
+        """Return the sort key of problems: lines of the file in order, then the command line."""
         return self._is_overridden(problem), self._line(problem.path)
 
     def _is_overridden(self, problem: KeyProblem) -> bool:

@@ -1,8 +1,8 @@
 """Which key was meant: for a key or section that a job does not have.
 
 People arrive with the words of other trainers. The table holds the ones that no spelling distance would find, as they
-stand in torchtitan's job files, Megatron-LM's command line and Hugging Face's TrainingArguments (their documentation
-of 2025-2026). A value with a space in it is no key but the sentence to say instead.
+occur in torchtitan's job files, Megatron-LM's command line and Hugging Face's TrainingArguments (their documentation
+of 2025-2026). A value with a space is an explanation, not a key.
 """
 
 from difflib import get_close_matches

@@ -1,6 +1,6 @@
 """On which line each key of a TOML text stands.
 
-No TOML reader of Python tells positions, and a message without a line is half a message. The scan below needs to
+Python's TOML readers report no positions, and messages need the line. The scan below needs to
 know only where keys, strings, comments and brackets begin and end, because the text has already been read by tomllib:
 it may rely on the text being valid, and is no second parser of values.
 """

@@ -1,4 +1,4 @@
-"""Whether my_module:MyModel can be found, told from files alone: importing it would start torch, or the user's code."""
+"""Whether my_module:MyModel exists, from files alone: importing it would import torch, or run the user's code."""
 
 import ast
 import importlib

@@ -16,7 +16,7 @@ _INTRODUCTION = """\
 
 A job is a TOML file. Every key has a default, so an empty file is a job too: it trains the smallest model on the
 source code of Python's standard library. `meshwright init MODEL` writes a commented job, `meshwright show JOB` prints
-each value with where it came from, `meshwright check JOB` tells everything that is wrong at once, before any process
+each value with where it came from, `meshwright check JOB` reports all errors at once, before any process
 starts. This page is generated from the same sentences.
 
 - **On the command line** `section.key=value` overrides the file, as often as needed; the last one counts. Quotes around

@@ -20,9 +20,9 @@ def job_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a job file."""
     schema = Job.model_json_schema(schema_generator=_WithDescriptions)
     sections = schema["$defs"]
-    for noun in (schema, *sections.values()):
-        noun.pop("title", None)
-        noun["properties"] = {name: _for_toml(value) for name, value in noun["properties"].items()}
+    for data_type in (schema, *sections.values()):
+        data_type.pop("title", None)
+        data_type["properties"] = {name: _for_toml(value) for name, value in data_type["properties"].items()}
     _accept_counts(schema)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -40,10 +40,10 @@ class _WithDescriptions(GenerateJsonSchema):
     """Gives each key the sentence below its field."""
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
-        """Return the schema of a noun."""
+        """Return the schema of a data type."""
         found = super().model_schema(schema)
-        noun: type[BaseModel] = schema["cls"]
-        for name, text in field_docs(noun).items():
+        data_type: type[BaseModel] = schema["cls"]
+        for name, text in field_docs(data_type).items():
             found["properties"][name]["description"] = text
         return found
 
@@ -62,8 +62,8 @@ def _for_toml(value: dict[str, Any]) -> dict[str, Any]:
 def _accept_counts(schema: dict[str, Any]) -> None:
     for key in job_keys().values():
         if key.is_count:
-            noun = schema["properties"][key.section]["$ref"].rpartition("/")[2]
-            properties = schema["$defs"][noun]["properties"]
+            data_type = schema["properties"][key.section]["$ref"].rpartition("/")[2]
+            properties = schema["$defs"][data_type]["properties"]
             number = properties[key.name]
             kinds = {name: number.pop(name) for name in ("type", "exclusiveMinimum", "minimum") if name in number}
             properties[key.name] = {**number, "anyOf": [kinds, {"type": "string", "pattern": "^[0-9.]+[kKMGBT]?$"}]}

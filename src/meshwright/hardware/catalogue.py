@@ -39,7 +39,7 @@ class Entry:
     is_ours: bool
     """Whether it ships with the package."""
     replaces_ours: bool = False
-    """Whether it is the user's and stands in for one of ours."""
+    """Whether it is the user's and replaces one of ours."""
 
 
 def user_folder() -> Path:
@@ -91,7 +91,7 @@ def load_cluster(name: str) -> Cluster:
     if name not in found:
         raise _unknown("clusters", name, [LOCAL, *found])
     entry = found[name]
-    _tell(entry, "cluster")
+    _log_use(entry, "cluster")
     values = read_cluster_values(entry.file)
     devices = entries("devices")
     if values["device"] not in devices:
@@ -100,7 +100,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def with_example_rates(cluster: Cluster) -> Cluster:
-    """Return `cluster`; this machine, if nobody has measured it, with the rates of the example that ships.
+    """Return `cluster`; an uncalibrated local machine with the rates of the shipped example.
 
     A line in the log says so.
     """
@@ -129,13 +129,13 @@ def example_of(device: Device) -> str | None:
 
 
 def recognise_device(torch_device_name: str) -> Device | None:
-    """Return the device that torch.cuda.get_device_name() calls `torch_device_name`; None when nobody listed it."""
+    """Return the device that torch.cuda.get_device_name() calls `torch_device_name`; None if it is not listed."""
     wanted = _normalise(torch_device_name)
     found = entries("devices")
     for entry in sorted(found.values(), key=lambda entry: entry.is_ours):
         device = read_device(entry.file, entry.name)
         if wanted in {_normalise(alias) for alias in device.aliases}:
-            _tell(entry, "device")
+            _log_use(entry, "device")
             return device
     return None
 
@@ -143,11 +143,11 @@ def recognise_device(torch_device_name: str) -> Device | None:
 def _read_device(found: dict[str, Entry], name: str) -> Device:
     if name not in found:
         raise _unknown("devices", name, list(found))
-    _tell(found[name], "device")
+    _log_use(found[name], "device")
     return read_device(found[name].file, name)
 
 
-def _tell(entry: Entry, kind: str) -> None:
+def _log_use(entry: Entry, kind: str) -> None:
     # Ours of that name is an example, which is there to be replaced.
     if entry.replaces_ours and entry.name != CALIBRATED:
         logger.warning("%s %s: your %s replaces the one that ships with meshwright", kind, entry.name, entry.file)

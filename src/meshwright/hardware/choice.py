@@ -1,6 +1,6 @@
 """`NAME:COUNT`: how a command line names a cluster and its size; NAME alone is how a job does, as cluster.name.
 
-NAME is a cluster of the catalogue (`h100-ib400:256`) or a device (`h100:256`), which stands for the commonest cluster
+NAME is a cluster of the catalogue (`h100-ib400:256`) or a device (`h100:256`), which selects the most common cluster
 of that device: the one whose file says `is_usual = true`, a user's own before ours.
 """
 
@@ -15,7 +15,7 @@ from meshwright.spec.machine.cluster import Cluster
 
 
 def choose_cluster(text: str) -> Cluster:
-    """Return the cluster that `text`, NAME:COUNT of devices, means; its `name` tells which a bare device stood for.
+    """Return the cluster that `text`, NAME:COUNT of devices, names, for a bare device its most common one.
 
     Raises ConfigError for an unknown name, a count that is none, and one that the cluster cannot have.
     """

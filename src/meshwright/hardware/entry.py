@@ -1,4 +1,4 @@
-"""One file of the catalogue: TOML with readable units and sources, read into a noun in SI base units.
+"""One file of the catalogue: TOML with readable units and sources, read into a data type in SI base units.
 
 A number is written `{ value = "989 TFLOP/s", source = "datasheet" }`, where `source` names a table
 `[sources.datasheet]` of the same file. Every problem of a file is reported at once, with the file and the field.
@@ -122,7 +122,7 @@ def _convert(
             converted[key] = [
                 _convert(one, unit, sources, f"{field}.{index}.", problems)
                 if isinstance(one, dict)
-                else one  # the noun's own check tells what is wrong with it
+                else one  # its own validation reports the error
                 for index, one in enumerate(value)
             ]
         elif not isinstance(value, dict):
@@ -167,16 +167,16 @@ def _bad_file(file: Traversable, problems: list[str]) -> ConfigError:
     return ConfigError("\n".join(f"{file}: {problem}" for problem in dict.fromkeys(problems)))
 
 
-def _explain(error: ValidationError, noun: type[Device] | type[Cluster]) -> list[str]:
-    return [_explain_one(details, noun) for details in error.errors()]
+def _explain(error: ValidationError, data_type: type[Device] | type[Cluster]) -> list[str]:
+    return [_explain_one(details, data_type) for details in error.errors()]
 
 
-def _explain_one(details: ErrorDetails, noun: type[Device] | type[Cluster]) -> str:
+def _explain_one(details: ErrorDetails, data_type: type[Device] | type[Cluster]) -> str:
     field = ".".join(str(part) for part in details["loc"])
     if details["type"] == "missing":
         return f"{field}: is missing: add it"
     if details["type"] == "extra_forbidden":
-        names = {*noun.model_fields, *Link.model_fields, *MatmulRates.model_fields} - {"name"}
+        names = {*data_type.model_fields, *Link.model_fields, *MatmulRates.model_fields} - {"name"}
         nearest = get_close_matches(str(details["loc"][-1]), sorted(names), n=1)
         return f"{field}: there is no such field" + (f": did you mean {nearest[0]}?" if nearest else ": remove it")
     if details["type"] == "value_error":

@@ -11,7 +11,7 @@ from meshwright.spec.machine.figure import Figure, Source
 
 LOCAL = "local"
 UNMEASURED = "cpu"
-"""The device of "local" where nobody has calibrated it."""
+"""The device of "local" without a calibration."""
 CALIBRATED = "cpu-local"
 """What `meshwright calibrate` calls this machine's processor; what ships under that name is an example of one."""
 
@@ -19,7 +19,7 @@ CALIBRATED = "cpu-local"
 def local_cluster() -> Cluster:
     """Return this machine as a cluster of one device per usable core, all sharing its memory.
 
-    Its rates and links are None: the system does not tell them, and nobody has measured them here.
+    Its rates and links are None: the system does not report them, and this machine is not calibrated.
     """
     source = Source(
         title="the operating system of this machine",

@@ -33,7 +33,7 @@ def num_usable_cores() -> int:
 
 
 def processor_name() -> str:
-    """Return what the processor calls itself, such as "AMD EPYC"; its architecture where the system does not tell."""
+    """Return the processor's name, such as "AMD EPYC", or its architecture where the system reports no name."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", _PROCESSORS.read_text(), re.MULTILINE)
     except OSError:

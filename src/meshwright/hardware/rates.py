@@ -55,7 +55,7 @@ class RateTable:
 
 
 def matmul_rates(device: Device, dtype: str) -> RateTable | None:
-    """Return FLOP/s by (rows, columns, inner) of a linear layer in `dtype`; None where nobody measured it."""
+    """Return FLOP/s by (rows, columns, inner) of a linear layer in `dtype`; None if not measured."""
     return _table(
         f"device {device.name}: matmul_points",
         {

@@ -1,4 +1,4 @@
-"""Devices and clusters as files of the catalogue: what `entry` reads back to equal nouns."""
+"""Devices and clusters as files of the catalogue: what `entry` reads back to equal data types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""make_plan: from a question to a Plan. No torch, no files written."""
+"""make_plan: from a request to a Plan. No torch, no files written."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.cost.layout_table import layout_table
-from meshwright.planner.answer import judge
+from meshwright.planner.candidate import judge
 from meshwright.planner.explain.contrasts import contrasts
 from meshwright.planner.explain.explain import change_of, misfits
 from meshwright.planner.explain.infeasible import no_layout
 from meshwright.planner.explain.plain import plain_layout
 from meshwright.planner.explain.refused import invalid_neighbours
 from meshwright.planner.explain.what_if import sensitivities, what_ifs
-from meshwright.planner.question import Question
-from meshwright.planner.search.best import best_of, played_if_fast
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.search.best import best_of, replayed_if_fast
 from meshwright.planner.search.complete import ROUNDS, Known, complete
 from meshwright.planner.search.finalists import SPLIT_KEYS, Finalist, distinct_splits, finalists
 from meshwright.planner.search.menu import menu_of
@@ -26,53 +26,53 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.plan import Candidate, Contrast, Plan
 
 _PARETO_LENGTH = 12
-_MOST_SPLITS_PLAYED = 64
+_MOST_SPLITS_REPLAYED = 64
 
 
 def make_plan(
-    question: Question, num_runners_up: int = 9, min_scored: int | None = None, chosen: Layout | None = None
+    request: PlanRequest, num_runners_up: int = 9, min_scored: int | None = None, chosen: Layout | None = None
 ) -> Plan:
     """Return the simplest of the fastest layouts that fit, or the plan around one `chosen`, such as by simulation.
 
     Raises InfeasibleLayout where nothing fits.
     """
-    found = find(question, min_scored)
-    page = _page(found, question, num_runners_up, chosen)
+    found = find(request, min_scored)
+    page = _page(found, request, num_runners_up, chosen)
     for count in ROUNDS:
-        more = complete(found, _known(page, num_runners_up), count, question)
+        more = complete(found, _known(page, num_runners_up), count, request)
         if more is found:
             break
-        found, page = more, _page(more, question, num_runners_up, chosen)
+        found, page = more, _page(more, request, num_runners_up, chosen)
     pick, fastest, runners = page.pick, page.fastest, page.runners_up
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
-    given = None if question.given is None else judge(question.given, question)
-    plain, plain_refusal = plain_layout(question)
-    rejections = [*misfits(pick, given, question, found.menu), *invalid_neighbours(pick.layout, question)]
+    given = None if request.given is None else judge(request.given, request)
+    plain, plain_refusal = plain_layout(request)
+    rejections = [*misfits(pick, given, request, found.menu), *invalid_neighbours(pick.layout, request)]
     return Plan(
-        model=question.model_name,
-        num_parameters=question.setting.model.num_parameters,
-        cluster=question.cluster.name,
-        device=question.cluster.device.name,
-        num_devices=question.num_devices,
-        usable_memory_bytes=int(question.cluster.device.usable_memory_bytes),
-        workload=question.workload,
-        stack=question.setting.stack.name,
-        kept=tuple(change_of(pick.layout, key) for key in question.fixed),
+        model=request.model_name,
+        num_parameters=request.setting.model.num_parameters,
+        cluster=request.cluster.name,
+        device=request.cluster.device.name,
+        num_devices=request.num_devices,
+        usable_memory_bytes=int(request.cluster.device.usable_memory_bytes),
+        workload=request.workload,
+        stack=request.setting.stack.name,
+        kept=tuple(change_of(pick.layout, key) for key in request.fixed),
         layouts_scored=found.num_scored,
         layouts_that_fit=len(found.priced),
-        memory_margin=question.memory_margin,
+        memory_margin=request.memory_margin,
         pick=pick,
         fastest=fastest,
-        memory_by_pipeline_rank=memory_of_ranks(pick.layout, question),
+        memory_by_pipeline_rank=memory_of_ranks(pick.layout, request),
         runners_up=tuple(runners),
-        pareto=tuple(_pareto(found.priced, pick, fastest, question)),
+        pareto=tuple(_pareto(found.priced, pick, fastest, request)),
         plain=plain,
         plain_refusal=plain_refusal,
         given=given,
         contrasts=tuple(page.contrasts.values()),
         rejections=tuple(rejections),
-        sensitivities=tuple(sensitivities(table, question)),
-        what_ifs=tuple(what_ifs(table, question)),
+        sensitivities=tuple(sensitivities(table, request)),
+        what_ifs=tuple(what_ifs(table, request)),
     )
 
 
@@ -86,17 +86,17 @@ class _Page:
     runners_up: list[Candidate]
 
 
-def _page(found: Found, question: Question, num_runners_up: int, chosen: Layout | None) -> _Page:
+def _page(found: Found, request: PlanRequest, num_runners_up: int, chosen: Layout | None) -> _Page:
     """Return the pick among what was priced, or the layout that is `chosen`, and the best of other kinds."""
-    best = finalists(found.priced, question)
-    fastest, reasons = _fastest(found.priced, best, question)
-    pick = simplest(found.priced, best, fastest, question)
+    best = finalists(found.priced, request)
+    fastest, reasons = _fastest(found.priced, best, request)
+    pick = simplest(found.priced, best, fastest, request)
     if chosen is not None and chosen != pick.layout:
-        pick = judge(chosen, question)
-    played = [fastest, *(finalist.candidate for finalist in best)]
+        pick = judge(chosen, request)
+    replayed = [fastest, *(finalist.candidate for finalist in best)]
     if pick != fastest:
-        reasons = contrasts(found.priced, played, pick, question)
-    return _Page(pick, fastest, reasons, _runners_up(found.priced, played, pick, question, num_runners_up))
+        reasons = contrasts(found.priced, replayed, pick, request)
+    return _Page(pick, fastest, reasons, _runners_up(found.priced, replayed, pick, request, num_runners_up))
 
 
 def _known(page: _Page, num_runners_up: int) -> Known:
@@ -104,24 +104,24 @@ def _known(page: _Page, num_runners_up: int) -> Known:
     return Known(page.pick, best_s, page.runners_up, num_runners_up)
 
 
-def find(question: Question, min_scored: int | None = None) -> Found:
+def find(request: PlanRequest, min_scored: int | None = None) -> Found:
     """Return what fits; state waits in the host's memory only if nothing fits without. Raises InfeasibleLayout."""
-    menu = menu_of(question)
-    found = search(question, menu, min_scored)
-    if not len(found.priced) and "cpu_offload" not in question.fixed and not question.cluster.device.is_host:
+    menu = menu_of(request)
+    found = search(request, menu, min_scored)
+    if not len(found.priced) and "cpu_offload" not in request.fixed and not request.cluster.device.is_host:
         menu = replace(menu, cpu_offload=(True,))
-        found = search(question, menu, min_scored)
+        found = search(request, menu, min_scored)
     if not len(found.priced):
-        raise no_layout(question, menu)
+        raise no_layout(request, menu)
     return found
 
 
-def _fastest(priced: Priced, best: list[Finalist], question: Question) -> tuple[Candidate, dict[str, Contrast]]:
+def _fastest(priced: Priced, best: list[Finalist], request: PlanRequest) -> tuple[Candidate, dict[str, Contrast]]:
     """Return the fastest layout and its contrasts: the closed form may hide a faster one behind another value."""
-    played = [finalist.candidate for finalist in best]
-    fastest = played[0]
+    replayed = [finalist.candidate for finalist in best]
+    fastest = replayed[0]
     while True:
-        others = contrasts(priced, played, fastest, question)
+        others = contrasts(priced, replayed, fastest, request)
         closest = next(iter(others.values()), None)
         if closest is None or _total_s(closest.other) >= _total_s(fastest):
             return fastest, others
@@ -129,21 +129,21 @@ def _fastest(priced: Priced, best: list[Finalist], question: Question) -> tuple[
 
 
 def _runners_up(
-    priced: Priced, played: list[Candidate], pick: Candidate, question: Question, count: int
+    priced: Priced, replayed: list[Candidate], pick: Candidate, request: PlanRequest, count: int
 ) -> list[Candidate]:
     """Return the fastest layouts of other splits than the pick's, in the order of their steps."""
     if not count:
         return []
     best: dict[tuple[int, ...], Candidate] = {}
-    for candidate in sorted(played, key=_total_s):
+    for candidate in sorted(replayed, key=_total_s):
         best.setdefault(_split(candidate.layout), candidate)
     best.pop(_split(pick.layout), None)
-    for row in distinct_splits(priced, _MOST_SPLITS_PLAYED):
+    for row in distinct_splits(priced, _MOST_SPLITS_REPLAYED):
         if len(best) >= count and priced.total_s[row] >= sorted(map(_total_s, best.values()))[count - 1]:
             break
         layouts = priced.layouts
         same = np.all([getattr(layouts, key) == getattr(layouts, key)[row] for key in SPLIT_KEYS], axis=0)
-        for candidate in best_of(priced, priced.fastest(same), pick, question, most_actions=0):
+        for candidate in best_of(priced, priced.fastest(same), pick, request, most_actions=0):
             split = _split(candidate.layout)
             if split != _split(pick.layout):
                 best[split] = min(best.get(split, candidate), candidate, key=_total_s)
@@ -154,21 +154,21 @@ def _split(layout: Layout) -> tuple[int, ...]:
     return tuple(getattr(layout, key) for key in SPLIT_KEYS)
 
 
-def _pareto(priced: Priced, pick: Candidate, fastest: Candidate, question: Question) -> list[Candidate]:
+def _pareto(priced: Priced, pick: Candidate, fastest: Candidate, request: PlanRequest) -> list[Candidate]:
     """Return the pick, and layouts that each leave more memory than all faster ones, fastest first.
 
     The fastest is one of them if it leaves more than the pick, which then is there for being simpler.
     """
     found = [fastest, pick] if fastest.headroom_bytes > pick.headroom_bytes else [pick]
-    least = found[0].headroom_bytes + MEMORY_STEP * question.cluster.device.usable_memory_bytes
+    least = found[0].headroom_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
     order = priced.by_time
     best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
     while len(found) < _PARETO_LENGTH:
         position = int(np.searchsorted(best_so_far, least))
         if position == len(order):
             break
-        candidate = played_if_fast(priced, int(order[position]), pick, question)
-        least = candidate.headroom_bytes + MEMORY_STEP * question.cluster.device.usable_memory_bytes
+        candidate = replayed_if_fast(priced, int(order[position]), pick, request)
+        least = candidate.headroom_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
         # Where the closed form is too kind to a pipeline, the pick is as fast.
         found += [candidate] if _total_s(candidate) > _total_s(pick) else []
     return sorted(found, key=_total_s)

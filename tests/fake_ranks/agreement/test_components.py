@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.config.load import load_job
-from meshwright.planner.answer import judge
-from meshwright.planner.ask import Options, question_of
+from meshwright.planner.candidate import judge
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.step.step_decomposition import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import decompose
@@ -73,7 +73,7 @@ def _compare(folder: Path, text: str) -> None:
     file, overrides = folder / "job.toml", tuple(text.split())
     file.write_text(JOB, encoding="utf-8")
     resolved = load_job(file, overrides)
-    question = question_of(resolved, Options("h100-ib400:8"))
+    question = plan_request(resolved, Options("h100-ib400:8"))
     expected = judge(layout_of(resolved.job, 8), question).estimate.step.summed()
     timeline = simulate(trace_job(TRAINER_STEP, resolved, 8, how=TraceOptions(use_cache=False)), question.cluster)
     found = decompose(timeline)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.config.load import load_job
-from meshwright.planner.answer import judge
-from meshwright.planner.ask import Options, question_of
+from meshwright.planner.candidate import judge
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.step_decomposition import COMPONENTS
@@ -87,7 +87,7 @@ def _both(folder: Path, overrides: str) -> tuple[Estimate, Timeline]:
     file, given = folder / "job.toml", tuple(overrides.split())
     file.write_text(JOB, encoding="utf-8")
     resolved = load_job(file, given)
-    question = question_of(resolved, Options("rtx-4090-node:1"))
+    question = plan_request(resolved, Options("rtx-4090-node:1"))
     estimate = judge(layout_of(resolved.job, 1), question).estimate
     return estimate, simulate(trace_job(TRAINER_STEP, resolved, 1, how=TraceOptions(use_cache=False)), question.cluster)
 

@@ -8,7 +8,7 @@ from meshwright.config.load import load_job
 from meshwright.cost.case import Cases
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank, memory_use
-from meshwright.planner.ask import Options, question_of
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.memory.roles import bytes_by_role, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import MemoryUse
@@ -24,7 +24,7 @@ OVERRIDES = ("layout.dp_shard=2", "layout.tp=2", *CLUSTER)
 
 
 def predicted(overrides: tuple[str, ...]) -> MemoryUse:
-    setting = question_of(load_job(JOB, overrides), Options()).setting
+    setting = plan_request(load_job(JOB, overrides), Options()).setting
     return memory_use(footprint_of_rank(Cases.of_one(setting, layout_table([LAYOUT])), 0), 0)
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.config.load import load_job
-from meshwright.planner.ask import Options, question_of
 from meshwright.planner.explain.verdict import verdict
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.simulate_step import simulate
 from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
@@ -28,7 +28,7 @@ def test_an_example_fits_and_does_what_was_planned(name: str) -> None:
     resolved = load_job(file)
     cluster = resolved.job.cluster
     assert cluster.num_devices is not None
-    question = question_of(resolved, Options())
+    question = plan_request(resolved, Options())
     question = replace(question, given=resolved.job.layout.resolve(cluster.num_devices))
     planned = verdict(question)
     assert planned.problem() is None

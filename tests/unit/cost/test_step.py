@@ -17,11 +17,11 @@ from meshwright.cost.stacks import stacks
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import MatmulRates
 from meshwright.spec.machine.figure import Figure
-from meshwright.spec.noun import Noun
 
 TERMS = [field.name for field in fields(StepTerms)]
 CLUSTERS = ("h100-ib400", "dgx-a100-hdr", "b200-ib400", "gb200-nvl72", "mi300x-roce400")
@@ -82,7 +82,7 @@ def with_faster(cluster: Cluster, what: str, factor: float) -> Cluster:
 
     device = cluster.device
     if what == "compute":
-        rates: Noun = device.dense_flops_per_s
+        rates: Frozen = device.dense_flops_per_s
         faster = MatmulRates(**{name: times(getattr(rates, name)) for name in MatmulRates.model_fields})
         return cluster.replace(device=device.replace(dense_flops_per_s=faster))
     if what == "memory":

@@ -15,7 +15,7 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
 from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.stacks import load_stack
-from meshwright.planner.answer import judge, recomputed_share
+from meshwright.planner.candidate import judge, recomputed_share
 from meshwright.planner.explain.hardware_change import scaled_network
 from meshwright.planner.explain.refused import invalid_neighbours
 from meshwright.planner.explain.what_if import LATENCIES
@@ -186,15 +186,15 @@ def test_state_waits_in_the_hosts_memory_only_if_nothing_fits_without() -> None:
     assert tight.pick.layout.cpu_offload
 
 
-def test_a_played_pipeline_is_near_its_closed_form() -> None:
+def test_a_replayed_pipeline_is_near_its_closed_form() -> None:
     question = ask("llama3-8b", 16, batch=64)
     table = layout_space(question, menu_of(question))
     rows = range(0, len(table), 499)
     priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
     for row in range(len(priced)):
         layout = priced.layouts.layout(row)
-        played = replayed_step(priced.step.decomposition(row), layout, question).total_s
-        assert played == pytest.approx(priced.total_s[row], rel=0.35), layout
+        replayed = replayed_step(priced.step.decomposition(row), layout, question).total_s
+        assert replayed == pytest.approx(priced.total_s[row], rel=0.35), layout
 
 
 def test_recomputation_counts_for_hfu_alone() -> None:
@@ -241,11 +241,11 @@ def test_a_long_pipeline_takes_what_all_its_actions_take(schedule: str, number: 
         times = StageTimes(forward_s, backward_s, [backward_s[0], *forward_s[1:]], input_s=[0.0, *forward_s[1:]])
     parts = tuple(StageShare(share, 0.0) for share in shares)
     hops = Hops((0.001,) * 3, (0,) * 4, (0,) * 4)
-    played = replayed_share((4, stages, schedule, number), parts, BackwardShares(0.0, 0.0, split=float(splits)), hops)
+    replayed = replayed_share((4, stages, schedule, number), parts, BackwardShares(0.0, 0.0, split=float(splits)), hops)
     whole = replay(pipeline_ops(lower(build_schedule(layout, number))), times, hops)
-    assert played.total_s == pytest.approx(whole.total_s, rel=2e-3)
+    assert replayed.total_s == pytest.approx(whole.total_s, rel=2e-3)
     # Where all forwards come first, later rounds wait more for what is under way and less for what is not.
-    assert played.exposed_s == pytest.approx(whole.exposed_s, abs=0.02)
+    assert replayed.exposed_s == pytest.approx(whole.exposed_s, abs=0.02)
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "LoopedBFS"])

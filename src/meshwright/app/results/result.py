@@ -89,7 +89,7 @@ class PlottedResult(Result):
 
     @abstractmethod
     def _figures(self) -> Mapping[str, Callable[[], Any]]:
-        """Return by name what draws each plot, the most telling one first."""
+        """Return the function of each plot by name, the most informative first."""
 
     @property
     def plots(self) -> tuple[str, ...]:

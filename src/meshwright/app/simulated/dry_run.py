@@ -9,9 +9,9 @@ from typing import Any
 from meshwright.cost.communication.padding import padding_of
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.errors import ConfigError
-from meshwright.planner.answer import judge
+from meshwright.planner.candidate import judge
 from meshwright.planner.explain.memory_fixes import memory_fixes
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.simulator.analysis.exposure import collective_uses, exposed_places
 from meshwright.simulator.analysis.overlap_gains import overlap_of, suggestions
 from meshwright.simulator.analysis.step_tables import compute_seconds, rank_memory, rank_times
@@ -42,12 +42,12 @@ class Subject:
     layout: Layout | None
     """None for a program that is no job, as are the next two."""
     workload: Workload | None
-    question: Question | None
+    request: PlanRequest | None
     """What the planner would be asked; None, too, for a model that its formulas do not know."""
 
 
 def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[DryRun, Timeline | None]:
-    """Return what the traces come to on the subject's cluster, and the played step; None where it would not end.
+    """Return the result of the traces on the target's cluster, and the timeline; None for a deadlock.
 
     Where `conditions` has a fault of a rank, `traces` makes that rank a class of its own (engine/split_classes.py).
     """
@@ -88,9 +88,9 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
 
 
 def _padding(subject: Subject) -> Padding | None:
-    if subject.layout is None or subject.question is None:
+    if subject.layout is None or subject.request is None:
         return None
-    setting = subject.question.setting
+    setting = subject.request.setting
     return padding_of(setting.model, subject.layout, setting.workload.activation_element_bytes)
 
 
@@ -128,15 +128,15 @@ def _stragglers(subject: Subject, traces: Traces, timeline: Timeline, conditions
 
 def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]) -> dict[str, Any]:
     """Return what the planner's formulas add to an outcome: nothing for a model that they do not know."""
-    layout, question = subject.layout, subject.question
-    if layout is None or question is None:
+    layout, request = subject.layout, subject.request
+    if layout is None or request is None:
         return {}
-    expected = judge(layout, question).estimate
-    missing = max((rank.reserved_bytes for rank in memory), default=0) - question.cluster.device.usable_memory_bytes
+    expected = judge(layout, request).estimate
+    missing = max((rank.reserved_bytes for rank in memory), default=0) - request.cluster.device.usable_memory_bytes
     return {
         "expected": expected,
         "expected_parts": expected.step.summed(),
         # The floor is the model's FLOPs at the peak, where one is stated.
         "mfu": None if expected.mfu is None else expected.step.floor_s / timeline.step_s,
-        "fixes": memory_fixes(layout, question, missing) if missing > 0 else (),
+        "fixes": memory_fixes(layout, request, missing) if missing > 0 else (),
     }

@@ -22,7 +22,7 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     """Return the job named by `words` and its traces; raises ConfigError for a bad argument before it traces."""
     from meshwright.app.simulated.dry_run import Subject
     from meshwright.config.load import load_job
-    from meshwright.planner.ask import Options, layout_on
+    from meshwright.planner.read_request import Options, layout_on
     from meshwright.tracer.programs.job_steps import layout_of
     from meshwright.tracer.programs.trace import device_type_of
     from meshwright.tracer.trace_job import TraceOptions, trace_job
@@ -33,11 +33,11 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     resolved = load_job(files[0], overrides)
     require_ranks(conditions, _named_cluster(resolved, given["cluster"]).num_devices)
     resolved = _settled(resolved, given["cluster"])
-    cluster, question = _asked(resolved, given["cluster"])
+    cluster, request = _asked(resolved, given["cluster"])
     if not resolved.job.layout.search:
         layout_on(cluster, resolved.job, Options(given["cluster"]))
     layout = layout_of(resolved.job, cluster.num_devices)
-    subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, question)
+    subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, request)
     progress.info("tracing %s", " ".join(words))
     traces = trace_job(
         TRAINER_STEP,
@@ -56,7 +56,7 @@ def _require_job(files: list[str], given: dict[str, Any]) -> None:
     if given["ranks"]:
         raise ConfigError("--ranks is for --build; a job's ranks are its cluster's devices: give --cluster NAME:COUNT")
     if given["every_rank"]:
-        raise ConfigError("--every-rank is for --build; of a job one rank of each kind stands for all: leave it out")
+        raise ConfigError("--every-rank is for --build; a job's ranks are traced by class: leave it out")
     if len(files) != 1:
         named = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
         raise ConfigError(f"{named}: name one, or give --build and --ranks for a program of your own")
@@ -83,21 +83,21 @@ def _cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
 
 def _named_cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
     """Return the cluster as --cluster or the job names it, whether its rates are measured or not."""
-    from meshwright.planner.ask import Options, cluster_of, set_layout_keys
+    from meshwright.planner.read_request import Options, cluster_of, set_layout_keys
 
     return cluster_of(resolved.job, Options(text, takes_example=True), set_layout_keys(resolved))
 
 
 def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
-    """Return the cluster, and the planner's question; None for a model or schedule that its formulas do not know."""
-    from meshwright.planner.ask import Options, question_of
+    """Return the cluster, and the planner's request; None for a model or schedule that its formulas do not know."""
+    from meshwright.planner.read_request import Options, plan_request
     from meshwright.spec.layout.schedule.schedule_csv import is_csv
     from meshwright.spec.model.model_source import resolve_architecture
 
     if resolve_architecture(resolved.job.model) is None or is_csv(resolved.job.layout):
         return _cluster(resolved, text), None
-    question = question_of(resolved, Options(text, takes_example=True))
-    return question.cluster, question
+    request = plan_request(resolved, Options(text, takes_example=True))
+    return request.cluster, request
 
 
 def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:

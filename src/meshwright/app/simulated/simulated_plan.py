@@ -13,7 +13,7 @@ from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.log import progress
 from meshwright.pages.tables.simulated_table import why_dropped
 from meshwright.planner.plan import make_plan
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.simplicity import complexity_of
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate, Plan
@@ -22,7 +22,8 @@ from meshwright.tracer.programs.fork_server import server_socket
 from meshwright.units import counted, format_bytes, format_duration
 
 _ALIKE = 0.03
-"""Simulated steps that differ by less count as equal: what formulas leave out decides less where each op is played."""
+"""Relative difference below which simulated steps count as equal; smaller than that of formulas, since every operator
+is simulated."""
 
 
 @dataclass(frozen=True)
@@ -36,38 +37,38 @@ class Finalists:
     """Layouts that the search scores at least; None for its default."""
 
 
-def simulated_plan(question: Question, finalists: Finalists) -> Plan:
+def simulated_plan(request: PlanRequest, finalists: Finalists) -> Plan:
     """Return the plan around the simplest of the layouts that are the fastest when simulated and then fit.
 
     The formulas choose what is simulated: their pick and the best layouts of other splits. Which is picked, the
     simulated steps say alone. Raises InfeasibleLayout where none of them fits.
     """
-    _require_runnable(question, finalists.resolved)
+    _require_runnable(request, finalists.resolved)
     # It imports torch while the search runs.
     server_socket()
     num_runners_up = max(finalists.num_runners_up, finalists.num_simulated - 1)
-    plan = make_plan(question, num_runners_up, finalists.min_scored)
-    candidates = _simulated([plan.pick, *plan.runners_up][: finalists.num_simulated], question, finalists)
+    plan = make_plan(request, num_runners_up, finalists.min_scored)
+    candidates = _simulated([plan.pick, *plan.runners_up][: finalists.num_simulated], request, finalists)
     dropped = tuple(one for one in candidates if why_dropped(one, plan.usable_memory_bytes) is not None)
     kept = sorted((one for one in candidates if one not in dropped), key=_simulated_s)
     if not kept:
         raise _none_fits(dropped, plan)
     pick = _simplest(kept)
     if pick.layout != plan.pick.layout:
-        plan = make_plan(question, num_runners_up, finalists.min_scored, chosen=pick.layout)
+        plan = make_plan(request, num_runners_up, finalists.min_scored, chosen=pick.layout)
     seen = {layout_text(one.layout) for one in candidates}
     others = [one for one in plan.runners_up if layout_text(one.layout) not in seen]
     runners_up = (*(one for one in kept if one is not pick), *others)[: finalists.num_runners_up]
     return plan.replace(pick=pick, runners_up=runners_up, dropped=dropped)
 
 
-def by_simulation(resolved: ResolvedJob, question: Question) -> Candidate:
+def by_simulation(resolved: ResolvedJob, request: PlanRequest) -> Candidate:
     """Return the layout to train with, of as many finalists as the job's planner.simulate says."""
     finalists = Finalists(resolved, resolved.job.planner.simulate, num_runners_up=0, min_scored=0)
-    return simulated_plan(question, finalists).pick
+    return simulated_plan(request, finalists).pick
 
 
-def _simulated(candidates: list[Candidate], question: Question, finalists: Finalists) -> list[Candidate]:
+def _simulated(candidates: list[Candidate], request: PlanRequest, finalists: Finalists) -> list[Candidate]:
     """Return the candidates with their simulated steps; says on stderr what is known of each as soon as it is."""
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(finalists.resolved.folder))
@@ -87,7 +88,7 @@ def _simulated(candidates: list[Candidate], question: Question, finalists: Final
 
     layouts = [candidate.layout for candidate in candidates]
     with elapsed(_simulated_words(0, len(candidates))) as show:
-        steps = simulate_layouts(Steps(finalists.resolved, question.cluster), layouts, report)
+        steps = simulate_layouts(Steps(finalists.resolved, request.cluster), layouts, report)
     return [candidate.replace(simulated=step) for candidate, step in zip(candidates, steps, strict=True)]
 
 
@@ -112,18 +113,18 @@ def _simulated_s(candidate: Candidate) -> float:
     return candidate.simulated.step_s
 
 
-def _require_runnable(question: Question, resolved: ResolvedJob) -> None:
-    """Raise ConfigError for a question about what Meshwright's own trainer does not run."""
-    if question.setting.stack.name != OURS:
+def _require_runnable(request: PlanRequest, resolved: ResolvedJob) -> None:
+    """Raise ConfigError for a request about what Meshwright's own trainer does not run."""
+    if request.setting.stack.name != OURS:
         raise ConfigError(
-            f"--simulate runs Meshwright's own step, and the plan is for {question.setting.stack.name}: leave out "
+            f"--simulate runs Meshwright's own step, and the plan is for {request.setting.stack.name}: leave out "
             "--stack, or set --simulate 0"
         )
     precision = resolved.job.precision.compute
-    if question.workload.precision != precision:
+    if request.workload.precision != precision:
         raise ConfigError(
             f"--simulate runs the job's own step, whose precision.compute is {precision}, and the plan is for "
-            f"{question.workload.precision}: leave out --precision, or set --simulate 0"
+            f"{request.workload.precision}: leave out --precision, or set --simulate 0"
         )
 
 

@@ -18,11 +18,11 @@ from meshwright.log import progress
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.app.plan import PlanRequest
+    from meshwright.app.plan import PlanArguments
     from meshwright.app.results.plan_result import PlanResult
     from meshwright.config.load import ResolvedJob
     from meshwright.planner.budget.budget import Run
-    from meshwright.planner.question import Question
+    from meshwright.planner.request import PlanRequest
     from meshwright.spec.run.budget import Budget, Reliability
     from meshwright.spec.run.plan import Plan
 
@@ -71,11 +71,11 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
     from meshwright.app.plan import answer
 
     _check(words, given)
-    request = _request(words, given)
-    resolved = request.resolved()
-    question = request.question(resolved)
-    plan = answer(request, resolved, question)
-    budgets = _budgets(question, plan, given)
+    arguments = _arguments(words, given)
+    resolved = arguments.resolved()
+    request = arguments.request(resolved)
+    plan = answer(arguments, resolved, request)
+    budgets = _budgets(request, plan, given)
     if given["write"]:
         # Before anything is printed: the reader of a pipe may close it early.
         _write(resolved, plan)
@@ -87,13 +87,13 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
         plan.show(_budget_parts(budgets, given))
 
 
-def _request(words: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
-    from meshwright.app.plan import PlanRequest
+def _arguments(words: tuple[str, ...], given: dict[str, Any]) -> PlanArguments:
+    from meshwright.app.plan import PlanArguments
     from meshwright.cost.stacks import OURS
 
     overrides, files = (tuple(word for word in words if ("=" in word) == is_override) for is_override in (True, False))
     names = ("model", "seq_len", "global_batch_tokens", "global_batch_size", "precision", "given", "simulate", "top")
-    return PlanRequest(
+    return PlanArguments(
         job=files[0] if files else None,
         overrides=overrides,
         cluster=given["cluster"][0] if given["cluster"] else None,
@@ -133,7 +133,7 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
         )
 
 
-def _budgets(question: Question, plan: Plan, given: dict[str, Any]) -> list[Budget]:
+def _budgets(request: PlanRequest, plan: Plan, given: dict[str, Any]) -> list[Budget]:
     """Return the budget of the pick, followed by those of the frontier; none without --tokens."""
     if not given["tokens"]:
         return []
@@ -142,23 +142,23 @@ def _budgets(question: Question, plan: Plan, given: dict[str, Any]) -> list[Budg
     from meshwright.planner.budget.frontier import frontier
 
     prices = given["price_per_gpu_hour"] or (None,)
-    run, reliability = _run(question, given, prices[0]), _reliability(given)
-    found = [budget(run, question.cluster, plan.pick, reliability)]
-    clusters = [choose_cluster(text) for text in given["cluster"]] or [question.cluster]
+    run, reliability = _run(request, given, prices[0]), _reliability(given)
+    found = [budget(run, request.cluster, plan.pick, reliability)]
+    clusters = [choose_cluster(text) for text in given["cluster"]] or [request.cluster]
     if given["frontier"] or len(clusters) > 1:
         each = prices if len(prices) == len(clusters) else prices * len(clusters)
-        found += frontier(question, zip(clusters, each, strict=True), run, reliability)
+        found += frontier(request, zip(clusters, each, strict=True), run, reliability)
     return found
 
 
-def _run(question: Question, given: dict[str, Any], price: float | None) -> Run:
+def _run(request: PlanRequest, given: dict[str, Any], price: float | None) -> Run:
     from meshwright.app.plan import count
     from meshwright.planner.budget.budget import Run
 
     return Run(
         num_tokens=count("tokens", given["tokens"]),
-        num_parameters=question.setting.model.num_parameters,
-        workload=question.workload,
+        num_parameters=request.setting.model.num_parameters,
+        workload=request.workload,
         price_per_device_hour=price,
         deadline_s=None if given["deadline"] is None else _duration_s(given["deadline"]),
     )

@@ -14,8 +14,8 @@ from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
-from meshwright.planner.ask import Options, question_of
-from meshwright.planner.question import Question
+from meshwright.planner.read_request import Options, plan_request
+from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Manifest, Run
@@ -75,7 +75,7 @@ def _median_step_s(run: Run, attempt: int) -> float:
 def _setting(run: Run, manifest: Manifest, layout: Layout) -> Setting:
     """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
     job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
-    setting = question_of(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setting
+    setting = plan_request(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setting
     stack = setting.stack.replace(kernels="compiled" if layout.compiles_blocks else "eager")
     cluster = setting.cluster.with_num_devices(layout.num_ranks)
     found = Setting(setting.model, setting.workload, cluster, stack)
@@ -83,10 +83,10 @@ def _setting(run: Run, manifest: Manifest, layout: Layout) -> Setting:
     return found
 
 
-def question_of_run(run: MeasuredRun) -> Question:
-    """Return the question that the layout of an own run answered."""
+def request_of_run(run: MeasuredRun) -> PlanRequest:
+    """Return the request that the layout of an own run answered."""
     assert run.setting is not None
     manifest = read_manifest(Run(Path(run.row.text("source"))))
     architecture = resolve_architecture(manifest.job.model)
     assert architecture is not None  # its setting could not have been read otherwise
-    return Question(manifest.job.model.source, architecture, run.setting)
+    return PlanRequest(manifest.job.model.source, architecture, run.setting)

@@ -12,7 +12,7 @@ from rich.table import Table
 from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_figure, step_figure
 from meshwright.pages.html.page import cards, paragraph, plot, rich_table, section, write_page
 from meshwright.pages.tables.memory_table import memory_table
-from meshwright.pages.tables.plan_table import interval, pick_notes, plan_tables, question_words, what_buys_most
+from meshwright.pages.tables.plan_table import interval, pick_notes, plan_tables, request_words, what_buys_most
 from meshwright.pages.tables.simulated_table import simulated_page
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent
 from meshwright.spec.layout.layout_text import layout_text
@@ -35,7 +35,7 @@ def write_plan_html(plan: Plan, file: Path, budget: Iterable[RenderableType] = (
 def _head(plan: Plan) -> Iterator[str]:
     yield f"<h1>{escape(plan.model)} on {plan.num_devices:,} x {escape(plan.device)}</h1>"
     count = format_count(plan.num_parameters)
-    yield paragraph(f"{count} parameters; {plan.cluster}. {'; '.join(question_words(plan))}.")
+    yield paragraph(f"{count} parameters; {plan.cluster}. {'; '.join(request_words(plan))}.")
     yield f"<p><code>{escape(layout_text(plan.pick.layout.effective).replace(',', ', '))}</code></p>"
     yield from map(paragraph, pick_notes(plan))
 

@@ -58,7 +58,7 @@ def warnings_of(run: DryRun) -> dict[str, list[Hazard]]:
 
 def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
     """Yield the parts of the page."""
-    yield from _question(run)
+    yield from _request(run)
     if run.problems:
         yield ""
         yield f"[bold red]the step would hang or go wrong[/]{UNLESS if run.guesses else ''}"
@@ -103,7 +103,7 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
         yield from (f"- {escape(text)}" for text in run.outcome.suggestions)
 
 
-def _question(run: DryRun) -> Iterator[str]:
+def _request(run: DryRun) -> Iterator[str]:
     yield f"[bold]{escape(run.model)}[/] on [bold]{run.num_devices} x {run.device}[/] ({run.cluster})"
     yield f"[dim]{escape(job_words(run))}[/]"
     if run.layout is None and run.num_traced < run.num_devices:
@@ -202,7 +202,7 @@ def _parts_table(outcome: Outcome) -> Table:
         if max(seconds, expected_s or 0.0) < _LEAST_SHARE * outcome.step_s:
             continue
         share = percent(seconds / outcome.step_s)
-        table.add_row(COMPONENT_NAMES[name], format_duration(seconds), share, *_beside(seconds, expected_s))
+        table.add_row(COMPONENT_NAMES[name], format_duration(seconds), share, *_compared(seconds, expected_s))
         if name == "compute_s":
             for kind, kind_s in outcome.compute.items():
                 cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
@@ -215,12 +215,12 @@ def _parts_table(outcome: Outcome) -> Table:
             fixed_s = outcome.fixed_host_s
             table.add_row("  once a step", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
     total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
-    cells = ("step", format_duration(outcome.step_s), "100 %", *_beside(outcome.step_s, total_s))
+    cells = ("step", format_duration(outcome.step_s), "100 %", *_compared(outcome.step_s, total_s))
     table.add_row(*(f"[bold]{cell}" for cell in cells))
     return table
 
 
-def _beside(took_s: float, expected_s: float | None) -> tuple[str, ...]:
+def _compared(took_s: float, expected_s: float | None) -> tuple[str, ...]:
     if expected_s is None:
         return ()
     return format_duration(expected_s), f"{100 * (took_s / expected_s - 1):+.1f} %" if expected_s else "-"

@@ -23,8 +23,8 @@ _NUM_CAUSES = 2
 
 
 def plan_page(plan: Plan) -> Iterator[RenderableType]:
-    """Yield the parts of the page, from the question to the doubts."""
-    yield from _question(plan)
+    """Yield the parts of the page, from the request to the doubts."""
+    yield from _request(plan)
     yield ""
     yield from _pick(plan)
     yield from simulated_page(plan)
@@ -47,15 +47,15 @@ def plan_tables(plan: Plan) -> list[Table]:
     return [part for part in (table(plan) for table in tables) if part is not None]
 
 
-def _question(plan: Plan) -> Iterator[str]:
+def _request(plan: Plan) -> Iterator[str]:
     yield (
         f"[bold]{escape(plan.model)}[/], {format_count(plan.num_parameters)} parameters, on [bold]{plan.num_devices} x "
         f"{plan.device}[/] ({plan.cluster})"
     )
-    yield from question_words(plan)
+    yield from request_words(plan)
 
 
-def question_words(plan: Plan) -> Iterator[str]:
+def request_words(plan: Plan) -> Iterator[str]:
     """Yield what was planned for, and what was looked at."""
     workload = plan.workload
     yield (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.planner.budget.budget import Run, budget
 from meshwright.planner.plan import find
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import finalists
 from meshwright.planner.search.simplicity import simplest
 from meshwright.spec.machine.cluster import Cluster
@@ -19,7 +19,7 @@ _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
 
 
 def frontier(
-    question: Question, clusters: Iterable[tuple[Cluster, float | None]], run: Run, reliability: Reliability
+    request: PlanRequest, clusters: Iterable[tuple[Cluster, float | None]], run: Run, reliability: Reliability
 ) -> list[Budget]:
     """Return budgets on several sizes of each of `clusters` (with its price), slowest first, the cheapest of equals.
 
@@ -28,7 +28,7 @@ def frontier(
     found = []
     for cluster, price in clusters:
         for sized in _sizes(cluster):
-            best = _best(question.with_setting(cluster=sized))
+            best = _best(request.with_setting(cluster=sized))
             if best is not None:
                 found.append(budget(replace(run, price_per_device_hour=price), sized, best, reliability))
     return sorted(found, key=lambda point: (-point.days, point.device_hours))
@@ -45,10 +45,10 @@ def _sizes(cluster: Cluster) -> Iterator[Cluster]:
             continue  # no whole number of nodes, or more than one without a network
 
 
-def _best(question: Question) -> Candidate | None:
+def _best(request: PlanRequest) -> Candidate | None:
     try:
-        priced = find(question, min_scored=0).priced
-        best = finalists(priced, question)
-        return simplest(priced, best, best[0].candidate, question)
+        priced = find(request, min_scored=0).priced
+        best = finalists(priced, request)
+        return simplest(priced, best, best[0].candidate, request)
     except InfeasibleLayout:
         return None

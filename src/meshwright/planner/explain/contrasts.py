@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.cost.layout_table import Bools, LayoutTable, layout_table
-from meshwright.planner.answer import candidate_at
+from meshwright.planner.candidate import candidate_at
 from meshwright.planner.explain.explain import KEYS, change_of
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.best import best_of
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
@@ -26,7 +26,7 @@ _MOST_ACTIONS = 3_000
 """Pipeline actions that are replayed for one key."""
 
 
-def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, question: Question) -> dict[str, Contrast]:
+def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, request: PlanRequest) -> dict[str, Contrast]:
     """Return, by column of a table, the best layout that fits and has another value of it than the pick, closest first.
 
     `best` are finalists, which have been replayed.
@@ -35,8 +35,8 @@ def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, question: 
     found = {}
     for key in KEYS:
         others = [best[row] for row in np.flatnonzero(has_another(table, own, key))]
-        others += best_of(priced, priced.fastest(has_another(priced.layouts, own, key)), pick, question, _MOST_ACTIONS)
-        others += _idle(priced, own, key, question)
+        others += best_of(priced, priced.fastest(has_another(priced.layouts, own, key)), pick, request, _MOST_ACTIONS)
+        others += _idle(priced, own, key, request)
         if others:
             other = min(others, key=lambda candidate: candidate.estimate.step.total_s)
             change = _change_of(pick.layout, other.layout, key)
@@ -50,28 +50,28 @@ def has_another(table: LayoutTable, own: LayoutTable, key: str) -> Bools:
     return np.asarray(is_other & (getattr(table, _AXIS_OF[key]) > 1) if key in _AXIS_OF else is_other)
 
 
-def may_have_another(table: LayoutTable, own: LayoutTable, key: str, question: Question) -> Bools:
+def may_have_another(table: LayoutTable, own: LayoutTable, key: str, request: PlanRequest) -> Bools:
     """Return which layouts have another value of a column than `own`, or would with choices that are not made yet."""
     if key in _AXIS_OF:
         return np.asarray(getattr(table, _AXIS_OF[key]) > 1)
     is_other = has_another(table, own, key)
-    return np.asarray(is_other | _is_idle(table, key, question) if key in _IDLE_KEYS else is_other)
+    return np.asarray(is_other | _is_idle(table, key, request) if key in _IDLE_KEYS else is_other)
 
 
-def _idle(priced: Priced, own: LayoutTable, key: str, question: Question) -> list[Candidate]:
+def _idle(priced: Priced, own: LayoutTable, key: str, request: PlanRequest) -> list[Candidate]:
     """Return the fastest layout that a key does nothing for, with another value of it than `own`, if it is valid."""
-    if key not in _IDLE_KEYS or _IDLE_KEYS[key] in question.fixed:
+    if key not in _IDLE_KEYS or _IDLE_KEYS[key] in request.fixed:
         return []
-    rows = priced.fastest(_is_idle(priced.layouts, key, question))[:1]
+    rows = priced.fastest(_is_idle(priced.layouts, key, request))[:1]
     value = ~getattr(own, key)[0]
     table = replace(priced.layouts.take(rows), **{key: np.full(len(rows), value)})
-    table = table.take(is_valid(table, question))
-    variants = price(table, question) if len(table) else priced.take(rows[:0])
-    return [candidate_at(variants, row, question) for row in range(len(variants))]
+    table = table.take(is_valid(table, request))
+    variants = price(table, request) if len(table) else priced.take(rows[:0])
+    return [candidate_at(variants, row, request) for row in range(len(variants))]
 
 
-def _is_idle(table: LayoutTable, key: str, question: Question) -> Bools:
-    return keeps_alike(table) if key == "is_resharded" else reduces_alike(table, question)
+def _is_idle(table: LayoutTable, key: str, request: PlanRequest) -> Bools:
+    return keeps_alike(table) if key == "is_resharded" else reduces_alike(table, request)
 
 
 def _change_of(pick: Layout, other: Layout, key: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout_table
-from meshwright.planner.answer import candidate_at, layout_at
-from meshwright.planner.question import Question
+from meshwright.planner.candidate import candidate_at, layout_at
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
@@ -38,73 +38,73 @@ _SHORT_PIPELINE = 1_500
 """Actions of the longest pipeline that is replayed for a comparison; longer ones use the closed-form bubble."""
 
 
-def misfits(pick: Candidate, given: Candidate | None, question: Question, menu: Menu) -> list[Rejection]:
+def misfits(pick: Candidate, given: Candidate | None, request: PlanRequest, menu: Menu) -> list[Rejection]:
     """Return the layouts that do not fit and what would make them: the one given, and those one change from the pick.
 
     The latter come fastest first.
     """
-    candidates = _nearby_misfits(pick, question, menu)
+    candidates = _nearby_misfits(pick, request, menu)
     if given is not None and given.headroom_bytes < 0:
         candidates.insert(0, given)
     if not candidates:
         return []
-    tables = [neighbours(candidate.layout, question, menu) for candidate in candidates]
-    priced = price(concatenate(tables), question, only_fitting=False)
+    tables = [neighbours(candidate.layout, request, menu) for candidate in candidates]
+    priced = price(concatenate(tables), request, only_fitting=False)
     stops = np.cumsum([len(table) for table in tables])
-    fits = priced.headroom_bytes >= question.margin_bytes
+    fits = priced.headroom_bytes >= request.margin_bytes
     rows = [row[fits[row]] for row in np.split(np.arange(len(priced)), stops[:-1])]
     return [
-        _misfit(candidate, priced.take(own), pick, question) for candidate, own in zip(candidates, rows, strict=True)
+        _misfit(candidate, priced.take(own), pick, request) for candidate, own in zip(candidates, rows, strict=True)
     ]
 
 
-def _nearby_misfits(pick: Candidate, question: Question, menu: Menu) -> list[Candidate]:
+def _nearby_misfits(pick: Candidate, request: PlanRequest, menu: Menu) -> list[Candidate]:
     """Return the layouts one change away from the pick that do not fit, fastest first, one for each key."""
-    nearby = price(neighbours(pick.layout, question, menu), question, only_fitting=False)
+    nearby = price(neighbours(pick.layout, request, menu), request, only_fitting=False)
     fastest: dict[tuple[str, ...], int] = {}
     for row in np.argsort(nearby.total_s):
-        if nearby.headroom_bytes[row] < question.margin_bytes:
-            keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), question)))
+        if nearby.headroom_bytes[row] < request.margin_bytes:
+            keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), request)))
             fastest.setdefault(keys[:1], int(row))
     candidates = [
-        candidate_at(nearby, row, question, _SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
+        candidate_at(nearby, row, request, _SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
     ]
     return sorted(candidates, key=lambda candidate: candidate.estimate.step.total_s)
 
 
-def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, question: Question) -> Rejection:
+def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, request: PlanRequest) -> Rejection:
     """Return why a layout does not fit, and of the layouts near it that do, the changes that cost least time."""
     broken = set(changes(pick.layout, candidate.layout))
     fixes: list[Fix] = []
     for row in np.argsort(nearby.total_s):
         if len(fixes) == _NUM_FIXES:
             break
-        change = changes(candidate.layout, layout_at(nearby.layouts, int(row), question))
+        change = changes(candidate.layout, layout_at(nearby.layouts, int(row), request))
         # To take the change back is no news.
         if broken.isdisjoint(change):
-            step = candidate_at(nearby, int(row), question, _SHORT_PIPELINE).estimate.step
+            step = candidate_at(nearby, int(row), request, _SHORT_PIPELINE).estimate.step
             fixes.append(Fix(change=listed(change), step_s=step.total_s))
     return Rejection(
         change=listed(changes(pick.layout, candidate.layout)) or "as it is",
-        reason=_excess(candidate, pick.estimate.memory, question),
+        reason=_excess(candidate, pick.estimate.memory, request),
         step_s=candidate.estimate.step.total_s,
         fixes=tuple(fixes),
     )
 
 
-def neighbours(layout: Layout, question: Question, menu: Menu) -> LayoutTable:
+def neighbours(layout: Layout, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return the valid layouts that differ from `layout` in one key; a degree takes its ranks from data parallelism."""
-    table = concatenate([*_other_degrees(layout, question, menu), *_other_choices(layout, menu)])
-    return table.take(is_valid(table, question) & ~is_needless(table, question, menu))
+    table = concatenate([*_other_degrees(layout, request, menu), *_other_choices(layout, menu)])
+    return table.take(is_valid(table, request) & ~is_needless(table, request, menu))
 
 
-def _other_degrees(layout: Layout, question: Question, menu: Menu) -> Iterator[LayoutTable]:
+def _other_degrees(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator[LayoutTable]:
     own = layout_table([layout])
     for axis in _DEGREES:
         table = vary(own, {axis: [n for n in getattr(menu, axis) if n != getattr(layout, axis)] or [0]})
         table = table.take(getattr(table, axis) > 0)
         # Replicas stay as they are where they can; else all data-parallel ranks share one copy.
-        ranks = question.num_devices // (table.tp * table.cp * table.pp)
+        ranks = request.num_devices // (table.tp * table.cp * table.pp)
         keeps = ranks % table.dp_replicate == 0
         replicas = np.where(keeps, table.dp_replicate, 1)
         table = replace(table, dp_replicate=replicas, dp_shard=np.maximum(1, ranks // replicas))
@@ -181,9 +181,9 @@ def listed(changed: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={_text(value)}" for name, value in changed.items())
 
 
-def _excess(candidate: Candidate, usual: MemoryUse, question: Question) -> str:
+def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str:
     """Return how much is missing, and which class of tensors takes so much more than in the pick."""
-    memory, usable_bytes = candidate.estimate.memory, question.cluster.device.usable_memory_bytes
+    memory, usable_bytes = candidate.estimate.memory, request.cluster.device.usable_memory_bytes
     if candidate.layout.cpu_offload and memory.reserved_bytes <= usable_bytes:
         return f"the host's memory cannot hold the state: {format_bytes(-candidate.headroom_bytes)} a rank are missing"
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
@@ -191,7 +191,7 @@ def _excess(candidate: Candidate, usual: MemoryUse, question: Question) -> str:
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
     taken = f"takes {format_bytes(getattr(memory, worst))} of {MEMORY_CLASSES[worst]}"
     if candidate.headroom_bytes >= 0:
-        missing = format_bytes(question.margin_bytes - candidate.headroom_bytes)
+        missing = format_bytes(request.margin_bytes - candidate.headroom_bytes)
         return f"{taken}: {missing} of planner.memory_margin are missing"
     return f"{taken}: {format_bytes(-candidate.headroom_bytes)} are missing"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.figure import Figure
-from meshwright.spec.noun import Noun
 
 Change = Callable[[Cluster, float], Cluster]
 """Returns a cluster with some of its figures multiplied by a factor."""
@@ -53,6 +53,6 @@ def _with_scaled(data: Any, names: tuple[str, ...], factor: float) -> Any:
 def _scaled(value: Any, factor: float) -> Any:
     if isinstance(value, Figure):
         return value.replace(value=value.value * factor)
-    if isinstance(value, Noun):
+    if isinstance(value, Frozen):
         return value.replace(**{name: _scaled(getattr(value, name), factor) for name in type(value).model_fields})
     return tuple(_scaled(each, factor) for each in value) if isinstance(value, tuple) else value

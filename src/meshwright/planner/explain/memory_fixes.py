@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.cost.layout_table import concatenate, layout_table
-from meshwright.planner.answer import candidate_at, layout_at
+from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.explain.explain import changes, listed, neighbours
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import price
 from meshwright.spec.layout.layout import Layout
@@ -20,9 +20,9 @@ from meshwright.spec.run.plan import Fix
 _NUM_FIXES = 5
 
 
-def memory_fixes(layout: Layout, question: Question, missing_bytes: float) -> tuple[Fix, ...]:
+def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> tuple[Fix, ...]:
     """Return the changes of one key that free `missing_bytes` or more of the fullest rank's memory."""
-    free = replace(question, fixed={})
+    free = replace(request, fixed={})
     nearby = neighbours(layout, free, menu_of(free))
     priced = price(concatenate([layout_table([layout]), nearby]), free, only_fitting=False)
     freed = priced.headroom_bytes - priced.headroom_bytes[0]

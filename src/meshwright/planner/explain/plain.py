@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.cost.layout_table import layout_table
-from meshwright.planner.answer import candidate_at
+from meshwright.planner.candidate import candidate_at
 from meshwright.planner.explain.refused import invalid_reason
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import price
 from meshwright.planner.search.rules import is_valid
@@ -16,19 +16,19 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.plan import Candidate
 
 
-def plain_layout(question: Question) -> tuple[Candidate | None, str]:
+def plain_layout(request: PlanRequest) -> tuple[Candidate | None, str]:
     """Return (the fastest plain layout that fits, or the leanest if none does; why there is none).
 
-    Whatever keys the question fixes are left free.
+    Whatever keys the request fixes are left free.
     """
-    free = replace(question, fixed={})
+    free = replace(request, fixed={})
     menu = menu_of(free)
-    plain = Layout(dp_shard=question.num_devices, compile=menu.compile[0])
+    plain = Layout(dp_shard=request.num_devices, compile=menu.compile[0])
     table = with_ways(vary(layout_table([plain]), {"microbatch_size": menu.microbatch_size}), menu)
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every})
     table = table.take(is_valid(table, free) & ~reduces_needlessly(table, free, menu))
     if not len(table):
         return None, invalid_reason(plain, free)
     priced = price(table, free, only_fitting=False)
-    fitting = [row for row in priced.by_time.tolist() if priced.headroom_bytes[row] >= question.margin_bytes]
+    fitting = [row for row in priced.by_time.tolist() if priced.headroom_bytes[row] >= request.margin_bytes]
     return candidate_at(priced, fitting[0] if fitting else int(priced.headroom_bytes.argmax()), free), ""

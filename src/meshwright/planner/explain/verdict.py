@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.errors import InfeasibleLayout
-from meshwright.planner.answer import judge
+from meshwright.planner.candidate import judge
 from meshwright.planner.explain.memory_fixes import memory_fixes
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.price import memory_of_ranks
 from meshwright.spec.run.plan import Candidate, Fix
 from meshwright.units import format_bytes, format_duration
@@ -56,16 +56,16 @@ class Verdict:
         return self.candidate.estimate.memory.allocated_bytes <= self.usable_bytes < self.needed_bytes
 
 
-def verdict(question: Question) -> Verdict:
-    """Return the verdict on the layout that the question gives; raises MeshwrightError where it cannot be priced."""
-    assert question.given is not None, "no layout is set"
-    candidate = judge(question.given, question)
-    ranks = [memory.reserved_bytes for memory in memory_of_ranks(question.given, question)]
+def verdict(request: PlanRequest) -> Verdict:
+    """Return the verdict on the layout that the request gives; raises MeshwrightError where it cannot be priced."""
+    assert request.given is not None, "no layout is set"
+    candidate = judge(request.given, request)
+    ranks = [memory.reserved_bytes for memory in memory_of_ranks(request.given, request)]
     missing = -candidate.headroom_bytes
     return Verdict(
         candidate=candidate,
         fullest_rank=ranks.index(max(ranks)),
-        usable_bytes=question.cluster.device.usable_memory_bytes,
-        margin_bytes=question.margin_bytes,
-        fixes=memory_fixes(question.given, question, missing) if missing > 0 else (),
+        usable_bytes=request.cluster.device.usable_memory_bytes,
+        margin_bytes=request.margin_bytes,
+        fixes=memory_fixes(request.given, request, missing) if missing > 0 else (),
     )

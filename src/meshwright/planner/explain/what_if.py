@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.cost.case import Floats
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.planner.answer import candidate_at, layout_at
+from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.explain.hardware_change import (
     Change,
     scaled_compute,
@@ -17,7 +17,7 @@ from meshwright.planner.explain.hardware_change import (
     scaled_memory,
     scaled_network,
 )
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.price import price, steps_of_each_s
 from meshwright.spec.run.plan import Sensitivity, WhatIf
 
@@ -33,23 +33,23 @@ _LATENCY_CHANGE = 1.0
 _LOW_PRECISIONS = (("float8", "float8-tensorwise"), ("float4", "nvfp4"))
 
 
-def sensitivities(finalists: LayoutTable, question: Question) -> list[Sensitivity]:
+def sensitivities(finalists: LayoutTable, request: PlanRequest) -> list[Sensitivity]:
     """Return how the step of the first of `finalists`, and of the best of them, changes with each kind of figure."""
-    changed = [(what, relative, change(question.cluster, 1 + relative)) for what, change, relative in _CHANGES]
-    changed = [(what, relative, cluster) for what, relative, cluster in changed if cluster != question.cluster]
-    others = [question.with_setting(cluster=cluster) for _, _, cluster in changed]
-    before_s, *after_s = steps_of_each_s(finalists, [question, *others])
+    changed = [(what, relative, change(request.cluster, 1 + relative)) for what, change, relative in _CHANGES]
+    changed = [(what, relative, cluster) for what, relative, cluster in changed if cluster != request.cluster]
+    others = [request.with_setting(cluster=cluster) for _, _, cluster in changed]
+    before_s, *after_s = steps_of_each_s(finalists, [request, *others])
     slower = {name: value * (1 + _LATENCY_CHANGE * (name in LATENCIES)) for name, value in fitted_constants().items()}
-    after_s.append(steps_of_each_s(finalists, [question], slower)[0])
+    after_s.append(steps_of_each_s(finalists, [request], slower)[0])
     names = [*((what, relative) for what, relative, _ in changed), ("start of a collective", _LATENCY_CHANGE)]
     return [
-        _sensitivity(what, relative, times_s / before_s[0] - 1, finalists, question)
+        _sensitivity(what, relative, times_s / before_s[0] - 1, finalists, request)
         for (what, relative), times_s in zip(names, after_s, strict=True)
     ]
 
 
 def _sensitivity(
-    what: str, relative: float, changes: Floats, finalists: LayoutTable, question: Question
+    what: str, relative: float, changes: Floats, finalists: LayoutTable, request: PlanRequest
 ) -> Sensitivity:
     best = int(np.argmin(changes))
     return Sensitivity(
@@ -57,22 +57,22 @@ def _sensitivity(
         change=relative,
         pick_change=float(changes[0]),
         best_change=float(changes[best]),
-        best=layout_at(finalists, best, question),
+        best=layout_at(finalists, best, request),
     )
 
 
-def what_ifs(finalists: LayoutTable, question: Question) -> Iterator[WhatIf]:
+def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
     """Yield the best of `finalists` in each lower precision that the device has and the job does not ask for."""
-    if question.workload.precision != "bfloat16":
+    if request.workload.precision != "bfloat16":
         return
     for dtype, precision in _LOW_PRECISIONS:
-        if question.cluster.device.peak_flops_per_s(dtype) is None:
+        if request.cluster.device.peak_flops_per_s(dtype) is None:
             continue
-        lower = question.with_setting(workload=question.workload.replace(precision=precision))
+        lower = request.with_setting(workload=request.workload.replace(precision=precision))
         priced = price(finalists, lower)
         if len(priced):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
-            note, is_ours = "changes numerics", question.setting.is_own
+            note, is_ours = "changes numerics", request.setting.is_own
             if is_ours:
                 note += ", and the trainer does not compute it yet: a figure for other software"
             yield WhatIf(change=f"precision {precision}", best=best, note=note, is_runnable=not is_ours)

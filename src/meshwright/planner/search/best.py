@@ -5,8 +5,8 @@ others.
 from __future__ import annotations
 
 from meshwright.cost.layout_table import Ints
-from meshwright.planner.answer import candidate_at
-from meshwright.planner.question import Question
+from meshwright.planner.candidate import candidate_at
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions
 from meshwright.planner.search.price import Priced
 from meshwright.spec.run.plan import Candidate
@@ -20,31 +20,31 @@ _SHORT_PIPELINE = 1_500
 """Actions of a pipeline that is replayed for a comparison; a longer one keeps the closed form of its bubble."""
 
 
-def best_of(priced: Priced, rows: Ints, pick: Candidate, question: Question, most_actions: int) -> list[Candidate]:
+def best_of(priced: Priced, rows: Ints, pick: Candidate, request: PlanRequest, most_actions: int) -> list[Candidate]:
     """Return the fastest of the layouts at `rows`, which come fastest first by the closed form; none if there are none.
 
     One of each pipeline is replayed, until `most_actions` were, or none of the rest can be faster than the best.
     """
     best: list[Candidate] = []
-    seen, num_played = set(), 0
+    seen, num_replayed = set(), 0
     for row in rows[:_MOST_SEEN].tolist():
         slower = priced.total_s[row] / _total_s(best[0]) if best else 0.0
-        if slower >= _TOO_HARSH or num_played > most_actions:
+        if slower >= _TOO_HARSH or num_replayed > most_actions:
             break
         pipeline = tuple(getattr(priced.layouts, key)[row].item() for key in PIPELINE_KEYS)
         if pipeline in seen or (slower >= 1 and pipeline[0] == 1):
             continue
         seen.add(pipeline)
-        candidate = played_if_fast(priced, row, pick, question)
-        num_played += num_actions(candidate.layout, question)
+        candidate = replayed_if_fast(priced, row, pick, request)
+        num_replayed += num_actions(candidate.layout, request)
         best = [min((*best, candidate), key=_total_s)]
     return best
 
 
-def played_if_fast(priced: Priced, row: int, pick: Candidate, question: Question) -> Candidate:
+def replayed_if_fast(priced: Priced, row: int, pick: Candidate, request: PlanRequest) -> Candidate:
     """Return the layout at `row`; its pipeline is replayed if it is short, or if the replay decides which is faster."""
-    candidate = candidate_at(priced, row, question, _SHORT_PIPELINE)
-    return candidate_at(priced, row, question) if _total_s(candidate) < _total_s(pick) else candidate
+    candidate = candidate_at(priced, row, request, _SHORT_PIPELINE)
+    return candidate_at(priced, row, request) if _total_s(candidate) < _total_s(pick) else candidate
 
 
 def _total_s(candidate: Candidate) -> float:

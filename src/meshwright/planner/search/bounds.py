@@ -17,7 +17,7 @@ import numpy as np
 
 from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, Bools, LayoutTable, concatenate
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import least_waiting, steady_s
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.price import time_steps, weigh
@@ -45,9 +45,9 @@ class Bounds:
         return Bounds(self.layouts.take(rows), self.least_s[rows])
 
 
-def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds:
+def bounds_of(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Bounds:
     """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""
-    candidates = candidates.take(_may_fit(leanest(candidates, menu), question, menu))
+    candidates = candidates.take(_may_fit(leanest(candidates, menu), request, menu))
     # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges, and
     # where least is gathered and reduced on the same links.
     most = {
@@ -55,24 +55,24 @@ def bounds_of(candidates: LayoutTable, question: Question, menu: Menu) -> Bounds
         "is_resharded": all(menu.is_resharded),
         "reduces_each_microbatch": all(menu.reduces_each_microbatch),
     }
-    gains_s = _gain_of_cp_method_s(_with_columns(_fastest(candidates, menu), most), question, menu)
+    gains_s = _gain_of_cp_method_s(_with_columns(_fastest(candidates, menu), most), request, menu)
     layouts = with_ways(candidates, menu)
     gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))
-    useful = ~reduces_needlessly(layouts, question, menu)
+    useful = ~reduces_needlessly(layouts, request, menu)
     layouts, gains_s = layouts.take(useful), gains_s[useful]
     every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
     fastest = _with_columns(_fastest(layouts, menu), {"activation_checkpoint_every": every})
-    return Bounds(layouts, _least_s(fastest, gains_s, question, menu))
+    return Bounds(layouts, _least_s(fastest, gains_s, request, menu))
 
 
-def may_fit(layouts: LayoutTable, question: Question, menu: Menu) -> Bools:
+def may_fit(layouts: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
     """Return of each split, with its way to spend memory, whether any layout of it may fit."""
     lean = leanest(layouts, menu, **{name: getattr(layouts, name) for name in WAYS})
-    fits = _may_fit(lean, question, menu)
+    fits = _may_fit(lean, request, menu)
     # What is recomputed is held next to what is kept: fewer such blocks can be leaner than more.
     rows = np.flatnonzero(~fits & (layouts.activation_checkpoint > 0))
     every = {"activation_checkpoint_every": max(menu.activation_checkpoint_every)}
-    fits[rows] = _may_fit(_with_columns(lean.take(rows), every), question, menu)
+    fits[rows] = _may_fit(_with_columns(lean.take(rows), every), request, menu)
     return fits
 
 
@@ -112,7 +112,7 @@ def _fastest(candidates: LayoutTable, menu: Menu) -> LayoutTable:
     return _with_columns(candidates, columns)
 
 
-def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> Floats:
+def _gain_of_cp_method_s(table: LayoutTable, request: PlanRequest, menu: Menu) -> Floats:
     """Return by how many seconds the fastest method of cp is faster than the one that each layout has."""
     own_s, least_s = table.cp * 0.0, table.cp * 0.0
     codes = [CONTEXT_METHODS.index(word) for word in menu.cp_method]
@@ -121,10 +121,10 @@ def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> 
         taken = table.take(rows)
         others = [_with_columns(taken, {"cp_method": code}) for code in codes]
         changed = [
-            np.flatnonzero(splits_model(other, question) & (taken.cp_method != other.cp_method)) for other in others
+            np.flatnonzero(splits_model(other, request) & (taken.cp_method != other.cp_method)) for other in others
         ]
         tables = [taken, *(other.take(row) for other, row in zip(others, changed, strict=True))]
-        step = time_steps(concatenate(tables), question)
+        step = time_steps(concatenate(tables), request)
         attention_s = step.cp_s + step.attention_s + step.memory_s + step.recompute_s
         own, *each = np.split(attention_s, np.cumsum([len(table) for table in tables])[:-1])
         own_s[rows] = least_s[rows] = own
@@ -133,27 +133,27 @@ def _gain_of_cp_method_s(table: LayoutTable, question: Question, menu: Menu) -> 
     return own_s - least_s
 
 
-def _least_s(table: LayoutTable, gains_s: Floats, question: Question, menu: Menu) -> Floats:
+def _least_s(table: LayoutTable, gains_s: Floats, request: PlanRequest, menu: Menu) -> Floats:
     """Return steps without sends, and with the bubble of the schedule that waits least."""
-    step = time_steps(table, question)
-    waiting_s = (steady_s(step) - gains_s) * least_waiting(table, menu.pipelines, question)
+    step = time_steps(table, request)
+    waiting_s = (steady_s(step) - gains_s) * least_waiting(table, menu.pipelines, request)
     return np.asarray(step.total_s - step.bubble_s - step.pp_s - gains_s + waiting_s)
 
 
-def _may_fit(candidates: LayoutTable, question: Question, menu: Menu) -> Bools:
-    fits = _has_room(candidates, question)
+def _may_fit(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
+    fits = _has_room(candidates, request)
     rows = np.flatnonzero(~fits & (candidates.pp > 1))
     pipelines = [pipeline for pipeline in menu.pipelines if pipeline[0] in _LEAN]
     if len(rows) and pipelines:
         schedules, numbers = zip(*pipelines, strict=True)
         others = vary(candidates.take(rows), {"schedule": schedules, "stages_per_rank": numbers})
-        fits[rows] = _has_room(others, question).reshape(len(rows), len(pipelines)).any(axis=1)
+        fits[rows] = _has_room(others, request).reshape(len(rows), len(pipelines)).any(axis=1)
     return fits
 
 
-def _has_room(candidates: LayoutTable, question: Question) -> Bools:
-    least_bytes = question.margin_bytes - _SLACK * question.cluster.device.usable_memory_bytes
-    _, headroom = weigh(candidates, question, least_bytes)
+def _has_room(candidates: LayoutTable, request: PlanRequest) -> Bools:
+    least_bytes = request.margin_bytes - _SLACK * request.cluster.device.usable_memory_bytes
+    _, headroom = weigh(candidates, request, least_bytes)
     return np.asarray(headroom >= least_bytes)
 
 

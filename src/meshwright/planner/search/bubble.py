@@ -26,7 +26,7 @@ from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, pipelin
 from meshwright.cost.pipeline.stage import bubble_share, split_share
 from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.step import StepTerms
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.cases import cases_of
 from meshwright.planner.search.rules import cuts_model, runs_schedule
 from meshwright.planner.search.stage_times import BackwardShares, StageShare, stage_times
@@ -47,11 +47,11 @@ Pipeline = tuple[int, int, str, int]
 """Pipeline ranks, stages on each, schedule, microbatches."""
 
 
-def with_bubbles(step: StepTerms, cases: Cases, question: Question) -> StepTerms:
+def with_bubbles(step: StepTerms, cases: Cases, request: PlanRequest) -> StepTerms:
     """Return the steps with the bubbles of stages that are cut by FLOPs."""
     layouts = cases.layouts
     number = cases.num_microbatches
-    waiting = _imbalance(layouts, question) + _waiting_share(layouts, number, repeated_share(cases)) / number
+    waiting = _imbalance(layouts, request) + _waiting_share(layouts, number, repeated_share(cases)) / number
     return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.bubble_s))
 
 
@@ -60,26 +60,26 @@ def steady_s(step: StepTerms) -> Floats:
     return np.asarray(step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE))
 
 
-def least_waiting(layouts: LayoutTable, pipelines: Sequence[tuple[str, int]], question: Question) -> Floats:
+def least_waiting(layouts: LayoutTable, pipelines: Sequence[tuple[str, int]], request: PlanRequest) -> Floats:
     """Return the least that any of `pipelines` that can run makes a rank wait, as a multiple of `steady_s`.
 
     A pipeline is a schedule and the stages that it gives each rank. Infinite where none runs, zero without a pipeline.
     """
-    number = question.workload.global_batch_size // (layouts.dp * layouts.microbatch_size)
+    number = request.workload.global_batch_size // (layouts.dp * layouts.microbatch_size)
     _, first, which = np.unique((layouts.pp << 32) + number, return_index=True, return_inverse=True)
     distinct, number = layouts.take(first), number[first]
     least = np.full(len(first), np.inf)
     for schedule, stages in pipelines:
         codes = np.full(len(first), SCHEDULES.index(schedule)), np.full(len(first), stages)
         table = replace(distinct, schedule=codes[0], stages_per_rank=codes[1])
-        runs = np.flatnonzero((table.pp > 1) & runs_schedule(table, question) & cuts_model(table, question))
+        runs = np.flatnonzero((table.pp > 1) & runs_schedule(table, request) & cuts_model(table, request))
         table, microbatches = table.take(runs), number[runs]
-        waiting = _imbalance(table, question) + _waiting_share(table, microbatches, 0.0) / microbatches
+        waiting = _imbalance(table, request) + _waiting_share(table, microbatches, 0.0) / microbatches
         least[runs] = np.minimum(least[runs], waiting)
     return np.asarray(np.where(distinct.pp > 1, least, 0.0)[which])
 
 
-def replayed_step(step: StepDecomposition, layout: Layout, question: Question) -> StepDecomposition:
+def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest) -> StepDecomposition:
     """Return the step with the bubble of its schedule as a replay of every action finds it."""
     if layout.pp == 1:
         return step
@@ -87,16 +87,16 @@ def replayed_step(step: StepDecomposition, layout: Layout, question: Question) -
     if layout.may_split_backward and not layout.reduces_each_microbatch:
         # Gradients are reduced when all of a stage's backwards are done: for others there is nothing to wait for.
         steady_s -= step.dp_s
-    number = num_microbatches_of(layout, question)
+    number = num_microbatches_of(layout, request)
     # Not only what is exposed: the replay itself finds what hides a transfer.
-    cases = cases_of(layout_table([layout]), question)
+    cases = cases_of(layout_table([layout]), request)
     hops = hops_of(cases, fitted_constants())
     # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
     # for more than a mixture of experts.
     units = tuple(_rounded(share) for share in unit_shares(cases))
     boundaries = layout.stage_boundaries
     if boundaries is None:
-        boundaries = best_boundaries(question.setting.model, question.workload.seq_len, layout.num_stages)
+        boundaries = best_boundaries(request.setting.model, request.workload.seq_len, layout.num_stages)
     replayed = replayed_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, units),
@@ -112,20 +112,20 @@ def replayed_step(step: StepDecomposition, layout: Layout, question: Question) -
     )
     waiting_s = (replayed.total_s - 1) * steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
-    pp_s = max(0.0, replayed.exposed_s * steady_s) if question.setting.is_own else step.pp_s
+    pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setting.is_own else step.pp_s
     return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
 
 
-def num_actions(layout: Layout, question: Question) -> int:
+def num_actions(layout: Layout, request: PlanRequest) -> int:
     """Return the forwards and backwards of all ranks that a replay of the layout's pipeline runs, which is its cost."""
     if layout.pp == 1:
         return 0
-    return 2 * layout.num_stages * sum(_numbers_replayed(layout.pp, num_microbatches_of(layout, question)))
+    return 2 * layout.num_stages * sum(_numbers_replayed(layout.pp, num_microbatches_of(layout, request)))
 
 
-def num_microbatches_of(layout: Layout, question: Question) -> int:
+def num_microbatches_of(layout: Layout, request: PlanRequest) -> int:
     """Return the microbatches that a data-parallel rank runs in a step."""
-    return question.workload.global_batch_size // (layout.dp * layout.microbatch_size)
+    return request.workload.global_batch_size // (layout.dp * layout.microbatch_size)
 
 
 def _split(layout: Layout, number: int) -> float:
@@ -184,12 +184,12 @@ def _waiting_share(layouts: LayoutTable, number: Floats | Ints, repeated: Floats
     return np.asarray(np.maximum(known, there_and_back))
 
 
-def _imbalance(layouts: LayoutTable, question: Question) -> Floats:
+def _imbalance(layouts: LayoutTable, request: PlanRequest) -> Floats:
     """Return by how much the largest rank's share of the model exceeds the mean, as a multiple of it."""
     is_v = layouts.has_schedule(V_SCHEDULES)
     keys, which = np.unique((layouts.pp << 32) + (layouts.stages_per_rank << 1) + is_v, return_inverse=True)
-    boundaries = question.fixed.get("stage_boundaries")
-    model, seq_len = question.setting.model, question.workload.seq_len
+    boundaries = request.fixed.get("stage_boundaries")
+    model, seq_len = request.setting.model, request.workload.seq_len
     excess = [
         _excess(key >> 32, (key & 0xFFFF_FFFF) >> 1, bool(key & 1), boundaries, model, seq_len) for key in keys.tolist()
     ]

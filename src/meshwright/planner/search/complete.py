@@ -16,7 +16,7 @@ from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import Ints, LayoutTable, layout_table
 from meshwright.planner.explain.contrasts import may_have_another
 from meshwright.planner.explain.explain import KEYS
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import may_fit
 from meshwright.planner.search.finalists import SPLIT_KEYS
 from meshwright.planner.search.price import join, price
@@ -43,21 +43,21 @@ class Known:
     """How many of them there shall be."""
 
 
-def complete(found: Found, known: Known, count: int, question: Question) -> Found:
+def complete(found: Found, known: Known, count: int, request: PlanRequest) -> Found:
     """Return `found` with up to `count` more of each kind priced; as it is where no better one of any kind is left."""
     menu, rest, priced = found.menu, found.rest, found.priced
-    rows = _wanted(rest.least_s, _limits(rest.layouts, known, question), count)
+    rows = _wanted(rest.least_s, _limits(rest.layouts, known, request), count)
     promised = promised_s(priced, menu)
     coarse = np.flatnonzero(found.is_coarse & (promised < priced.total_s))
-    again = coarse[_wanted(promised[coarse], _limits(priced.layouts.take(coarse), known, question), _NUM_REFINED)]
+    again = coarse[_wanted(promised[coarse], _limits(priced.layouts.take(coarse), known, request), _NUM_REFINED)]
     if not len(rows) and not len(again):
         return found
-    fits = may_fit(rest.layouts.take(rows), question, menu)
+    fits = may_fit(rest.layouts.take(rows), request, menu)
     tables = (
-        with_choices(rest.layouts.take(rows[fits]), question, menu),
-        with_other_fine_choices(priced.layouts.take(again), question, menu),
+        with_choices(rest.layouts.take(rows[fits]), request, menu),
+        with_other_fine_choices(priced.layouts.take(again), request, menu),
     )
-    more, finer = (first_price(menu)(tables[0], question), price(tables[1], question))
+    more, finer = (first_price(menu)(tables[0], request), price(tables[1], request))
     is_coarse, is_left = found.is_coarse.copy(), np.ones(len(rest.layouts), np.bool_)
     is_coarse[again], is_left[rows] = False, False
     is_coarse = np.concatenate([is_coarse, np.ones(len(more), np.bool_), np.zeros(len(finer), np.bool_)])
@@ -74,12 +74,12 @@ def _wanted(least_s: Floats, limits: Iterable[Floats], count: int) -> Ints:
     return np.unique(np.concatenate(found))
 
 
-def _limits(layouts: LayoutTable, known: Known, question: Question) -> Iterator[Floats]:
+def _limits(layouts: LayoutTable, known: Known, request: PlanRequest) -> Iterator[Floats]:
     """Yield for each kind the seconds below which a layout would be news; zero for those of no such kind."""
     own = layout_table([known.pick.layout])
     for key in KEYS:
-        if key not in question.fixed:
-            is_kind = may_have_another(layouts, own, key, question)
+        if key not in request.fixed:
+            is_kind = may_have_another(layouts, own, key, request)
             yield np.where(is_kind, known.best_s.get(key, np.inf), 0.0)
     yield _split_limit_s(layouts, known)
 

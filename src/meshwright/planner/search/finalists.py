@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.planner.answer import candidate_at, layout_at
-from meshwright.planner.question import Question
+from meshwright.planner.candidate import candidate_at, layout_at
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.best import PIPELINE_KEYS
 from meshwright.planner.search.bubble import num_actions
 from meshwright.planner.search.price import Priced
 from meshwright.spec.run.plan import Candidate
 
-_NUM_PLAYED = 24
+_NUM_REPLAYED = 24
 _NUM_FINALISTS = 20
 _MAX_ACTIONS = 40_000
 """Pipeline actions that are replayed for all finalists together: a fraction of a second."""
@@ -29,18 +29,18 @@ class Finalist:
     """The layout with its estimate."""
 
 
-def finalists(priced: Priced, question: Question) -> list[Finalist]:
+def finalists(priced: Priced, request: PlanRequest) -> list[Finalist]:
     """Return the fastest layouts of different partitions and pipelines, in the order of their replayed steps."""
     found: list[Finalist] = []
     actions: dict[tuple[int, str, int], int] = {}
-    for row in distinct(priced, PIPELINE_KEYS, _NUM_PLAYED):
-        layout = layout_at(priced.layouts, row, question)
+    for row in distinct(priced, PIPELINE_KEYS, _NUM_REPLAYED):
+        layout = layout_at(priced.layouts, row, request)
         # Replays are cached.
-        count = num_actions(layout, question)
+        count = num_actions(layout, request)
         actions[layout.pp, layout.schedule, count] = count
         if sum(actions.values()) > _MAX_ACTIONS and found:
             break
-        found.append(Finalist(row, candidate_at(priced, row, question)))
+        found.append(Finalist(row, candidate_at(priced, row, request)))
     return sorted(found, key=lambda finalist: finalist.candidate.estimate.step.total_s)[:_NUM_FINALISTS]
 
 

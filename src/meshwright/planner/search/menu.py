@@ -19,7 +19,7 @@ from typing import Any
 
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS
 from meshwright.errors import UnsupportedError
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
@@ -55,16 +55,16 @@ class Menu:
     compile: tuple[bool, ...]
 
 
-def menu_of(question: Question) -> Menu:
-    """Return the values to try for `question`, what it fixes being the only value of its key."""
-    architecture, cluster = question.architecture, question.cluster
+def menu_of(request: PlanRequest) -> Menu:
+    """Return the values to try for `request`, what it fixes being the only value of its key."""
+    architecture, cluster = request.architecture, request.cluster
     degrees = divisors(cluster.num_devices)
     is_mixture = isinstance(architecture, MoEArchitecture)
-    batch = question.workload.global_batch_size
+    batch = request.workload.global_batch_size
     is_host = cluster.device.is_host
     menu = Menu(
         tp=tuple(n for n in degrees if n <= cluster.domain_size),
-        cp=tuple(n for n in degrees if n == 1 or n * _MIN_TOKENS_OF_SEQUENCE <= question.workload.seq_len),
+        cp=tuple(n for n in degrees if n == 1 or n * _MIN_TOKENS_OF_SEQUENCE <= request.workload.seq_len),
         pp=tuple(n for n in degrees if n <= architecture.num_layers + 2),
         dp_shard=degrees,
         dp_replicate=degrees,
@@ -82,7 +82,7 @@ def menu_of(question: Question) -> Menu:
         cpu_offload=(False,),
         compile=(False,) if is_host else (True, False),
     )
-    return _constrained(menu, question.fixed)
+    return _constrained(menu, request.fixed)
 
 
 def divisors(value: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_
 from meshwright.cost.memory.offload import host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import with_bubbles
 from meshwright.planner.search.cases import cases_of
 from meshwright.spec.layout.layout import Layout
@@ -65,51 +65,53 @@ class Priced:
         return memory_use(self.memory, row)
 
 
-def price(layouts: LayoutTable, question: Question, *, only_fitting: bool = True) -> Priced:
+def price(layouts: LayoutTable, request: PlanRequest, *, only_fitting: bool = True) -> Priced:
     """Return the layouts priced; those that leave less than the margin are left out unless `only_fitting` is false."""
-    memory, headroom = weigh(layouts, question, question.margin_bytes if only_fitting else None)
+    memory, headroom = weigh(layouts, request, request.margin_bytes if only_fitting else None)
     if only_fitting:
-        fits = headroom >= question.margin_bytes
+        fits = headroom >= request.margin_bytes
         layouts, memory, headroom = layouts.take(fits), memory.take(fits), headroom[fits]
-    return _timed_as_weighed(layouts, memory, headroom, question)
+    return _timed_as_weighed(layouts, memory, headroom, request)
 
 
-def price_leaner(layouts: LayoutTable, question: Question) -> Priced:
+def price_leaner(layouts: LayoutTable, request: PlanRequest) -> Priced:
     """Return the layouts that fit, priced; one that fits with async_tp alone has it."""
-    memory, headroom = weigh(layouts, question, question.margin_bytes)
-    fits = headroom >= question.margin_bytes
-    as_they_are = _timed_as_weighed(layouts.take(fits), memory.take(fits), headroom[fits], question)
+    memory, headroom = weigh(layouts, request, request.margin_bytes)
+    fits = headroom >= request.margin_bytes
+    as_they_are = _timed_as_weighed(layouts.take(fits), memory.take(fits), headroom[fits], request)
     # What it joins with a reduce-scatter is recomputed, not kept.
     others = layouts.take(~fits & (layouts.tp > 1) & layouts.compile & ~layouts.async_tp)
-    return join([as_they_are, price(replace(others, async_tp=np.ones(len(others), np.bool_)), question)])
+    return join([as_they_are, price(replace(others, async_tp=np.ones(len(others), np.bool_)), request)])
 
 
-def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats, question: Question) -> Priced:
-    step = time_steps(layouts, question)
-    return Priced(layouts, memory, headroom, with_bubbles(step, cases_of(layouts, question), question))
+def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats, request: PlanRequest) -> Priced:
+    step = time_steps(layouts, request)
+    return Priced(layouts, memory, headroom, with_bubbles(step, cases_of(layouts, request), request))
 
 
-def time_steps(layouts: LayoutTable, question: Question) -> StepTerms:
+def time_steps(layouts: LayoutTable, request: PlanRequest) -> StepTerms:
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
         return StepTerms(**{column.name: np.zeros(0) for column in fields(StepTerms)})
-    return _timed(cases_of(layouts, question))
+    return _timed(cases_of(layouts, request))
 
 
-def steps_of_each_s(layouts: LayoutTable, questions: Sequence[Question], constants: Constants | None = None) -> Floats:
-    """Return the step times, seconds, shape (questions, layouts), of questions that differ in their clusters alone.
+def steps_of_each_s(
+    layouts: LayoutTable, requests: Sequence[PlanRequest], constants: Constants | None = None
+) -> Floats:
+    """Return the step times, seconds, shape (requests, layouts), of requests that differ in their clusters alone.
 
-    A table of a few layouts takes as long as one of a thousand, so all questions are asked at once.
+    A table of a few layouts takes as long as one of a thousand, so all requests are asked at once.
     """
-    parts = [cases_of(layouts, question) for question in questions]
+    parts = [cases_of(layouts, request) for request in requests]
     firsts = np.cumsum([0, *(len(part.settings) for part in parts[:-1])])
     cases = Cases(
         tuple(setting for part in parts for setting in part.settings),
         np.concatenate([part.setting + first for part, first in zip(parts, firsts, strict=True)]),
         concatenate([layouts] * len(parts)),
     )
-    step = with_bubbles(_timed(cases, constants), cases, questions[0])
-    return step.total_s.reshape(len(questions), len(layouts))
+    step = with_bubbles(_timed(cases, constants), cases, requests[0])
+    return step.total_s.reshape(len(requests), len(layouts))
 
 
 def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
@@ -125,29 +127,29 @@ def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
 
 
 def weigh(
-    layouts: LayoutTable, question: Question, least_headroom_bytes: float | None = None
+    layouts: LayoutTable, request: PlanRequest, least_headroom_bytes: float | None = None
 ) -> tuple[Footprint, Floats]:
     """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes.
 
     With `least_headroom_bytes`, the rank of a layout that leaves less may be another one that leaves less.
     """
-    cases, usable_bytes = cases_of(_with_cuts(layouts, question), question), question.cluster.device.usable_memory_bytes
+    cases, usable_bytes = cases_of(_with_cuts(layouts, request), request), request.cluster.device.usable_memory_bytes
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
     memory = footprint(cases, most_bytes)
     headroom = usable_bytes - memory.reserved_bytes
     return memory, np.minimum(headroom, host_headroom_bytes(cases)) if layouts.cpu_offload.any() else headroom
 
 
-def memory_of_ranks(layout: Layout, question: Question) -> tuple[MemoryUse, ...]:
+def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ...]:
     """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
-    cases = cases_of(_with_cuts(layout_table([layout] * layout.pp), question), question)
+    cases = cases_of(_with_cuts(layout_table([layout] * layout.pp), request), request)
     memory = footprint_of_rank(cases, np.arange(layout.pp))
     return tuple(memory_use(memory, rank) for rank in range(layout.pp))
 
 
-def _with_cuts(layouts: LayoutTable, question: Question) -> LayoutTable:
-    """Return the layouts with the stages' first blocks that the question fixes."""
-    firsts = question.fixed.get("stage_boundaries")
+def _with_cuts(layouts: LayoutTable, request: PlanRequest) -> LayoutTable:
+    """Return the layouts with the stages' first blocks that the request fixes."""
+    firsts = request.fixed.get("stage_boundaries")
     if not firsts or layouts.first_blocks is not None:
         return layouts
     return replace(layouts, first_blocks=np.tile(np.array(firsts, np.int64), (len(layouts), 1)))

@@ -14,63 +14,63 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, LayoutTable
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.size_rules import sizes_over_tp
 from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
-Rule = Callable[[LayoutTable, Question], Bools]
+Rule = Callable[[LayoutTable, PlanRequest], Bools]
 
 
-def is_valid(layouts: LayoutTable, question: Question) -> Bools:
+def is_valid(layouts: LayoutTable, request: PlanRequest) -> Bools:
     """Return of each layout whether it can run what is asked."""
     return np.asarray(
-        shares_batch(layouts, question)
-        & splits_model(layouts, question)
-        & has_consistent_choices(layouts, question)
-        & runs_schedule(layouts, question)
+        shares_batch(layouts, request)
+        & splits_model(layouts, request)
+        & has_consistent_choices(layouts, request)
+        & runs_schedule(layouts, request)
     )
 
 
-def shares_batch(layouts: LayoutTable, question: Question) -> Bools:
+def shares_batch(layouts: LayoutTable, request: PlanRequest) -> Bools:
     """Return whether every data-parallel rank gets equally many whole microbatches."""
-    return np.asarray(question.workload.global_batch_size % (layouts.dp * layouts.microbatch_size) == 0)
+    return np.asarray(request.workload.global_batch_size % (layouts.dp * layouts.microbatch_size) == 0)
 
 
-def splits_model(layouts: LayoutTable, question: Question) -> Bools:
+def splits_model(layouts: LayoutTable, request: PlanRequest) -> Bools:
     """Return whether the ranks are as many as there are devices, and divide sequences, heads, widths and experts."""
-    architecture = question.architecture
+    architecture = request.architecture
     return np.asarray(
-        (layouts.num_ranks == question.num_devices)
-        & _divides_sequence(layouts, question.workload.seq_len)
+        (layouts.num_ranks == request.num_devices)
+        & _divides_sequence(layouts, request.workload.seq_len)
         & _divides_widths(layouts, architecture)
         & _divides_experts(layouts, architecture)
         & _fills_stages(layouts, architecture)
     )
 
 
-def cuts_model(layouts: LayoutTable, question: Question) -> Bools:
-    """Return whether there is a block for each stage, and as many stages as the question fixes the first blocks of."""
-    return np.asarray(_fills_stages(layouts, question.architecture) & _keeps_boundaries(layouts, question))
+def cuts_model(layouts: LayoutTable, request: PlanRequest) -> Bools:
+    """Return whether there is a block for each stage, and as many stages as the request fixes the first blocks of."""
+    return np.asarray(_fills_stages(layouts, request.architecture) & _keeps_boundaries(layouts, request))
 
 
-def has_consistent_choices(layouts: LayoutTable, question: Question) -> Bools:
-    """Return whether what blocks do about memory and overlap fits the split, and what the question fixes."""
+def has_consistent_choices(layouts: LayoutTable, request: PlanRequest) -> Bools:
+    """Return whether what blocks do about memory and overlap fits the split, and what the request fixes."""
     return np.asarray(
         ~(layouts.splits_backward & layouts.is_resharded)
         & ((layouts.activation_checkpoint_every == 1) | (layouts.activation_checkpoint != 0))
         & (~layouts.async_tp | ((layouts.tp > 1) & layouts.compile))
-        & _keeps_parameters(layouts, question.fixed.get("reshard_after_forward"))
-        & _keeps_default_sync(layouts, question.fixed.get("gradient_sync"))
-        & _keeps_boundaries(layouts, question)
+        & _keeps_parameters(layouts, request.fixed.get("reshard_after_forward"))
+        & _keeps_default_sync(layouts, request.fixed.get("gradient_sync"))
+        & _keeps_boundaries(layouts, request)
     )
 
 
-def runs_schedule(layouts: LayoutTable, question: Question) -> Bools:
+def runs_schedule(layouts: LayoutTable, request: PlanRequest) -> Bools:
     """Return whether the schedule takes the stages of a rank and the microbatches of a step."""
-    num_microbatches = np.maximum(1, question.workload.global_batch_size // (layouts.dp * layouts.microbatch_size))
+    num_microbatches = np.maximum(1, request.workload.global_batch_size // (layouts.dp * layouts.microbatch_size))
     stages, rounds = layouts.stages_per_rank, np.maximum(1, num_microbatches // layouts.pp)
     takes_stages = (~layouts.has_schedule(SINGLE_STAGE_SCHEDULES) | (stages == 1)) & (
         ~layouts.has_schedule(V_SCHEDULES) | (stages == 2)
@@ -117,7 +117,7 @@ def _divides_experts(layouts: LayoutTable, architecture: LlamaArchitecture) -> B
 
 
 def _keeps_parameters(layouts: LayoutTable, group: Any) -> Bools | bool:
-    """Return whether parameters are kept as the question asks: on groups of a size, or as "auto" has it."""
+    """Return whether parameters are kept as the request asks: on groups of a size, or as "auto" has it."""
     if group == "auto":
         return np.asarray(layouts.is_resharded == layouts.reshards_by_default)
     if not isinstance(group, int):
@@ -127,18 +127,18 @@ def _keeps_parameters(layouts: LayoutTable, group: Any) -> Bools | bool:
 
 
 def _keeps_default_sync(layouts: LayoutTable, sync: Any) -> Bools | bool:
-    """Return whether gradients are reduced as the question's "auto" has it; other values are the menu's only ones."""
+    """Return whether gradients are reduced as the request's "auto" has it; other values are the menu's only ones."""
     if sync != "auto":
         return True
     return np.asarray(layouts.reduces_each_microbatch == layouts.reduces_each_by_default)
 
 
-def _keeps_boundaries(layouts: LayoutTable, question: Question) -> Bools | bool:
-    boundaries = question.fixed.get("stage_boundaries")
+def _keeps_boundaries(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
+    boundaries = request.fixed.get("stage_boundaries")
     if boundaries is None:
         return True
     is_ascending = all(first < second for first, second in pairwise(boundaries))
-    is_within = max(boundaries, default=0) <= question.architecture.num_layers
+    is_within = max(boundaries, default=0) <= request.architecture.num_layers
     return np.asarray((layouts.num_stages == len(boundaries) + 1) & (is_ascending and is_within))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import Bounds, bounds_of, may_fit
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.price import Priced, join, price, price_leaner
@@ -52,44 +52,44 @@ class Found:
     """Layouts whose memory was compared with the device's, those that fit or not."""
 
 
-def search(question: Question, menu: Menu, min_scored: int | None = None) -> Found:
+def search(request: PlanRequest, menu: Menu, min_scored: int | None = None) -> Found:
     """Return the layouts of `menu` that fit and were priced, the fastest of all among them; none if nothing fits.
 
     At least `min_scored` are scored, where there are so many: by default more for a larger cluster.
     """
     _keep_freed_memory()
-    min_scored = default_min_scored(question) if min_scored is None else min_scored
-    bounds = bounds_of(splits(question, menu), question, menu)
-    parts, waiting = [price(bounds.layouts.take(np.arange(0)), question)], []
+    min_scored = default_min_scored(request) if min_scored is None else min_scored
+    bounds = bounds_of(splits(request, menu), request, menu)
+    parts, waiting = [price(bounds.layouts.take(np.arange(0)), request)], []
     first_priced = first_price(menu)
     num_scored, best_s, is_left = 0, np.inf, np.ones(len(bounds.layouts), np.bool_)
-    for rows in _pieces(bounds, is_left, question, menu):
+    for rows in _pieces(bounds, is_left, request, menu):
         if num_scored >= min_scored and bounds.least_s[rows[0]] > best_s * _MARGIN:
             break
         is_left[rows] = False
-        waiting.append(with_choices(bounds.layouts.take(rows), question, menu))
+        waiting.append(with_choices(bounds.layouts.take(rows), request, menu))
         num_scored += len(waiting[-1])
         # Before enough are scored no time ends the search, so that several pieces can be priced at once.
         if num_scored >= min_scored or sum(map(len, waiting)) >= _LARGEST_PIECE:
-            parts.append(first_priced(concatenate(waiting), question))
-            best_s, waiting = min(best_s, _fastest_s(parts[-1], best_s, question, menu)), []
-    priced = join(parts + [first_priced(table, question) for table in waiting])
+            parts.append(first_priced(concatenate(waiting), request))
+            best_s, waiting = min(best_s, _fastest_s(parts[-1], best_s, request, menu)), []
+    priced = join(parts + [first_priced(table, request) for table in waiting])
     order = np.argsort(promised_s(priced, menu), kind="stable")
-    refined = with_fine_choices(priced.layouts.take(order[:_NUM_REFINED]), question, menu)
+    refined = with_fine_choices(priced.layouts.take(order[:_NUM_REFINED]), request, menu)
     num_scored += len(refined) - len(order[:_NUM_REFINED])
-    parts = [price(refined, question), priced.take(order[_NUM_REFINED:])]
+    parts = [price(refined, request), priced.take(order[_NUM_REFINED:])]
     is_coarse = np.repeat([False, True], [len(part) for part in parts])
     return Found(menu, join(parts), is_coarse, bounds.take(is_left), num_scored)
 
 
-def first_price(menu: Menu) -> Callable[[LayoutTable, Question], Priced]:
+def first_price(menu: Menu) -> Callable[[LayoutTable, PlanRequest], Priced]:
     """Return what prices layouts whose fine choices are the first of the menu."""
     return price_leaner if len(menu.async_tp) > 1 else price
 
 
-def default_min_scored(question: Question) -> int:
+def default_min_scored(request: PlanRequest) -> int:
     """Return how many layouts are scored although the bounds exclude a better one."""
-    return min(_MOST_WANTED, max(_LEAST_WANTED, _WANTED_PER_DEVICE * question.num_devices))
+    return min(_MOST_WANTED, max(_LEAST_WANTED, _WANTED_PER_DEVICE * request.num_devices))
 
 
 def _keep_freed_memory() -> None:
@@ -100,7 +100,7 @@ def _keep_freed_memory() -> None:
     np.empty(_FREED_BYTES, np.uint8)
 
 
-def _fastest_s(priced: Priced, best_s: float, question: Question, menu: Menu) -> float:
+def _fastest_s(priced: Priced, best_s: float, request: PlanRequest, menu: Menu) -> float:
     """Return the seconds of the fastest layout, with other fine choices where these may be faster than `best_s`."""
     fastest_s = float(priced.total_s.min(initial=np.inf))
     least_s = promised_s(priced, menu)
@@ -108,7 +108,7 @@ def _fastest_s(priced: Priced, best_s: float, question: Question, menu: Menu) ->
     rows = rows[least_s[rows] < min(best_s, fastest_s)]
     if not len(rows):
         return fastest_s
-    refined = price(with_fine_choices(priced.layouts.take(rows), question, menu), question)
+    refined = price(with_fine_choices(priced.layouts.take(rows), request, menu), request)
     return min(fastest_s, float(refined.total_s.min(initial=np.inf)))
 
 
@@ -120,14 +120,14 @@ def promised_s(priced: Priced, menu: Menu) -> Floats:
     return np.asarray(priced.total_s - again - hidden)
 
 
-def _pieces(bounds: Bounds, is_left: Bools, question: Question, menu: Menu) -> Iterator[Ints]:
+def _pieces(bounds: Bounds, is_left: Bools, request: PlanRequest, menu: Menu) -> Iterator[Ints]:
     """Yield positions of what may fit in the order of the bounds, in growing pieces; what may not is left no more."""
     order = np.argsort(bounds.least_s, kind="stable")
     choices = len(menu.pipelines) * len(menu.cp_method)
     size = _FIRST_PIECE
     for first in range(0, len(order), _NUM_WEIGHED):
         rows = order[first : first + _NUM_WEIGHED]
-        fits = may_fit(bounds.layouts.take(rows), question, menu)
+        fits = may_fit(bounds.layouts.take(rows), request, menu)
         is_left[rows[~fits]] = False
         rows = rows[fits]
         while len(rows):

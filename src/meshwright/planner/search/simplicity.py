@@ -20,8 +20,8 @@ import numpy as np
 
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import CONTEXT_METHODS, Ints, LayoutTable, layout_table
-from meshwright.planner.answer import candidate_at
-from meshwright.planner.question import Question
+from meshwright.planner.candidate import candidate_at
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import Finalist
 from meshwright.planner.search.price import Priced
 from meshwright.spec.run.plan import Candidate
@@ -30,7 +30,7 @@ RANKING_ERROR = fixed_constant("ranking_error")
 """Two layouts whose predicted steps differ by less may be in the other order."""
 
 _ALL_GATHER = CONTEXT_METHODS.index("all-gather")
-_MAX_PLAYED = 12
+_MAX_REPLAYED = 12
 """Pipelines that are replayed to see whether they are fast enough."""
 _ALIKE = 0.01
 """Equally simple layouts whose steps differ by less are as fast as each other."""
@@ -38,7 +38,7 @@ MEMORY_STEP = 0.04
 """Share of the usable memory from which on one layout leaves clearly more than another."""
 
 
-def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, question: Question) -> Candidate:
+def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, request: PlanRequest) -> Candidate:
     """Return the simplest layout that fits and is slower than `fastest` by no more than the error of ranking."""
     limit_s = _total_s(fastest) * (1 + RANKING_ERROR)
     known = [one.candidate for one in finalists if _total_s(one.candidate) <= limit_s]
@@ -48,30 +48,30 @@ def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, ques
     order = np.lexsort((priced.total_s[rows], *columns[::-1]))
     own = complexity_of(best)
     simpler = takewhile(lambda at: tuple(columns[:, at].tolist()) <= own, order)
-    first = next(_played(priced, (int(rows[at]) for at in simpler), limit_s, question), best)
+    first = next(_replayed(priced, (int(rows[at]) for at in simpler), limit_s, request), best)
     best = min(first, best, key=_complexity_and_time)
     alike = rows[np.all(np.equal(columns.T, complexity_of(best)), axis=1)]
-    return _roomiest(priced, alike, best, limit_s, question)
+    return _roomiest(priced, alike, best, limit_s, request)
 
 
-def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, question: Question) -> Candidate:
+def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, request: PlanRequest) -> Candidate:
     """Return the layout of `rows` that is as fast as `best` and leaves most memory; `best` if none leaves more."""
-    least = best.headroom_bytes + MEMORY_STEP * question.cluster.device.usable_memory_bytes
+    least = best.headroom_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
     limit_s = min(limit_s, _total_s(best) * (1 + _ALIKE))
     rows = rows[(priced.headroom_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
     order = np.lexsort((priced.total_s[rows], -priced.headroom_bytes[rows]))
-    return next(_played(priced, iter(rows[order].tolist()), limit_s, question), best)
+    return next(_replayed(priced, iter(rows[order].tolist()), limit_s, request), best)
 
 
-def _played(priced: Priced, rows: Iterator[int], limit_s: float, question: Question) -> Iterator[Candidate]:
+def _replayed(priced: Priced, rows: Iterator[int], limit_s: float, request: PlanRequest) -> Iterator[Candidate]:
     """Yield the layouts at `rows` whose replayed step is at most `limit_s`, until enough pipelines were replayed."""
-    num_played = 0
+    num_replayed = 0
     for row in rows:
-        candidate = candidate_at(priced, row, question)
+        candidate = candidate_at(priced, row, request)
         if _total_s(candidate) <= limit_s:
             yield candidate
-        num_played += candidate.layout.pp > 1
-        if num_played == _MAX_PLAYED:
+        num_replayed += candidate.layout.pp > 1
+        if num_replayed == _MAX_REPLAYED:
             return
 
 

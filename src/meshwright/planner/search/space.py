@@ -1,4 +1,4 @@
-"""The layouts of a question as one LayoutTable: ways to split over the ranks, times choices that do not change those.
+"""The layouts of a request as one LayoutTable: ways to split over the ranks, times choices that do not change those.
 
 Tables grow key by key, and what is not valid is dropped as soon as that is known, so that the millions of combinations
 that mean nothing are never held.
@@ -20,7 +20,7 @@ from meshwright.cost.layout_table import (
     concatenate,
     layout_table,
 )
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.rules import is_valid, runs_schedule, shares_batch, splits_model
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
@@ -38,17 +38,17 @@ _TAKES_TURNS = {"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B"}
 """For schedules that run all forwards first, the one that runs a backward as soon as it can."""
 
 
-def layout_space(question: Question, menu: Menu) -> LayoutTable:
+def layout_space(request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return every valid layout of the menu."""
-    table = with_choices(with_ways(splits(question, menu), menu), question, menu)
-    return with_fine_choices(table, question, menu)
+    table = with_choices(with_ways(splits(request, menu), menu), request, menu)
+    return with_fine_choices(table, request, menu)
 
 
-def model_splits(question: Question, menu: Menu) -> LayoutTable:
+def model_splits(request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return every way to share the model among the ranks, whatever the batch, each with one method of cp."""
     # What the menu has no choice of is as it is set.
-    as_set = {key: question.fixed[key] for key in ("prefetch", "reshard_after_forward") if key in question.fixed}
-    table, num_devices = layout_table([Layout().replace(**as_set)]), question.num_devices
+    as_set = {key: request.fixed[key] for key in ("prefetch", "reshard_after_forward") if key in request.fixed}
+    table, num_devices = layout_table([Layout().replace(**as_set)]), request.num_devices
     for axis in ("tp", "cp", "pp", "dp_shard"):
         table = vary(table, {axis: getattr(menu, axis)})
         table = table.take(num_devices % (table.pp * table.cp * table.tp * table.dp_shard) == 0)
@@ -56,17 +56,17 @@ def model_splits(question: Question, menu: Menu) -> LayoutTable:
     table = table.take(np.isin(table.dp_replicate, menu.dp_replicate))
     table = vary(vary(table, {"etp": menu.etp}), {"ep": menu.ep})
     table = _with_cp_methods(table, menu)
-    table = table.take(splits_model(table, question))
+    table = table.take(splits_model(table, request))
     # The method is chosen later; the partition is valid if any method allows it.
     degrees = np.stack([getattr(table, axis) for axis in ("tp", "cp", "pp", "dp_shard", "etp", "ep")])
     _, first = np.unique(degrees, axis=1, return_index=True)
     return table.take(np.sort(first))
 
 
-def splits(question: Question, menu: Menu) -> LayoutTable:
+def splits(request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return every way to share model and batch among the ranks, other choices being any."""
-    table = vary(model_splits(question, menu), {"microbatch_size": menu.microbatch_size})
-    return table.take(shares_batch(table, question))
+    table = vary(model_splits(request, menu), {"microbatch_size": menu.microbatch_size})
+    return table.take(shares_batch(table, request))
 
 
 def with_ways(table: LayoutTable, menu: Menu) -> LayoutTable:
@@ -76,52 +76,52 @@ def with_ways(table: LayoutTable, menu: Menu) -> LayoutTable:
     return table
 
 
-def with_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
+def with_choices(table: LayoutTable, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return the valid layouts of each split and way to spend memory with every pipeline and method of cp."""
     is_pipeline = table.pp > 1
     flat, piped = table.take(~is_pipeline), table.take(is_pipeline)
     # Without a pipeline all schedules are one.
-    schedule = question.fixed.get("schedule", Layout().schedule)
-    flat = vary(flat, {"schedule": (schedule,), "stages_per_rank": (_flat_stages(question),)})
+    schedule = request.fixed.get("schedule", Layout().schedule)
+    flat = vary(flat, {"schedule": (schedule,), "stages_per_rank": (_flat_stages(request),)})
     schedules, numbers = zip(*menu.pipelines, strict=True)
     table = concatenate([flat, vary(piped, {"schedule": schedules, "stages_per_rank": numbers})])
     table = _with_cp_methods(table, menu)
-    table = vary(_with_compile(table, question, menu), {"cpu_offload": menu.cpu_offload})
+    table = vary(_with_compile(table, request, menu), {"cpu_offload": menu.cpu_offload})
     # The first of the fine choices that a layout may have.
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every[:1]})
     table = vary(table, {"async_tp": menu.async_tp[:1]})
-    table = table.take(is_valid(table, question))
-    return table.take(~is_needless(table, question, menu))
+    table = table.take(is_valid(table, request))
+    return table.take(~is_needless(table, request, menu))
 
 
-def is_needless(table: LayoutTable, question: Question, menu: Menu) -> Bools:
+def is_needless(table: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
     """Return which layouts run all forwards before all backwards where the schedule that takes turns can run.
 
     Both wait as long, and that one holds fewer microbatches. Nor does it matter how often a single microbatch's
     gradients are reduced, and which blocks beyond a stage's last are recomputed.
     """
-    needless = reduces_needlessly(table, question, menu) | _recomputes_as_much(table, question, menu)
+    needless = reduces_needlessly(table, request, menu) | _recomputes_as_much(table, request, menu)
     needless |= _keeps_needlessly(table, menu)
     for schedule, other in _TAKES_TURNS.items():
         if other in {name for name, _ in menu.pipelines}:
             turned = replace(table, schedule=np.full(len(table), SCHEDULES.index(other)))
             is_pipeline = (table.pp > 1) & (table.schedule == SCHEDULES.index(schedule))
-            needless |= is_pipeline & runs_schedule(turned, question)
+            needless |= is_pipeline & runs_schedule(turned, request)
     return needless
 
 
-def reduces_needlessly(table: LayoutTable, question: Question, menu: Menu) -> Bools:
+def reduces_needlessly(table: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
     """Return which layouts differ from the default of gradient_sync where nothing comes of it."""
     is_default = table.reduces_each_microbatch == table.reduces_each_by_default
-    return np.asarray(reduces_alike(table, question) & ~is_default & (len(menu.reduces_each_microbatch) > 1))
+    return np.asarray(reduces_alike(table, request) & ~is_default & (len(menu.reduces_each_microbatch) > 1))
 
 
-def reduces_alike(table: LayoutTable, question: Question) -> Bools:
+def reduces_alike(table: LayoutTable, request: PlanRequest) -> Bools:
     """Return which layouts take as long with either value of gradient_sync.
 
     That is with one microbatch, and where nothing is sharded: whole gradients then add up either way.
     """
-    num_microbatches = question.workload.global_batch_size // (table.dp * table.microbatch_size)
+    num_microbatches = request.workload.global_batch_size // (table.dp * table.microbatch_size)
     return np.asarray((num_microbatches <= 1) | (table.fsdp == 1))
 
 
@@ -139,23 +139,23 @@ def keeps_alike(table: LayoutTable) -> Bools:
     return np.asarray((table.fsdp == 1) & (table.expert_dp_shard <= 1) & ~table.cpu_offload)
 
 
-def with_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
+def with_fine_choices(table: LayoutTable, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return the valid layouts that differ from those of `table` in what changes time a little, themselves included."""
     for key in ("activation_checkpoint_every", "async_tp"):
         table = vary(table, {key: getattr(menu, key)})
-    return table.take(is_valid(table, question) & ~_recomputes_as_much(table, question, menu))
+    return table.take(is_valid(table, request) & ~_recomputes_as_much(table, request, menu))
 
 
-def with_other_fine_choices(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
+def with_other_fine_choices(table: LayoutTable, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return the same without those whose fine choices are the first of the menu, which are the first to be priced."""
-    table = with_fine_choices(table, question, menu)
+    table = with_fine_choices(table, request, menu)
     is_first = table.activation_checkpoint_every == menu.activation_checkpoint_every[0]
     return table.take(~(is_first & (table.async_tp == menu.async_tp[0])))
 
 
-def _recomputes_as_much(table: LayoutTable, question: Question, menu: Menu) -> Bools:
+def _recomputes_as_much(table: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
     """Return which layouts recompute every n-th block of stages that have fewer: the first alone, as a lower n does."""
-    num_blocks = sum(group.count for group in question.setting.model.groups[1:-1])
+    num_blocks = sum(group.count for group in request.setting.model.groups[1:-1])
     stage_blocks = np.ceil(num_blocks / table.num_stages)
     has_choice = len(menu.activation_checkpoint_every) > 1
     every = table.activation_checkpoint_every
@@ -181,22 +181,22 @@ def _with_cp_methods(table: LayoutTable, menu: Menu) -> LayoutTable:
     return concatenate([alone, vary(table.take(table.cp > 1), {"cp_method": menu.cp_method})])
 
 
-def _with_compile(table: LayoutTable, question: Question, menu: Menu) -> LayoutTable:
+def _with_compile(table: LayoutTable, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return each layout compiled, if the menu has that, but for split backwards where compiled blocks run them twice.
 
     Their order with whole backwards is then faster, and is there unless the menu has split backwards alone.
     """
     splits = table.splits_backward
-    if len(menu.compile) == 1 or not splits.any() or not question.setting.stack.repeats_compiled_backward:
+    if len(menu.compile) == 1 or not splits.any() or not request.setting.stack.repeats_compiled_backward:
         return vary(table, {"compile": menu.compile[:1]})
     has_others = any(schedule not in SPLIT_BACKWARD_SCHEDULES for schedule, _ in menu.pipelines)
     whole = vary(table.take(~splits), {"compile": menu.compile[:1]})
     return concatenate([whole, vary(table.take(splits), {"compile": (False,) if has_others else menu.compile})])
 
 
-def _flat_stages(question: Question) -> int:
+def _flat_stages(request: PlanRequest) -> int:
     """Return the stages of a rank without a pipeline: one, or what is set, which is then found to be invalid."""
-    number = question.fixed.get("virtual_stages")
+    number = request.fixed.get("virtual_stages")
     return 1 if number is None else int(number)
 
 

@@ -1,7 +1,7 @@
-"""field_docs: the sentence below each field of a noun, read from its source when somebody prints it.
+"""field_docs: the sentence below each field of a data type, read from its source when it is printed.
 
-pydantic can read them too (use_attribute_docstrings), but does so for every noun whenever one is imported, which takes
-longer than all else that makes a class of it.
+pydantic can read them too (use_attribute_docstrings), but does so for every data type on import, which takes longer
+than the rest of the class's creation.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pydantic import BaseModel
 
 
 @cache
-def field_docs(noun: type[BaseModel]) -> dict[str, str]:
+def field_docs(data_type: type[BaseModel]) -> dict[str, str]:
     """Return the sentence below each field by its name, those of the classes that it is made from included."""
     found: dict[str, str] = {}
-    for parent in reversed(noun.__mro__):
+    for parent in reversed(data_type.__mro__):
         if issubclass(parent, BaseModel) and parent is not BaseModel:
             found |= _own_docs(parent)
-    return {name: found[name] for name in noun.model_fields if name in found}
+    return {name: found[name] for name in data_type.model_fields if name in found}
 
 
-def _own_docs(noun: type[BaseModel]) -> dict[str, str]:
+def _own_docs(data_type: type[BaseModel]) -> dict[str, str]:
     """Return the text that follows each annotated name in the body of the class itself."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(noun))).body
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(data_type))).body
     assert isinstance(definition, ast.ClassDef)
     return {
         statement.target.id: inspect.cleandoc(after.value.value)

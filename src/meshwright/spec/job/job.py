@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pydantic import Field
 
 from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.sections import (
     DEFAULT_WARMUP_STEPS,
     CheckpointSection,
@@ -22,7 +23,6 @@ from meshwright.spec.job.sections import (
 from meshwright.spec.job.validity import broken_rules, with_fix
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.schedule.schedule_rules import name_problems
-from meshwright.spec.noun import Noun
 from meshwright.spec.problem import Fix, Problem, multiples_near, with_working_fixes
 from meshwright.spec.step.workload import Workload
 
@@ -32,7 +32,7 @@ SPLIT_SECTIONS = frozenset({"model", "layout"})
 """Sections that say together whether the model can be split as the layout asks."""
 
 
-class Job(Noun):
+class Job(Frozen):
     """A run's whole description; equal jobs on equal software train equal models."""
 
     schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
@@ -157,7 +157,7 @@ class Job(Noun):
 
     def _layout_problems(self, num_ranks: int | None) -> list[Problem]:
         if self.layout.search:
-            return name_problems(self.layout)  # what else is set are constraints: the planner tells what keeps them
+            return name_problems(self.layout)  # other keys are constraints, which the planner checks
         # With a rest, what is wrong whatever it comes to: nothing that names its value.
         if num_ranks is not None:
             try:

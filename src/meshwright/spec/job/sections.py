@@ -1,4 +1,4 @@
-"""The sections of a job that are not nouns of their own: [model] [data] [train] [optimizer] [precision] ...
+"""The sections of a job without a module of their own: [model] [data] [train] [optimizer] [precision] ...
 
 Every field has a default, and the sentence below it says its meaning and unit: `show`, `init` and the JSON
 Schema print exactly that sentence.
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 DEFAULT_WARMUP_STEPS = 10
 DEFAULT_MEMORY_MARGIN = 0.07
@@ -41,7 +41,7 @@ Options = Annotated[dict[str, Any], AfterValidator(_plain_options)]
 """Values that a job file and a manifest both hold without loss."""
 
 
-class ModelSection(Noun):
+class ModelSection(Frozen):
     """What is trained."""
 
     source: str = "llama-1m"
@@ -52,7 +52,7 @@ class ModelSection(Noun):
     """A Hugging Face folder or hub id to start from; without it weights are drawn from train.seed."""
 
 
-class DataSection(Noun):
+class DataSection(Frozen):
     """What it is trained on."""
 
     source: str = "stdlib"
@@ -75,7 +75,7 @@ class DataSection(Noun):
     """Folder of the token cache; files in it are named by content and shared between runs."""
 
 
-class TrainSection(Noun):
+class TrainSection(Frozen):
     """How long, on how much, and from which seed."""
 
     steps: PositiveInt = 100
@@ -100,7 +100,7 @@ MomentDecay = Annotated[float, Field(ge=0, lt=1)]
 """Decay rate of a moving average; 1 would never forget, and divides by zero in AdamW's bias correction."""
 
 
-class OptimizerSection(Noun):
+class OptimizerSection(Frozen):
     """AdamW and its learning-rate schedule."""
 
     name: Literal["adamw"] = "adamw"
@@ -129,7 +129,7 @@ DType = Literal["float32", "bfloat16", "float64"]
 """Formats that the runtime computes and communicates in."""
 
 
-class PrecisionSection(Noun):
+class PrecisionSection(Frozen):
     """Number formats; master weights and optimizer state are float32 (float64 where compute is float64)."""
 
     compute: DType = "float32"
@@ -138,7 +138,7 @@ class PrecisionSection(Noun):
     """Format in which gradients are summed over ranks; float64 wherever compute is float64."""
 
 
-class ClusterSection(Noun):
+class ClusterSection(Frozen):
     """The machine that runs, or would run, the job."""
 
     name: str = "local"
@@ -149,7 +149,7 @@ class ClusterSection(Noun):
     """Catalogue name of the local device (see `meshwright list devices`); default: recognised by its own name."""
 
 
-class PlannerSection(Noun):
+class PlannerSection(Frozen):
     """How the planner chooses a layout."""
 
     memory_margin: float = Field(DEFAULT_MEMORY_MARGIN, ge=0, lt=1)
@@ -158,7 +158,7 @@ class PlannerSection(Noun):
     """Best layouts whose own steps are traced and simulated before one is chosen; 0 chooses by the formulas alone."""
 
 
-class CheckpointSection(Noun):
+class CheckpointSection(Frozen):
     """When the training state is saved and how much of it is kept."""
 
     interval: NonNegativeInt = 50
@@ -167,7 +167,7 @@ class CheckpointSection(Noun):
     """Newest checkpoints to keep; older ones are removed after a newer one is complete."""
 
 
-class RunSection(Noun):
+class RunSection(Frozen):
     """Where the run is written and what is logged."""
 
     dir: str | None = Field(None, examples=["runs/first"])

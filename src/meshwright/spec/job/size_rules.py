@@ -84,7 +84,7 @@ def both(values: Iterable[object]) -> str:
 
 
 def divisors(value: int) -> list[int]:
-    """Return the divisors of `value`, ascending, as far as an axis may have as many ranks."""
+    """Return the divisors of `value`, ascending, up to the largest degree of an axis."""
     return [n for n in range(1, min(value, _MAX_SUGGESTED) + 1) if value % n == 0]
 
 

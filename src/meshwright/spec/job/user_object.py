@@ -68,7 +68,7 @@ def make_object(section: str, source: str, options: dict[str, Any]) -> Any:
 
 
 def _place(error: Exception) -> str:
-    # The innermost line of a traceback that lies in somebody's file; a SyntaxError names its own.
+    # The innermost line of a traceback in a user's file; a SyntaxError names its own.
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{where}"

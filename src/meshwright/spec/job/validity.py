@@ -1,4 +1,4 @@
-"""What makes a concrete layout invalid for a job: told before any process starts, each with the field to change.
+"""Rules that a layout must satisfy for a job, checked before any process starts; violations name the field to change.
 
 Only what follows from numbers: whether a class of the user's own can be split, and what devices there are, is known
 when training starts.

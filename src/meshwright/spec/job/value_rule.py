@@ -35,9 +35,9 @@ def choices_of(schema: dict[str, Any]) -> tuple[str, ...]:
     return tuple(schema.get("enum", [schema["const"]] if "const" in schema else []))
 
 
-def field_rule(noun: type[BaseModel], path: Sequence[int | str]) -> str | None:
-    """Return the rule of the field at `path` of `noun`, fields of its parts included; None where there is none."""
-    schema = noun.model_json_schema()
+def field_rule(data_type: type[BaseModel], path: Sequence[int | str]) -> str | None:
+    """Return the rule of the field at `path` of `data_type`, fields of its parts included; None where there is none."""
+    schema = data_type.model_json_schema()
     parts, found = schema.get("$defs", {}), schema
     for name in path:
         found = found.get("properties", {}).get(name)

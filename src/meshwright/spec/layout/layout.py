@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from meshwright.errors import InfeasibleLayout
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes whose degrees multiply to the number of ranks, outermost first; ep is carved out of them."""
@@ -31,7 +31,7 @@ SPLIT_BACKWARD_SCHEDULES = ("InterleavedZeroBubble", *V_SCHEDULES)
 SCHEDULES = (*SINGLE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, *V_SCHEDULES)
 
 
-class Layout(Noun):
+class Layout(Frozen):
     """Degrees and choices that change a step's time and memory, never its numbers."""
 
     pp: PositiveInt = 1

@@ -8,14 +8,14 @@ from typing import Self
 from pydantic import Field, PositiveInt, model_validator
 
 from meshwright.errors import ConfigError
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.machine.device import NAME_PATTERN, Device
 from meshwright.spec.machine.figure import Figure, Source
 from meshwright.spec.machine.measured import CollectivePoint
-from meshwright.spec.noun import Noun
 from meshwright.units import counted
 
 
-class Link(Noun):
+class Link(Frozen):
     """What joins devices; bandwidth counts one direction only."""
 
     name: str = Field(min_length=1)
@@ -38,7 +38,7 @@ class Link(Noun):
     """Measured collectives over this link; empty if not measured."""
 
 
-class Cluster(Noun):
+class Cluster(Frozen):
     """Equal devices in equal nodes; num_devices is a default that a job may change."""
 
     name: str = Field(pattern=NAME_PATTERN)

@@ -7,15 +7,15 @@ from difflib import get_close_matches
 from pydantic import Field
 
 from meshwright.errors import UnsupportedError
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.machine.figure import Figure
 from meshwright.spec.machine.measured import AttentionPoint, MatmulPoint, MemoryOpPoint, OpLine
-from meshwright.spec.noun import Noun
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
 """What a catalogue name looks like: it is also the name of a file."""
 
 
-class MatmulRates(Noun):
+class MatmulRates(Frozen):
     """Dense FLOP/s of a large matrix product by the dtype of its inputs; None is unknown."""
 
     float32: Figure | None = None
@@ -44,7 +44,7 @@ class MatmulRates(Noun):
         return figure
 
 
-class Device(Noun):
+class Device(Frozen):
     """One accelerator of the catalogue; unpublished figures are None."""
 
     name: str = Field(pattern=NAME_PATTERN)

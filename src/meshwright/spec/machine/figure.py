@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 SourceKind = Literal["datasheet", "measured", "software", "reported"]
 
 
-class Source(Noun):
+class Source(Frozen):
     """Who says so, and when."""
 
     title: str = Field(min_length=1)
@@ -25,7 +25,7 @@ class Source(Noun):
     reported: published by a third party."""
 
 
-class Figure(Noun):
+class Figure(Frozen):
     """A number in SI base units (the field that holds it names the unit) and its source."""
 
     value: PositiveFloat

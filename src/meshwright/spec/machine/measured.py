@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.machine.figure import Figure
-from meshwright.spec.noun import Noun
 
 CollectiveKind = Literal[
     "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send", "unshard", "reduce-grads", "exchange"
@@ -25,7 +25,7 @@ MemoryOp = Literal["add", "swiglu", "norm", "rope", "loss", "update", "clip"]
 cross-entropy of logits; and over parameters the step of fused AdamW, and norm and scaling of the gradients."""
 
 
-class MatmulPoint(Noun):
+class MatmulPoint(Frozen):
     """A linear layer of `num_columns` outputs and `inner` inputs on `num_rows` tokens, trained."""
 
     dtype: str
@@ -40,7 +40,7 @@ class MatmulPoint(Noun):
     """2 x rows x columns x inner over the mean time of its three products (output, gradients of input and weight)."""
 
 
-class AttentionPoint(Noun):
+class AttentionPoint(Frozen):
     """Causal attention over `num_heads` heads (all sequences' together) of `seq_len` positions."""
 
     dtype: str
@@ -57,7 +57,7 @@ class AttentionPoint(Noun):
     """2.5 times those FLOPs (five products, one of them recomputed) over the time of backward."""
 
 
-class MemoryOpPoint(Noun):
+class MemoryOpPoint(Frozen):
     """An operation that moves numbers rather than multiplying matrices, as Meshwright's own eager modules do it."""
 
     op: MemoryOp
@@ -72,7 +72,7 @@ class MemoryOpPoint(Noun):
     """num_elements over the time of backward; None for what has none."""
 
 
-class OpLine(Noun):
+class OpLine(Frozen):
     """An operator as it comes in a step: start_s + bytes / bytes_per_s + FLOPs / flops_per_s, host seconds included."""
 
     op: str
@@ -87,7 +87,7 @@ class OpLine(Noun):
     """Further FLOPs for each further second; None of what is no matmul and no attention."""
 
 
-class CollectivePoint(Noun):
+class CollectivePoint(Frozen):
     """One kind of collective over `num_ranks` ranks: it takes latency_s + num_bytes / bytes_per_s."""
 
     kind: CollectiveKind

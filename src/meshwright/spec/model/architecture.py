@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class RopeScaling(Noun):
+class RopeScaling(Frozen):
     """How Llama 3.1 stretches its rotary wavelengths to reach beyond the length it was pretrained on."""
 
     factor: float = Field(ge=1)
@@ -28,7 +28,7 @@ class RopeScaling(Noun):
         return self
 
 
-class LlamaArchitecture(Noun):
+class LlamaArchitecture(Frozen):
     """The sizes of a decoder-only transformer with RMSNorm, RoPE, grouped-query attention and SwiGLU."""
 
     vocab_size: PositiveInt

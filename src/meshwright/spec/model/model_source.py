@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from meshwright.errors import ConfigError
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.suggestion import did_you_mean
 from meshwright.spec.job.user_object import is_object_source
@@ -18,7 +19,6 @@ from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
 from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.presets import PRESETS
-from meshwright.spec.noun import Noun
 
 FIELD_NAMES = {
     **dict.fromkeys(("hidden", "hidden_size", "d_model", "n_embd"), "dim"),
@@ -106,7 +106,7 @@ def _meant_field(name: str, fields: Sequence[str]) -> str:
 
 def _merged(current: Any, value: Any) -> Any:
     """Return a part of the architecture with the given fields of it changed; anything else is replaced whole."""
-    return {**current.to_dict(), **value} if isinstance(current, Noun) and isinstance(value, dict) else value
+    return {**current.to_dict(), **value} if isinstance(current, Frozen) and isinstance(value, dict) else value
 
 
 def _explain(problem: Any, source: str, architecture: LlamaArchitecture) -> str:

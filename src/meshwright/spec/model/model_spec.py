@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import Field, PositiveInt
 
 from meshwright.errors import UnsupportedError
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
@@ -26,12 +27,11 @@ from meshwright.spec.model.transformer_config import (
     TransformerConfig,
 )
 from meshwright.spec.model.transformer_ops import block_ops, embedding_ops, head_ops
-from meshwright.spec.noun import Noun
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
 
-class BlockGroup(Noun):
+class BlockGroup(Frozen):
     """`count` equal blocks in a row."""
 
     name: str
@@ -56,7 +56,7 @@ class BlockGroup(Noun):
         return sum(op.forward_flops_per_token(seq_len) for op in self.ops)
 
 
-class ModelSpec(Noun):
+class ModelSpec(Frozen):
     """A model's block groups, from the tokens to the output."""
 
     groups: Annotated[tuple[BlockGroup, ...], Field(strict=False)]

@@ -9,13 +9,13 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.noun import Noun
 
 RouterScore = Literal["softmax", "sigmoid"]
 
 
-class Router(Noun):
+class Router(Frozen):
     """How each token chooses its experts."""
 
     score: RouterScore = "softmax"
@@ -36,7 +36,7 @@ class Router(Noun):
     """Weight of the mean square of the logits' log-sum-exp."""
 
 
-class LatentAttention(Noun):
+class LatentAttention(Frozen):
     """Multi-head latent attention (DeepSeek-V2): queries, keys and values are made from narrow latents."""
 
     query_rank: PositiveInt | None = None
@@ -51,7 +51,7 @@ class LatentAttention(Noun):
     """Width of a value head."""
 
 
-class YarnScaling(Noun):
+class YarnScaling(Frozen):
     """How DeepSeek stretches rotary wavelengths (YaRN, arXiv:2309.00071)."""
 
     factor: float = Field(ge=1)

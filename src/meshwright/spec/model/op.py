@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 Part = Literal["embedding", "attention", "ffn", "router", "experts", "shared_experts", "head"]
 TensorSplit = Literal["columns", "rows", "none"]
@@ -20,7 +20,7 @@ ElementwiseRole = Literal[
 _PRODUCTS = ("activation", "gated_activation", "combine")
 
 
-class _Op(Noun):
+class _Op(Frozen):
     name: str
     """Module path within its block, such as ffn.up: for display only."""
     part: Part

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class Prediction(Noun):
+class Prediction(Frozen):
     """What is expected of one measured run; unknown is None."""
 
     id: str
@@ -45,7 +45,7 @@ class Prediction(Noun):
         return self.predicted_step_time_s / self.measured_step_time_s - 1
 
 
-class Score(Noun):
+class Score(Frozen):
     """Errors of some runs' predicted step times, as shares of the measured ones."""
 
     name: str
@@ -72,7 +72,7 @@ class Score(Noun):
     """Mean of the null model's absolute errors."""
 
 
-class MemoryScore(Noun):
+class MemoryScore(Frozen):
     """Errors of predicted peaks of memory of one kind."""
 
     kind: str
@@ -87,7 +87,7 @@ class MemoryScore(Noun):
     """Mean error."""
 
 
-class MisplacedRun(Noun):
+class MisplacedRun(Frozen):
     """A measured layout that predictions put on the wrong side of others of its group."""
 
     id: str
@@ -100,7 +100,7 @@ class MisplacedRun(Noun):
     """Predicted over measured time, less 1."""
 
 
-class PickingScore(Noun):
+class PickingScore(Frozen):
     """How well predictions order measured layouts of one model, cluster and batch."""
 
     num_groups: NonNegativeInt
@@ -119,7 +119,7 @@ class PickingScore(Noun):
     """Kendall tau of all other layouts."""
 
 
-class Backtest(Noun):
+class Backtest(Frozen):
     """The scores of one way to predict some runs."""
 
     title: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.noun import Noun
 
 
-class Reliability(Noun):
+class Reliability(Frozen):
     """How often a device ends a run, and what an ending costs."""
 
     failures_per_device_day: NonNegativeFloat = 419 / (54 * 16_384)
@@ -22,7 +22,7 @@ class Reliability(Noun):
     """Bytes of a checkpoint for each parameter: float32 weights and AdamW's two moments."""
 
 
-class Budget(Noun):
+class Budget(Frozen):
     """One way to train on all tokens."""
 
     cluster: str

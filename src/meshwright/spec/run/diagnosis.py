@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 Verdict = Literal["ended", "moving", "died", "failed", "stopped", "departed", "mismatch", "busy", "network", "unknown"]
 """ended: the run is over, in good order. moving: it is slow, not stuck. died: a rank's process is gone. failed: a rank
@@ -16,7 +16,7 @@ ProcessState = Literal["running", "stopped", "gone", "elsewhere"]
 """elsewhere: on another host, or on a system without process information."""
 
 
-class RankState(Noun):
+class RankState(Frozen):
     """One rank, as its files and its process show it."""
 
     rank: int
@@ -35,7 +35,7 @@ class RankState(Noun):
     """The ranks that it waits for."""
 
 
-class Diagnosis(Noun):
+class Diagnosis(Frozen):
     """What is known of a run that stands still."""
 
     verdict: Verdict

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class Group(Noun):
+class Group(Frozen):
     """A process group that this rank is part of."""
 
     name: str
@@ -16,7 +16,7 @@ class Group(Noun):
     """Its global ranks."""
 
 
-class Collective(Noun):
+class Collective(Frozen):
     """One collective that a rank has entered, or that comes next in its order."""
 
     group: str
@@ -37,7 +37,7 @@ class Collective(Noun):
     """The module that was the last to be entered before it, in forward or backward; None where that is unknown."""
 
 
-class Departure(Noun):
+class Departure(Frozen):
     """Where a step asked for another collective than an earlier step did in the same place."""
 
     found: Collective
@@ -48,7 +48,7 @@ class Departure(Noun):
     """Whether the earlier step asked for what was found later on: the rank skipped `known`."""
 
 
-class Frame(Noun):
+class Frame(Frozen):
     """One call in a Python stack."""
 
     file: str
@@ -61,7 +61,7 @@ class Frame(Noun):
     """The module of the model that the call belongs to."""
 
 
-class FlightRecord(Noun):
+class FlightRecord(Frozen):
     """One rank's answer to where it is."""
 
     rank: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class Heartbeat(Noun):
+class Heartbeat(Frozen):
     """The newest mark of one rank; a rank that hangs writes no newer one."""
 
     rank: int

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.noun import Noun
 from meshwright.spec.step.estimate import Estimate, MemoryUse
 from meshwright.spec.step.simulated_step import SimulatedStep
 from meshwright.spec.step.workload import Workload
 
 
-class Candidate(Noun):
+class Candidate(Frozen):
     """A layout and what is expected of it."""
 
     layout: Layout
@@ -28,7 +28,7 @@ class Candidate(Noun):
     """Its features that no measured run backs; each widens the interval of the step time."""
 
 
-class Contrast(Noun):
+class Contrast(Frozen):
     """The pick next to the best layout that fits and differs from it in a certain key."""
 
     change: str = Field(min_length=1)
@@ -39,7 +39,7 @@ class Contrast(Noun):
     """By term of the step what the other one takes more than the pick, seconds; terms that are equal are left out."""
 
 
-class Fix(Noun):
+class Fix(Frozen):
     """A change of one key with which a layout fits."""
 
     change: str = Field(min_length=1)
@@ -48,7 +48,7 @@ class Fix(Noun):
     """The step with it, seconds."""
 
 
-class Rejection(Noun):
+class Rejection(Frozen):
     """A layout next to the pick that cannot be used, though it may be faster."""
 
     change: str = Field(min_length=1)
@@ -61,7 +61,7 @@ class Rejection(Noun):
     """The cheapest changes of another key with which it fits, at most three."""
 
 
-class Sensitivity(Noun):
+class Sensitivity(Frozen):
     """How the step changes if the hardware is not what the catalogue says."""
 
     what: str = Field(min_length=1)
@@ -76,7 +76,7 @@ class Sensitivity(Noun):
     """The layout that would be chosen then."""
 
 
-class WhatIf(Noun):
+class WhatIf(Frozen):
     """The best step under a choice that is not the planner's to make."""
 
     change: str = Field(min_length=1)
@@ -89,7 +89,7 @@ class WhatIf(Noun):
     """Whether the software that is planned for can do it."""
 
 
-class Plan(Noun):
+class Plan(Frozen):
     """The planner's answer."""
 
     model: str

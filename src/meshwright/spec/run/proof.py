@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.noun import Noun
 
 PlantedAxis = Literal["tp", "cp", "pp", "ep", "dp"]
 """The axes that a proof can break on purpose."""
@@ -20,7 +20,7 @@ DifferenceKind = Literal["loss", "gradient", "weight"]
 """What a proof compares."""
 
 
-class Difference(Noun):
+class Difference(Frozen):
     """The worst distance of one kind between a layout and one process."""
 
     kind: DifferenceKind
@@ -40,7 +40,7 @@ class Difference(Noun):
         return self.relative / self.bar
 
 
-class LayoutProof(Noun):
+class LayoutProof(Frozen):
     """What one layout gave, compared with one process."""
 
     layout: Layout
@@ -69,7 +69,7 @@ class LayoutProof(Noun):
         return max(self.differences, key=lambda difference: difference.share, default=None)
 
 
-class Change(Noun):
+class Change(Frozen):
     """One value of a job that a proof replaced."""
 
     key: str
@@ -80,7 +80,7 @@ class Change(Noun):
     """As it was run."""
 
 
-class Proof(Noun):
+class Proof(Frozen):
     """One process and several layouts of one job."""
 
     job: Job

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.noun import Noun
 from meshwright.spec.step.estimate import Estimate
 
 HOW_TO_PROFILE = "train with run.profile_start=10 (any step after the first few); run.profile_steps says how many"
@@ -62,7 +62,7 @@ class Run:
         return sorted(int(name) for name in names if name.isdigit())
 
 
-class Attempt(Noun):
+class Attempt(Frozen):
     """One start of the ranks: a run that was resumed has several."""
 
     started_at: str
@@ -83,7 +83,7 @@ class Attempt(Noun):
     """Exit code of this attempt; None while it runs, or when it was killed before it could say."""
 
 
-class Manifest(Noun):
+class Manifest(Frozen):
     """Everything needed to say what a run was and how it ended."""
 
     schema_version: Literal[1] = 1

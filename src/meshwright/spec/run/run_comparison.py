@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.run.run_metrics import RunMetrics
 
@@ -15,7 +15,7 @@ _NOT_COMPARED = ("name", "run")
 _MOST_LOSSES = 8
 
 
-class RunSummary(Noun):
+class RunSummary(Frozen):
     """One run in figures; medians are over all its steps."""
 
     name: str
@@ -31,7 +31,7 @@ class RunSummary(Noun):
     """Rank 0's peak."""
 
 
-class LossPair(Noun):
+class LossPair(Frozen):
     """The losses of both runs at one step."""
 
     step: int
@@ -39,7 +39,7 @@ class LossPair(Noun):
     b: float
 
 
-class ChangedKey(Noun):
+class ChangedKey(Frozen):
     """A key of the job, or of the concrete layout, that the runs differ in; None where it was not set."""
 
     key: str
@@ -47,7 +47,7 @@ class ChangedKey(Noun):
     b: Any
 
 
-class RunComparison(Noun):
+class RunComparison(Frozen):
     """Two runs side by side."""
 
     a: RunSummary

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
@@ -23,7 +23,7 @@ _MARKED = re.compile(r".*\((.*)\)$")
 Key = tuple[str, str, str, str]
 
 
-class Use(Noun):
+class Use(Frozen):
     """What one rank, on average, spends on an operation in a step."""
 
     total_s: NonNegativeFloat = 0.0
@@ -32,7 +32,7 @@ class Use(Noun):
     """How often it runs."""
 
 
-class Operation(Noun):
+class Operation(Frozen):
     """An operation, a collective or a wait for one, in both steps."""
 
     kind: Literal["compute", "communication", "waiting"]
@@ -52,7 +52,7 @@ class Operation(Noun):
         return self.b.total_s - self.a.total_s
 
 
-class RankComparison(Noun):
+class RankComparison(Frozen):
     """One rank in both steps."""
 
     rank: NonNegativeInt
@@ -60,7 +60,7 @@ class RankComparison(Noun):
     b: StepDecomposition
 
 
-class Side(Noun):
+class Side(Frozen):
     """One of the two steps."""
 
     source: TimelineSource
@@ -71,7 +71,7 @@ class Side(Noun):
     """The mean over all ranks."""
 
 
-class Comparison(Noun):
+class Comparison(Frozen):
     """Two steps."""
 
     a: Side

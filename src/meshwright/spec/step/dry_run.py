@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.noun import Noun
 from meshwright.spec.run.plan import Fix
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.liveness import SavedTensors
@@ -16,7 +16,7 @@ from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.problem import Hazard, Problem
 
 
-class LiveTensors(Noun):
+class LiveTensors(Frozen):
     """Tensors that one line of the program made and that a rank holds when its memory is fullest."""
 
     num_bytes: NonNegativeInt
@@ -33,7 +33,7 @@ class LiveTensors(Noun):
     """The line of the user's own file that did; "" where none did."""
 
 
-class RankMemory(Noun):
+class RankMemory(Frozen):
     """The fullest moment of one rank."""
 
     rank: NonNegativeInt
@@ -57,7 +57,7 @@ class RankMemory(Noun):
     """What takes most of it, most first."""
 
 
-class CollectiveUse(Noun):
+class CollectiveUse(Frozen):
     """What one kind of communication costs a rank; the mean over the ranks that take part in it."""
 
     axis: str
@@ -74,7 +74,7 @@ class CollectiveUse(Noun):
     """While the rank computes nothing."""
 
 
-class ExposedAt(Noun):
+class ExposedAt(Frozen):
     """Where a collective is exposed."""
 
     axis: str
@@ -88,7 +88,7 @@ class ExposedAt(Noun):
     hidden_s: NonNegativeFloat
 
 
-class RankTime(Noun):
+class RankTime(Frozen):
     """How one rank spends the step."""
 
     rank: NonNegativeInt
@@ -98,7 +98,7 @@ class RankTime(Noun):
     parts: StepDecomposition
 
 
-class Straggling(Noun):
+class Straggling(Frozen):
     """How one rank's step changes under jitter or with a slow rank, against the step in which none is slow."""
 
     rank: NonNegativeInt
@@ -119,7 +119,7 @@ class Straggling(Noun):
     """How often it waits there."""
 
 
-class Stragglers(Noun):
+class Stragglers(Frozen):
     """What jitter, or slow ranks, add to the step."""
 
     usual_step_s: PositiveFloat
@@ -128,7 +128,7 @@ class Stragglers(Noun):
     """Of each class of ranks, by rank."""
 
 
-class PaddedParameter(Noun):
+class PaddedParameter(Frozen):
     """A parameter whose shards are padded: FSDP2 splits dim 0, and gives every rank as many rows as the first."""
 
     name: str
@@ -141,7 +141,7 @@ class PaddedParameter(Noun):
     """That gathering it once in all blocks carries for nothing."""
 
 
-class Padding(Noun):
+class Padding(Frozen):
     """What padding of shards costs."""
 
     num_shards: PositiveInt
@@ -154,7 +154,7 @@ class Padding(Noun):
     """Most wasteful first."""
 
 
-class Outcome(Noun):
+class Outcome(Frozen):
     """What a step without problems does."""
 
     step_s: PositiveFloat
@@ -193,7 +193,7 @@ class Outcome(Noun):
         return max(self.memory, key=lambda rank: rank.reserved_bytes, default=None)
 
 
-class DryRun(Noun):
+class DryRun(Frozen):
     """All that `meshwright simulate` found."""
 
     job: str

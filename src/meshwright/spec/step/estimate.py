@@ -2,11 +2,11 @@
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
 
-class MemoryUse(Noun):
+class MemoryUse(Frozen):
     """One rank's peak device memory by tensor class, in bytes."""
 
     parameters_bytes: NonNegativeInt = 0
@@ -62,7 +62,7 @@ MEMORY_CLASSES = {
 assert list(MEMORY_CLASSES) == list(MemoryUse.model_fields)
 
 
-class Estimate(Noun):
+class Estimate(Frozen):
     """Step time and peak memory of one Layout, with an interval."""
 
     step: StepDecomposition

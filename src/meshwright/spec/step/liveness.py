@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class LiveStorage(Noun):
+class LiveStorage(Frozen):
     """Memory that is there at the peak."""
 
     storage: NonNegativeInt
@@ -24,7 +24,7 @@ class LiveStorage(Noun):
     phase: str
 
 
-class Saving(Noun):
+class Saving(Frozen):
     """What one activation that is there at the peak would give, were it alone made again or moved away."""
 
     tensor: LiveStorage
@@ -46,7 +46,7 @@ class Saving(Noun):
         return self.tensor.num_bytes / self.seconds if self.seconds else float("inf")
 
 
-class SavedTensors(Noun):
+class SavedTensors(Frozen):
     """Activations that one line of the program made, there at the peak, and what doing without them costs."""
 
     num_bytes: NonNegativeInt
@@ -67,7 +67,7 @@ class SavedTensors(Noun):
         return tuple(seconds for seconds in (self.again_s, self.moved_s) if seconds)
 
 
-class Liveness(Noun):
+class Liveness(Frozen):
     """The peak of one rank's step by what is alive, before any allocator rounds it up."""
 
     rank: NonNegativeInt

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class Exposed(Noun):
+class Exposed(Frozen):
     """Collectives or messages of one kind, in one place of the model, that a rank waits for."""
 
     axis: str
@@ -33,7 +33,7 @@ class Exposed(Noun):
     """Keys of a job that change when they begin, or how long they take."""
 
 
-class Overlap(Noun):
+class Overlap(Frozen):
     """What one rank's communication waits for."""
 
     rank: NonNegativeInt

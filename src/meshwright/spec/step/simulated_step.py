@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class SimulatedStep(Noun):
+class SimulatedStep(Frozen):
     """One step of a layout, traced on every kind of rank and simulated."""
 
     step_s: PositiveFloat | None = None

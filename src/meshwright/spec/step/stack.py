@@ -10,10 +10,10 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class Stack(Noun):
+class Stack(Frozen):
     """One family of training software, such as a framework's releases of a year."""
 
     name: str = Field(min_length=1)

@@ -8,10 +8,10 @@ from typing import Any, Self
 from pydantic import NonNegativeFloat, model_serializer
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 
-class StepDecomposition(Noun):
+class StepDecomposition(Frozen):
     """A step's seconds by component; `total_s` is their sum.
 
     Formulas distinguish the causes of computation, from the physical floor upwards (floor_s to repeat_s), and jitter_s;

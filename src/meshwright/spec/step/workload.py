@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 Precision = Literal[
     "float64", "float32", "bfloat16", "float16", "float8-tensorwise", "float8-rowwise", "mxfp8", "nvfp4"
@@ -29,7 +29,7 @@ BYTES_PER_ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Size of the formats that activations and gradients have."""
 
 
-class Workload(Noun):
+class Workload(Frozen):
     """The tokens of one step and the formats that they are computed in."""
 
     seq_len: PositiveInt

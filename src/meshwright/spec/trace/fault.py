@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 FaultKind = Literal["slow-rank", "slow-link", "crash", "hang", "drop-message"]
 """slow-rank computes, and slow-link communicates, so many times slower; crash ends the process and hang stops it before
 a record; drop-message never sends what others then wait for."""
 
 
-class Fault(Noun):
+class Fault(Frozen):
     """One fault."""
 
     kind: FaultKind

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 ProblemKind = Literal["collective", "message", "deadlock", "stopped"]
 """A collective or message that ranks do not agree on; ranks that wait in a circle; a rank that stopped."""
@@ -27,7 +27,7 @@ def along(axis: str) -> str:
     return f" {'' if axis.startswith('(') else 'along '}{axis}" if axis else ""
 
 
-class Place(Noun):
+class Place(Frozen):
     """A record in one rank's step, in words."""
 
     rank: NonNegativeInt
@@ -63,7 +63,7 @@ class Place(Noun):
         return f"rank {self.rank}, record {self.record} ({where}): {self.op}{agreed}{size}{axis}"
 
 
-class Problem(Noun):
+class Problem(Frozen):
     """One reason why a step does not end, or computes nonsense."""
 
     kind: ProblemKind
@@ -99,7 +99,7 @@ class Problem(Noun):
         return "\n".join(lines)
 
 
-class Hazard(Noun):
+class Hazard(Frozen):
     """Two uses of one tensor that nothing orders: the step ends, and what it computes depends on chance; or two ends of
     messages that NCCL takes otherwise than the program may mean.
     """

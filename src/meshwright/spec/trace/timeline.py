@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,7 +53,7 @@ class TensorRole(IntEnum):
     OTHER = 7
 
 
-class TimelineSource(Noun):
+class TimelineSource(Frozen):
     """Where a timeline comes from."""
 
     kind: Literal["simulated", "measured"]

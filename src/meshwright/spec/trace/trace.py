@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
-from meshwright.spec.noun import Noun
+from meshwright.spec.frozen import Frozen
 
 Ints = NDArray[np.int64]
 NONE = -1
@@ -49,14 +49,14 @@ OpPlace = Literal["device", "host", "to_device", "to_host"]
 """Where an operation runs, or in which direction it copies between the memories of the device and of the host."""
 
 
-class TensorShape(Noun):
+class TensorShape(Frozen):
     """A tensor's format and dims."""
 
     dtype: str
     dims: tuple[NonNegativeInt, ...]
 
 
-class Signature(Noun):
+class Signature(Frozen):
     """An operation on tensors of certain shapes: what it costs depends on nothing else."""
 
     op: str
@@ -106,7 +106,7 @@ class Guess(NamedTuple):
         )
 
 
-class Traced(Noun):
+class Traced(Frozen):
     """What was traced, and with what."""
 
     build: str

@@ -1,4 +1,4 @@
-"""JobSteps: one step of a job on any of its ranks, traced whole or told from a few of its microbatches."""
+"""JobSteps: one step of a job on any of its ranks, traced whole or extrapolated from a few microbatches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobSteps:
     lowered: list[list[Action]]
     """The actions of each pipeline rank, sends and receives included."""
     chosen: Chosen | None
-    """The microbatches that tell all of the step; None if only all of them do."""
+    """The microbatches from which the step is extrapolated; None to trace all."""
     alike: dict[int, list[int]]
     """By traced pipeline rank the ones that do the same."""
     blocks: Blocks | None
@@ -131,7 +131,7 @@ def layout_of(job: Job, num_ranks: int | None) -> Layout:
     found = num_ranks or job.cluster.num_devices
     if found is None and job.layout.rest_axis is not None:
         raise ConfigError(
-            f"layout.{job.layout.rest_axis} = -1 takes the rest of the ranks, but nobody said how many there are: "
+            f"layout.{job.layout.rest_axis} = -1 takes the rest of the ranks, but their number is not given: "
             "set cluster.num_devices, or give the number of ranks"
         )
     return job.layout.resolve(found or job.layout.num_fixed_ranks)

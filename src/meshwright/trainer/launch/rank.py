@@ -11,14 +11,14 @@ from types import FrameType
 from meshwright.errors import ExitCode, Preempted
 from meshwright.exits import exit_code_of, leave
 from meshwright.log import LogLevel, set_log_level
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
 from meshwright.spec.machine.allocator_settings import set_allocator
-from meshwright.spec.noun import Noun
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 
 
-class RankConfig(Noun):
+class RankConfig(Frozen):
     """What every rank of a run starts from."""
 
     job: Job

@@ -6,8 +6,8 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.config.load import load_job
-from meshwright.planner.ask import Options, question_of
 from meshwright.planner.plan import make_plan
+from meshwright.planner.read_request import Options, plan_request
 from repository import ROOT
 
 _MOST_ABOVE_PICK = 1.05
@@ -38,7 +38,7 @@ def test_every_large_example_names_its_cluster() -> None:
     ],
 )
 def test_an_example_on_a_named_cluster_fits_and_is_near_the_pick(path: Path) -> None:
-    plan = make_plan(question_of(load_job(str(path)), Options()))
+    plan = make_plan(plan_request(load_job(str(path)), Options()))
     assert plan.given is not None
     assert plan.given.headroom_bytes >= 0
     assert plan.given.estimate.step.total_s <= _MOST_ABOVE_PICK * plan.pick.estimate.step.total_s

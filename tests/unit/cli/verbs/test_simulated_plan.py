@@ -14,7 +14,7 @@ from meshwright.app.simulated.simulate_layouts import Steps
 from meshwright.cli.main import run
 from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
-from meshwright.planner.ask import Options, question_of
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Plan
@@ -134,7 +134,7 @@ def test_a_job_asks_for_it_and_gets_it_written(
     path = tmp_path / "job.toml"
     path.write_text(JOB)
     asked = steps_are(SLOW, FAST)
-    question = question_of(load_job(path), Options())
+    question = plan_request(load_job(path), Options())
     assert simulated_plan.by_simulation(load_job(path), question).layout == asked[1]
     asked = steps_are(SLOW, FAST)
     assert run(["plan", str(path), "--write"]) == 0

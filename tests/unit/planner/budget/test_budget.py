@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.answer import judge
 from meshwright.planner.budget.budget import Run, best_interval_s, budget, goodput, mean_time_between_failures_s
 from meshwright.planner.budget.frontier import frontier
+from meshwright.planner.candidate import judge
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.budget import Reliability
 from questions import ask

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.planner.plan import make_plan
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SPLIT_KEYS
 from meshwright.spec.run.plan import Candidate, Plan
 from questions import ask
@@ -24,7 +24,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 CLUSTERS = {"small on slow links": "h100-tcpx"}
 
 
-def question(name: str, **fixed: Any) -> Question:
+def question(name: str, **fixed: Any) -> PlanRequest:
     return ask(**QUESTIONS[name], cluster=CLUSTERS.get(name, "h100-ib400"), **fixed)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.planner.plan import find, make_plan
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from questions import ask
 
 
@@ -40,7 +40,7 @@ from questions import ask
         (ask("llama3-8b", 16, async_tp=True, compile=False, tp=2), "layout.async_tp = true needs matmuls"),
     ],
 )
-def test_a_rule_that_is_broken_is_named(question: Question, message: str) -> None:
+def test_a_rule_that_is_broken_is_named(question: PlanRequest, message: str) -> None:
     with pytest.raises(InfeasibleLayout, match=re.escape(message)):
         make_plan(question)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.explain.refused import invalid_reason
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import is_valid
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
@@ -49,7 +49,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Question, Layout]:
+def cases(draw: st.DrawFn) -> tuple[PlanRequest, Layout]:
     """Draw a layout with a model, a batch and sequences that it mostly divides, but for one factor now and then."""
     layout = draw(layouts())
     dense, mixed = ("llama-1m", "llama3-8b", "llama3-70b"), ("moe-4m", "mla-moe-4m", "mixtral-8x7b")
@@ -62,7 +62,7 @@ def cases(draw: st.DrawFn) -> tuple[Question, Layout]:
     return question.with_setting(cluster=question.cluster.model_copy(update={"num_devices": num_ranks})), layout
 
 
-def problems(layout: Layout, question: Question) -> list[str]:
+def problems(layout: Layout, question: PlanRequest) -> list[str]:
     """Return what the rules in words say, the way the checks of a job put them together."""
     batch, per_pass = question.workload.global_batch_size, layout.dp * layout.microbatch_size
     found = split_problems(layout, question.architecture, question.workload.seq_len)
@@ -72,14 +72,14 @@ def problems(layout: Layout, question: Question) -> list[str]:
 
 @settings(max_examples=1000, deadline=None)
 @given(cases())
-def test_a_row_is_valid_where_no_rule_has_words_against_it(case: tuple[Question, Layout]) -> None:
+def test_a_row_is_valid_where_no_rule_has_words_against_it(case: tuple[PlanRequest, Layout]) -> None:
     question, layout = case
     assert is_valid(layout_table([layout]), question)[0] == (not problems(layout, question))
 
 
 @settings(max_examples=100, deadline=None)
 @given(cases())
-def test_what_is_invalid_has_a_reason(case: tuple[Question, Layout]) -> None:
+def test_what_is_invalid_has_a_reason(case: tuple[PlanRequest, Layout]) -> None:
     question, layout = case
     if not is_valid(layout_table([layout]), question)[0]:
         assert invalid_reason(layout, question)

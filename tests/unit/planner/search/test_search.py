@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost.layout_table import Bools, LayoutTable, layout_table
-from meshwright.planner.question import Question
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import bounds_of
 from meshwright.planner.search.finalists import finalists
 from meshwright.planner.search.menu import menu_of
@@ -38,7 +38,7 @@ def everything(name: str) -> Priced:
     return price(layout_space(question, menu_of(question)), question, only_fitting=False)
 
 
-def fits(priced: Priced, question: Question) -> Bools:
+def fits(priced: Priced, question: PlanRequest) -> Bools:
     """Return which layouts leave the margin free."""
     return np.asarray(priced.headroom_bytes >= question.margin_bytes)
 
@@ -94,7 +94,7 @@ def test_what_fits_nowhere_leaves_an_empty_table() -> None:
     assert len(found.priced) == 0
 
 
-def test_finalists_are_in_the_order_of_their_played_steps_and_differ() -> None:
+def test_finalists_are_in_the_order_of_their_replayed_steps_and_differ() -> None:
     question = QUESTIONS["70b on 32"]
     best = finalists(search(question, menu_of(question)).priced, question)
     steps = [finalist.candidate.estimate.step.total_s for finalist in best]

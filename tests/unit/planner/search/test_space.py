@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.errors import UnsupportedError
-from meshwright.planner.answer import layout_at
-from meshwright.planner.question import Question
+from meshwright.planner.candidate import layout_at
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import divisors, menu_of
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, layout_space, splits
@@ -36,7 +36,7 @@ def keys(table: LayoutTable) -> set[tuple[int, ...]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(QUESTIONS), st.randoms(use_true_random=False))
-def test_no_layout_of_the_table_has_problems(question: Question, random: object) -> None:
+def test_no_layout_of_the_table_has_problems(question: PlanRequest, random: object) -> None:
     table = SPACES[id(question)]
     row = random.randrange(len(table))  # type: ignore[attr-defined]
     layout = layout_at(table, row, question)
@@ -46,13 +46,13 @@ def test_no_layout_of_the_table_has_problems(question: Question, random: object)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_no_layout_is_in_the_table_twice(question: Question) -> None:
+def test_no_layout_is_in_the_table_twice(question: PlanRequest) -> None:
     assert len(keys(SPACES[id(question)])) == len(SPACES[id(question)])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.sampled_from(QUESTIONS))
-def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, question: Question) -> None:
+def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, question: PlanRequest) -> None:
     menu = menu_of(question)
     degrees = dict.fromkeys(("tp", "cp", "pp", "dp_shard", "dp_replicate"), 1)
     for factor in FACTORS[question.num_devices]:

@@ -1,10 +1,10 @@
 """field_docs reads what stands below a field, and nothing else."""
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.field_docs import field_docs
-from meshwright.spec.noun import Noun
 
 
-class Animal(Noun):
+class Animal(Frozen):
     """A noun with all that may stand in one."""
 
     legs: int = 4

@@ -11,14 +11,14 @@ from typing import Annotated
 from pydantic import Field
 
 from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.action import COMPUTE_KINDS, Action
 from meshwright.spec.layout.schedule.schedule_csv import is_csv, orders_from_csv
 from meshwright.spec.layout.schedule.schedule_orders import order_of_rank
-from meshwright.spec.noun import Noun
 
 
-class Schedule(Noun):
+class Schedule(Frozen):
     """One step of a pipeline: the compute actions of each of its ranks, in order."""
 
     actions: Annotated[tuple[tuple[Action, ...], ...], Field(strict=False)]

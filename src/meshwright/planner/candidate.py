@@ -12,8 +12,8 @@ from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.planner.explain.unmeasured import unmeasured_features, widened
-from meshwright.planner.question import Question
 from meshwright.planner.rate import dense_peak
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replayed_step
 from meshwright.planner.search.cases import cases_of
 from meshwright.planner.search.price import Priced, price
@@ -31,7 +31,7 @@ _CARRIED = (
 """Keys that a table has no column for, or says less of than a job may."""
 
 
-def layout_at(layouts: LayoutTable, row: int, question: Question) -> Layout:
+def layout_at(layouts: LayoutTable, row: int, request: PlanRequest) -> Layout:
     """Return the layout at `row`: keys that only repeat a default are left at it, those that are fixed are kept."""
     layout = layouts.layout(row)
     plain: dict[str, Any] = {}
@@ -41,52 +41,52 @@ def layout_at(layouts: LayoutTable, row: int, question: Question) -> Layout:
         plain["reshard_after_forward"] = "auto"
     if layout.replace(gradient_sync="auto").reduces_each_microbatch == layout.reduces_each_microbatch:
         plain["gradient_sync"] = "auto"
-    return layout.replace(**(plain | {key: question.fixed[key] for key in _CARRIED if key in question.fixed}))
+    return layout.replace(**(plain | {key: request.fixed[key] for key in _CARRIED if key in request.fixed}))
 
 
-def candidate_at(priced: Priced, row: int, question: Question, max_actions: float = math.inf) -> Candidate:
-    """Return the layout at `row` with its estimate, its pipeline played if that takes no more than `max_actions`."""
+def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: float = math.inf) -> Candidate:
+    """Return the layout at `row` with its estimate, its pipeline replayed if that takes no more than `max_actions`."""
     if row in priced.known:
         return priced.known[row]
-    layout = layout_at(priced.layouts, row, question)
-    step, is_played = priced.step.decomposition(row), num_actions(layout, question) <= max_actions
-    if is_played:
-        step = replayed_step(step, layout, question)
-    unmeasured = unmeasured_features(layout, question.setting)
-    mfu = None if peak_of(question) is None else step.floor_s / step.total_s
+    layout = layout_at(priced.layouts, row, request)
+    step, is_replayed = priced.step.decomposition(row), num_actions(layout, request) <= max_actions
+    if is_replayed:
+        step = replayed_step(step, layout, request)
+    unmeasured = unmeasured_features(layout, request.setting)
+    mfu = None if peak_of(request) is None else step.floor_s / step.total_s
     candidate = Candidate(
         layout=layout,
         estimate=Estimate(
             step=step,
             memory=priced.memory_use(row),
             mfu=mfu,
-            hfu=None if mfu is None else mfu * (1 + recomputed_share(layout, question)),
-            relative_error=widened(question.setting.stack.relative_error, len(unmeasured)),
+            hfu=None if mfu is None else mfu * (1 + recomputed_share(layout, request)),
+            relative_error=widened(request.setting.stack.relative_error, len(unmeasured)),
         ),
         unmeasured=unmeasured,
         headroom_bytes=round(float(priced.headroom_bytes[row])),
     )
-    if is_played:
+    if is_replayed:
         priced.known[row] = candidate
     return candidate
 
 
-def peak_of(question: Question) -> float | None:
+def peak_of(request: PlanRequest) -> float | None:
     """Return the dense peak of the workload's matmuls on the device, FLOP/s; None where it is unknown."""
-    return dense_peak(question.cluster.device, question.workload.matmul_dtype)
+    return dense_peak(request.cluster.device, request.workload.matmul_dtype)
 
 
-def judge(layout: Layout, question: Question) -> Candidate:
+def judge(layout: Layout, request: PlanRequest) -> Candidate:
     """Return a layout that was set by hand with its estimate, whether it fits or not."""
-    candidate = candidate_at(price(layout_table([layout]), question, only_fitting=False), 0, question)
+    candidate = candidate_at(price(layout_table([layout]), request, only_fitting=False), 0, request)
     return candidate.replace(layout=layout)
 
 
-def recomputed_share(layout: Layout, question: Question) -> float:
+def recomputed_share(layout: Layout, request: PlanRequest) -> float:
     """Return the FLOPs that a step recomputes: activation checkpointing, or because a compiled block's backward runs
     in two parts, as a share of the model's FLOPs.
     """
-    model, seq_len, stack = question.setting.model, question.workload.seq_len, question.setting.stack
+    model, seq_len, stack = request.setting.model, request.workload.seq_len, request.setting.stack
     blocks = [group for group in model.groups if group.name == "blocks"]
     matmuls = sum(2 * group.count * group.num_matmul_parameters for group in blocks)
     attention = sum(group.count * group.forward_flops_per_token(seq_len) for group in blocks) - matmuls
@@ -95,7 +95,7 @@ def recomputed_share(layout: Layout, question: Question) -> float:
         again["selective"] = matmuls / 2
     elif stack.selective == "core-attention":
         again["selective"] = float(attention)
-    if drops_attention(question.setting):
+    if drops_attention(request.setting):
         again["selective"] += float(attention)
     given, table = layout.activation_checkpoint_blocks, layout_table([layout])
     if given is not None:
@@ -103,7 +103,7 @@ def recomputed_share(layout: Layout, question: Question) -> float:
     else:
         num_blocks = np.array([sum(group.count for group in model.groups[1:-1])], np.float64)
         flops = again[layout.activation_checkpoint] * float(nth_share(table, num_blocks)[0])
-    number = np.array([num_microbatches_of(layout, question)], np.float64)
+    number = np.array([num_microbatches_of(layout, request)], np.float64)
     flops *= float(recompute_passes(table, number)[0])
-    flops += 2 * (matmuls + attention) * float(repeated_share(cases_of(table, question))[0])
+    flops += 2 * (matmuls + attention) * float(repeated_share(cases_of(table, request))[0])
     return flops / model.flops_per_token(seq_len)

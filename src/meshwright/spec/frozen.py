@@ -1,11 +1,11 @@
-"""The base of every noun: frozen, every field typed, unknown fields refused, JSON both ways."""
+"""The base of all data types: frozen, typed, unknown fields refused, JSON both ways."""
 
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
 
-class Noun(BaseModel):
+class Frozen(BaseModel):
     """A frozen record; the sentence below each field is its description wherever it is printed (field_docs)."""
 
     model_config = ConfigDict(
@@ -22,17 +22,17 @@ class Noun(BaseModel):
         return self.model_dump(mode="json")
 
     def to_json(self) -> str:
-        """Return indented JSON that `from_json` reads back to an equal noun."""
+        """Return indented JSON that `from_json` reads back to an equal value."""
         return self.model_dump_json(indent=2)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the noun that `values` describe; raises pydantic.ValidationError naming every bad field."""
+        """Return the value that `values` describe; raises pydantic.ValidationError naming every bad field."""
         return cls.model_validate(values)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the noun that `to_json` wrote."""
+        """Return the value that `to_json` wrote."""
         return cls.model_validate_json(text)
 
     def replace(self, **changes: Any) -> Self:

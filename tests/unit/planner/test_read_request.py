@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.config.load import load_job
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.planner.ask import Named, Options, num_sequences, question_of, resolve_named
+from meshwright.planner.read_request import Named, Options, num_sequences, plan_request, resolve_named
 from meshwright.spec.layout.layout import Layout
 
 JOB = """
@@ -69,7 +69,7 @@ def test_a_batch_is_needed_and_is_a_sequence_at_least() -> None:
 
 def test_names_leave_the_layout_free_and_keys_on_the_command_line_fix_it() -> None:
     resolved = resolve_named(named(global_batch_size=64), ("layout.tp=4", "layout.pp=-1", "model.options.num_layers=4"))
-    question = question_of(resolved, Options(cluster="h100-ib400:16"))
+    question = plan_request(resolved, Options(cluster="h100-ib400:16"))
     assert question.fixed == {"tp": 4}
     assert question.architecture.num_layers == 4
     assert (question.num_devices, question.workload.seq_len, question.workload.precision) == (16, 8192, "bfloat16")
@@ -77,27 +77,27 @@ def test_names_leave_the_layout_free_and_keys_on_the_command_line_fix_it() -> No
 
 
 def test_a_job_that_sets_its_layout_has_it_judged(tmp_path: Path) -> None:
-    question = question_of(job(tmp_path, "[layout]\ndp_shard = -1\ntp = 2\n"), Options())  # type: ignore[arg-type]
+    question = plan_request(job(tmp_path, "[layout]\ndp_shard = -1\ntp = 2\n"), Options())  # type: ignore[arg-type]
     assert question.given == Layout(dp_shard=8, tp=2)
     assert question.fixed == {}
 
 
 def test_a_job_that_searches_keeps_what_it_sets(tmp_path: Path) -> None:
     text = "[layout]\nsearch = true\ntp = 2\ndp_shard = -1\n"
-    question = question_of(job(tmp_path, text, "layout.schedule=GPipe"), Options())  # type: ignore[arg-type]
+    question = plan_request(job(tmp_path, text, "layout.schedule=GPipe"), Options())  # type: ignore[arg-type]
     assert question.fixed == {"tp": 2, "schedule": "GPipe"}
     assert question.given is None
 
 
 def test_a_job_without_a_layout_leaves_it_free_on_all_devices(tmp_path: Path) -> None:
-    question = question_of(job(tmp_path), Options())  # type: ignore[arg-type]
+    question = plan_request(job(tmp_path), Options())  # type: ignore[arg-type]
     assert (question.given, question.fixed, question.num_devices) == (None, {}, 16)
 
 
 def test_a_layout_that_is_set_says_how_many_devices_where_nothing_else_does(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("num_devices = 16\n", "") + "[layout]\ndp_shard = 32\n")
-    assert question_of(load_job(path), Options()).num_devices == 32
+    assert plan_request(load_job(path), Options()).num_devices == 32
 
 
 def test_a_model_of_ones_own_cannot_be_planned(tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_a_model_of_ones_own_cannot_be_planned(tmp_path: Path) -> None:
 def test_what_nobody_knows_is_refused(cluster: str, precision: str | None, message: str) -> None:
     resolved = resolve_named(named(global_batch_size=64), ())
     with pytest.raises((ConfigError, UnsupportedError), match=message):
-        question_of(resolved, Options(cluster=cluster, precision=precision))
+        plan_request(resolved, Options(cluster=cluster, precision=precision))

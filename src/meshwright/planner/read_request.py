@@ -1,4 +1,4 @@
-"""From a job, or from names on a command line, to a Question."""
+"""A PlanRequest from a job, or from names on a command line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError
 from meshwright.hardware.catalogue import load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
 from meshwright.hardware.local import LOCAL
-from meshwright.planner.question import Question
 from meshwright.planner.rate import rate_problem
+from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
@@ -111,7 +111,7 @@ def _rounded(exact: float, count: int) -> int | None:
     return found
 
 
-def question_of(resolved: ResolvedJob, options: Options) -> Question:
+def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     """Return what a job asks; raises ConfigError or UnsupportedError for what cannot be planned."""
     job = resolved.job
     architecture = resolve_architecture(job.model)
@@ -125,7 +125,7 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
     # A job that sets no layout, or searches, leaves it to the planner.
     layout = None if job.layout.search or not fixed else layout_on(cluster, job, options)
     workload = _workload(job, options)
-    question = Question(
+    request = PlanRequest(
         model_name=job.model.source,
         architecture=architecture,
         setting=Setting(model_spec(architecture), workload, cluster, load_stack(options.stack)),
@@ -133,10 +133,10 @@ def question_of(resolved: ResolvedJob, options: Options) -> Question:
         given=layout,
         memory_margin=job.planner.memory_margin,
     )
-    _check_batch(question.workload)
+    _check_batch(request.workload)
     if problem := rate_problem(cluster.device, workload.precision, is_option=options.precision is not None):
         raise UnsupportedError(problem)
-    return question
+    return request
 
 
 def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:

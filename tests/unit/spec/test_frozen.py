@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.field_docs import field_docs
 from meshwright.spec.job.sections import (
     CheckpointSection,
@@ -16,11 +17,10 @@ from meshwright.spec.job.sections import (
     TrainSection,
 )
 from meshwright.spec.layout.layout import Layout, LayoutRequest
-from meshwright.spec.noun import Noun
 from meshwright.spec.step.estimate import Estimate, MemoryUse
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
-NOUNS: list[type[Noun]] = [
+NOUNS: list[type[Frozen]] = [
     CheckpointSection, ClusterSection, DataSection, ModelSection, OptimizerSection, PlannerSection, PrecisionSection,
     RunSection,
     TrainSection, Layout, LayoutRequest, MemoryUse, StepDecomposition,
@@ -28,7 +28,7 @@ NOUNS: list[type[Noun]] = [
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_a_noun_is_frozen_strict_and_described(noun: type[Noun]) -> None:
+def test_a_noun_is_frozen_strict_and_described(noun: type[Frozen]) -> None:
     record = noun()
     name = next(iter(noun.model_fields))
     with pytest.raises(ValidationError, match="frozen"):

@@ -1,4 +1,4 @@
-"""Question: what the planner is asked: a model, a step's tokens, a cluster, and what may not change."""
+"""PlanRequest: what to plan: a model, a step's tokens, a cluster, and the keys that are fixed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from meshwright.spec.step.workload import Workload
 
 
 @dataclass(frozen=True)
-class Question:
-    """One question to the planner."""
+class PlanRequest:
+    """A request to the planner."""
 
     model_name: str
     """The model as the user named it."""
@@ -52,6 +52,6 @@ class Question:
         """Return the devices that every layout uses."""
         return self.setting.cluster.num_devices
 
-    def with_setting(self, **changes: Any) -> Question:
-        """Return the same question with another model, workload, cluster or stack."""
+    def with_setting(self, **changes: Any) -> PlanRequest:
+        """Return the same request with another model, workload, cluster or stack."""
         return replace(self, setting=replace(self.setting, **changes))
