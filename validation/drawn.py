@@ -74,7 +74,7 @@ def draw(random: Random) -> Drawn | None:
         return None
     if planned is None or planned.estimate.memory.reserved_bytes > _LARGEST_BYTES:
         return None
-    steps = Steps(inspection.resolved.job, question.cluster)
+    steps = Steps(inspection.resolved, question.cluster)
     return Drawn(overrides, steps, planned, question.cluster.device.usable_memory_bytes)
 
 

@@ -22,9 +22,9 @@ from meshwright.app.job_problems import check_job
 from meshwright.app.simulated.simulate_layouts import Steps, simulate_layout
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
-from meshwright.planner import question as planner
 from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import Named, Options, plan_request, resolve_named
+from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate, Plan
@@ -56,7 +56,7 @@ _HEAD = (
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class Question:
     """A row of questions.csv."""
 
     name: str
@@ -71,9 +71,9 @@ class PlanRequest:
 class Asked:
     """A question, and the plan that answers it."""
 
-    question: PlanRequest
+    question: Question
     resolved: ResolvedJob
-    planner_question: planner.PlanRequest
+    planner_question: PlanRequest
     plan: Plan
 
     @property
@@ -84,7 +84,7 @@ class Asked:
     @property
     def steps(self) -> Steps:
         """Return what is simulated of each finalist."""
-        return Steps(self.resolved.job, self.planner_question.cluster)
+        return Steps(self.resolved, self.planner_question.cluster)
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class Limited:
     cpu_s: float
 
 
-def read_questions(file: Path = FILE) -> list[PlanRequest]:
+def read_questions(file: Path = FILE) -> list[Question]:
     """Return the questions of a CSV file."""
     with file.open(encoding="utf-8", newline="") as lines:
         return [
-            PlanRequest(
+            Question(
                 row["name"],
                 row["model"],
                 row["cluster"],
@@ -111,7 +111,7 @@ def read_questions(file: Path = FILE) -> list[PlanRequest]:
         ]
 
 
-def ask(question: PlanRequest) -> Asked:
+def ask(question: Question) -> Asked:
     """Return the plan for a question; raises InfeasibleLayout where nothing fits."""
     cluster = f"{question.cluster}:{question.num_devices}"
     named = Named(question.model, cluster, question.seq_len, question.global_batch_tokens, None)
@@ -232,9 +232,7 @@ def _beside(planned: float, simulated: float | None, unit: float) -> list[str]:
     return [f"{planned / unit:.4g}", f"{simulated / unit:.4g}", f"{simulated / planned:.3f}"]
 
 
-def rows(
-    questions: Sequence[PlanRequest], is_simulated: bool, num_finalists: int, limit_s: float
-) -> Iterator[list[str]]:
+def rows(questions: Sequence[Question], is_simulated: bool, num_finalists: int, limit_s: float) -> Iterator[list[str]]:
     """Yield the row of each question as soon as it is known."""
     for question in questions:
         try:

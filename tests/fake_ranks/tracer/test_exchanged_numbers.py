@@ -46,7 +46,7 @@ def exchanged(device, rank, world_size):
         rows = arriving.tolist()
         dist.all_to_all_single(torch.empty(sum(rows), 4, device=device), x, rows, sends)
     return step
-def extrapolated(device, rank, world_size):
+def received(device, rank, world_size):
     x = torch.randn(5 + rank, 4, device=device)
     def step():
         if rank < world_size - 1:
@@ -90,7 +90,7 @@ def simulated(capsys: pytest.CaptureFixture[str], build: str) -> tuple[int | str
     return ending.value.code, page
 
 
-@pytest.mark.parametrize("function", ["uneven", "gathered", "exchanged", "told", "on_host"])
+@pytest.mark.parametrize("function", ["uneven", "gathered", "exchanged", "received", "on_host"])
 def test_sizes_that_ranks_tell_each_other_are_taken(
     capsys: pytest.CaptureFixture[str], file: Path, function: str
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.errors import UnsupportedError
+from meshwright.errors import ConfigError
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.tracer.programs.trace import trace
 from repository import ROOT
@@ -106,7 +106,7 @@ def test_experts_get_tokens_though_nobody_routes_them() -> None:
 
 
 def test_a_step_that_cannot_be_built_says_why() -> None:
-    with pytest.raises(UnsupportedError, match=r"does not divide the model's num_heads = 4: set layout.tp to 4"):
+    with pytest.raises(ConfigError, match=r"layout.tp = 8 does not divide the model's num_heads = 4: set layout.tp to"):
         traced(0, "layout.dp_shard=64", "layout.tp=8")
 
 

@@ -73,7 +73,7 @@ def test_a_step_compared_with_itself_does_not_differ(
     assert "pipeline bubble" in page
     assert "what runs more often" not in page
     assert run(["compare", folder, folder, "--step", "77"]) == ExitCode.BAD_INPUT
-    assert "have in common: 4, 5" in capsys.readouterr().err
+    assert "which share: 4, 5" in capsys.readouterr().err
 
 
 def test_one_rank_against_all(pipelined: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,7 @@ def test_more_processes_than_a_machine_has_room_for_are_not_started(
     assert run(["prove", job, "dp_shard=64,tp=2"]) == 2
     told = capsys.readouterr().err
     assert "128 ranks, each a process on this machine, exceed --max-ranks = 64" in told
-    assert "prove dp_shard=2,tp=2, the same axes with small degrees, or give --max-ranks 128" in told
+    assert "prove dp_shard=2,tp=2, the same axes with small degrees, or set --max-ranks 128" in told
     assert run(["prove", job, "dp_shard=2,tp=2", "--max-ranks", "3"]) == 2
 
 

@@ -141,6 +141,6 @@ def test_a_fake_step_is_the_real_one_to_the_byte(case: str, tmp_path: Path) -> N
 
 
 def test_a_step_by_torchs_own_parallelism_waits_when_results_are_used() -> None:
-    (real, _), *_ = run_ranks(real_trace, 2, "user_steps:tensor_parallel", arguments_of(), timeout_s=100)
+    (real, _), *_ = run_ranks(real_trace, 2, "user_steps:tensor_parallel", [], timeout_s=100)
     require_equal(real, trace("user_steps:tensor_parallel", 0, 2, (), "cpu"))
     assert (real.records.kind == RecordKind.WAIT).sum() > 10

@@ -113,7 +113,7 @@ def test_a_checkpoint_folder_and_a_step_name_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     with pytest.raises(ConfigError, match="has no checkpoint of step 4: it has 3"):
         export(tmp_path / "run", tmp_path / "c", step=4)
-    with pytest.raises(ConfigError, match=r"--step 4: .* is the checkpoint of another step"):
+    with pytest.raises(ConfigError, match=r"--step 4 asks for another"):
         export(tmp_path / "run" / "checkpoints" / "step-3", tmp_path / "c", step=4)
     assert not (tmp_path / "c").exists()
 

@@ -8,7 +8,7 @@ import click
 
 from meshwright.cli.result_command import result_command
 
-_PATH = click.Path(path_type=Path)
+_PATH = click.Path(exists=True, path_type=Path)
 
 
 @result_command

@@ -81,7 +81,7 @@ def test_ranks_are_told_one_by_one_where_they_differ(tmp_path: Path, capsys: pyt
     ("name", "content", "told"),
     [
         ("a.json", "{}", "cannot be read as a trace of torch.profiler"),
-        ("a.json", '{"traceEvents": []}', "nothing was profiled in it"),
+        ("a.json", '{"traceEvents": []}', "the trace holds no events"),
         ("a.json.gz", "no gzip", "cannot be read as a trace of torch.profiler"),
         ("a.npz", "no zip", "is no timeline"),
     ],

@@ -208,7 +208,7 @@ def test_overrides_make_the_layout_of_a_job_that_has_none(tmp_path: Path, capsys
         ([*SMALL, "--stack", "megatron"], "stack = 'megatron' is none of"),
         ([*SMALL, "--precision", "fp8"], "--precision fp8 is none of"),
         ([*SMALL, "--global-batch-tokens", "1M"], "--global-batch-tokens and --global-batch-size are both given"),
-        ([*SMALL, "layout.tp=7"], "8 devices do not divide by layout.tp = 7"),
+        ([*SMALL, "layout.tp=7"], "layout.tp = 7 does not divide the model's num_heads = 32"),
         ([*SMALL, "layout.tpp=7"], "layout.tpp is an unknown key"),
         ([*SMALL, "layout.schedule=1f1b"], 'layout.schedule = "1f1b" is not known (did you mean 1F1B?)'),
         ([*SMALL[:4], "h100:10", *SMALL[5:]], "--cluster h100:10: COUNT = 10 fills no whole number of h100-ib400"),

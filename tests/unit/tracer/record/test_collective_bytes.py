@@ -54,10 +54,10 @@ def test_only_the_root_has_what_is_scattered_and_gathered() -> None:
         (
             "alltoall_base_",
             {"output": rows(4), "input": rows(3), "output_split_sizes": [], "input_split_sizes": []},
-            "input of 3 rows is no multiple of the group's 2 ranks",
+            "input of 3 rows must be a multiple of the group's 2 ranks",
         ),
-        ("_allgather_base_", {"output_tensor": rows(3), "input_tensor": rows(2)}, "6 elements is not 2 x 4"),
-        ("_reduce_scatter_base_", {"output_tensor": rows(2), "input_tensor": rows(3)}, "6 elements is not 2 x 4"),
+        ("_allgather_base_", {"output_tensor": rows(3), "input_tensor": rows(2)}, "6 elements and must"),
+        ("_reduce_scatter_base_", {"output_tensor": rows(2), "input_tensor": rows(3)}, "6 elements and must"),
     ],
 )
 def test_tensors_that_are_of_no_one_collective_are_refused(name: str, given: dict[str, object], message: str) -> None:

@@ -30,7 +30,7 @@ def test_a_collective_without_a_kernel_is_refused(graph: fx.GraphModule) -> None
     product, total, waited = list(graph.graph.nodes)[1:4]
     require_kernels(graph, [total, waited])
     with pytest.raises(
-        UnsupportedError, match=r"all_reduce_.*outside of what is compiled, or .* backend=\"aot_eager\""
+        UnsupportedError, match=r"all_reduce_.*outside of the compiled module, or .* backend=\"aot_eager\""
     ):
         require_kernels(graph, [product, waited])
     with pytest.raises(UnsupportedError, match="wait_tensor"):
