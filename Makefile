@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 TORCH_RELEASES ?= 2.11.0 2.15.0
-TORCH_TESTS ?= tests/unit tests/fake_ranks tests/ranks
+TORCH_TESTS ?= tests/unit tests/commands tests/fake_ranks tests/ranks
 BIN := $(VENV)/bin
 DEMO_EXTRAS := train,hf,report
 TEST_EXTRAS := train,hf,parquet,report,pandas,tensorboard,dev
@@ -29,7 +29,7 @@ docs: python ## build the site of the documentation into build/site; dead links 
 	@$(PYTHON) .ci/install.py $(VENV) docs --torch-index "$(TORCH_INDEX)"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "open build/site/index.html"
 
-unit: venv ## the tests of one process without torch.distributed: about a minute
+unit: venv ## the tests of one process without torch.distributed: under a minute
 	@$(BIN)/pytest $(PARALLEL) -m "not long" tests/unit tests/architecture
 
 test: venv ## the quick tests

@@ -33,6 +33,9 @@ INSTEAD = {
 }
 """Pattern of lower-case words: what to write."""
 
+STORED_NAMES = re.compile("stands_for")
+"""Names in files that older versions wrote, which are still read."""
+
 PAGES = [file for file in (ROOT / "docs").rglob("*.md") if file.name != "LOG.md" and "design" not in file.parts]
 PARTS = {
     **{folder.name: sorted(folder.rglob("*.py")) for folder in sorted(SOURCE.iterdir()) if folder.is_dir()},
@@ -56,7 +59,7 @@ def private_words(part: str) -> list[str]:
         for file in PARTS[part]
         if file in known
         for number, line in enumerate(text_of(file).splitlines(), start=1)
-        for found in _FOUND.finditer(words_of(line))
+        for found in _FOUND.finditer(words_of(STORED_NAMES.sub("", line)))
     ]
 
 

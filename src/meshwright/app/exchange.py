@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from meshwright.app.progress import elapsed
 from meshwright.checkpoint.hf.export import ExportDType
 from meshwright.checkpoint.hf.export import export as _export
 from meshwright.errors import CheckpointError
@@ -64,8 +65,10 @@ def export(
     if check:
         import_extra("transformers", "the comparison of logits (--check)")
     out = Path(out)
-    done = _export(Path(run), out, step=step, dtype=dtype)
-    comparison = _comparison(done.model.checkpoint, out, dtype) if check else None
+    with elapsed(f"writing {out}") as show:
+        done = _export(Path(run), out, step=step, dtype=dtype)
+        show("comparing logits with transformers")
+        comparison = _comparison(done.model.checkpoint, out, dtype) if check else None
     return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, comparison)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.app.jobs import as_job
+from meshwright.app.progress import elapsed
 from meshwright.app.results.plan_result import PlanResult
 from meshwright.app.results.result import viewed
 from meshwright.config.load import COMMAND_LINE, ResolvedJob
@@ -116,10 +117,11 @@ def plan(
 
 
 def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest) -> PlanResult:
-    """Return the plan of a arguments whose job and request are known."""
+    """Return the plan for arguments whose job and request are known."""
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
-        return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1))
+        with elapsed("searching layouts"):
+            return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1))
     from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
 
     finalists = Finalists(resolved, num_simulated, num_runners_up=arguments.top - 1)

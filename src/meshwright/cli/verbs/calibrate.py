@@ -64,6 +64,7 @@ def calibrate(
     device_type: str, num_ranks: int, *, name: str | None = None, duration_s: float = 30
 ) -> tuple[Device, Cluster]:
     """Return this machine's "cpu" or "cuda" device and the cluster of `num_ranks`, measured in about `duration_s`."""
+    from meshwright.app.progress import elapsed
     from meshwright.calibrator.calibrated_machine import num_threads, this_machine
     from meshwright.calibrator.describe import describe
     from meshwright.calibrator.measure import mean_of
@@ -73,10 +74,11 @@ def calibrate(
     machine = this_machine(device_type, num_ranks, name)
     # Before ranks are started, which sets OMP_NUM_THREADS where it is not set.
     threads = num_threads(num_ranks)
-    measured = mean_of(_measure_on_ranks(device_type, num_ranks, threads, duration_s))
-    return describe(
-        machine, menu, measured, _watch_on_ranks(num_ranks, threads, duration_s) if device_type == "cpu" else ()
-    )
+    with elapsed("measuring matrix products, attention, memory and collectives") as show:
+        measured = mean_of(_measure_on_ranks(device_type, num_ranks, threads, duration_s))
+        show("timing steps of small jobs")
+        steps = _watch_on_ranks(num_ranks, threads, duration_s) if device_type == "cpu" else ()
+    return describe(machine, menu, measured, steps)
 
 
 def _watch_on_ranks(num_ranks: int, threads: int, duration_s: float) -> list[ProfiledStep]:

@@ -158,6 +158,8 @@ class Timeline:
         """Return the timeline that `save` wrote."""
         with np.load(file, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
+            # The name of the field in files of before 2026-11-24.
+            about.setdefault("multiplicity", about.get("stands_for"))
             spans = Spans(**{field.name: arrays[f"spans.{field.name}"] for field in fields(Spans)})
             memory = tuple(
                 MemoryCurve(rank, **{name: arrays[f"memory{number}.{name}"] for name in _CURVE})

@@ -57,5 +57,15 @@ def test_a_timeline_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert np.array_equal(getattr(read.memory[0], name), column)
 
 
+def test_a_timeline_of_before_the_field_was_renamed_is_read(tmp_path: Path) -> None:
+    file, timeline = tmp_path / "timeline.npz", a_timeline()
+    timeline.save(file)
+    with np.load(file) as arrays:
+        columns = dict(arrays)
+    columns["about"] = np.array(str(columns["about"]).replace('"multiplicity"', '"stands_for"'))
+    np.savez_compressed(file, **columns)
+    assert Timeline.load(file).multiplicity == timeline.multiplicity
+
+
 def test_the_spans_of_one_rank() -> None:
     assert a_timeline().of_rank(1).end_s.tolist() == [0.5, 1.25]
