@@ -91,11 +91,11 @@ ENDLESS = {"train": {"steps": 1_000_000}, "checkpoint": {"interval": 20}}
 def test_a_killed_rank_ends_the_run_with_retry_and_a_resume_is_bit_equal(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "straight").mkdir()
-    killed = Command(tmp_path / "killed", train={"steps": 60}, checkpoint={"interval": 10})
-    straight = Command(tmp_path / "straight", train={"steps": 60}, checkpoint={"interval": 10})
+    killed = Command(tmp_path / "killed", train={"steps": 40}, checkpoint={"interval": 10})
+    straight = Command(tmp_path / "straight", train={"steps": 40}, checkpoint={"interval": 10})
 
     process = killed.start("--ranks", "2")
-    killed.wait_for_step(15)
+    killed.wait_for_step(12)
     pids = killed.manifest.attempts[-1].pids
     os.kill(pids[1], signal.SIGKILL)
     output, _ = process.communicate(timeout=600)
