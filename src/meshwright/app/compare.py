@@ -8,6 +8,7 @@ from zipfile import BadZipFile
 
 from meshwright.app.results.comparison_result import ComparisonResult, RunComparisonResult
 from meshwright.app.results.result import viewed
+from meshwright.app.results.simulation_result import Simulation
 from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.spec.run.run import Run
@@ -19,24 +20,29 @@ from meshwright.spec.trace.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+Step = Path | str | Timeline | Simulation
+"""What a step can be read from."""
 
-def compare(
-    a: Path | str | Timeline, b: Path | str | Timeline, *, step: int | None = None
-) -> ComparisonResult | RunComparisonResult:
+
+def compare(a: Step, b: Step, *, step: int | None = None) -> ComparisonResult | RunComparisonResult:
     """Return how A and B differ: their steps by component, or, of two runs without profiles, losses and throughput.
 
     Each is a run folder, a folder or a .npz file that `simulate --out` wrote, a trace of torch.profiler (.json or
-    .json.gz) of one rank, or the timeline of a simulation. `step` is one of a profile; default: its last. Raises
+    .json.gz) of one rank, a simulation or its timeline. `step` is one of a profile; default: its last. Raises
     ConfigError for what is none of these.
     """
-    folders = [Path(one) for one in (a, b) if not isinstance(one, Timeline)]
+    folders = [Path(one) for one in (a, b) if not isinstance(one, Timeline | Simulation)]
     if step is None and len(folders) == 2 and all(map(_is_plain_run, folders)):
         return _compare_runs(folders)
     return viewed(ComparisonResult, compare_steps(read_step(a, step), read_step(b, step)))
 
 
-def read_step(place: Path | str | Timeline, step: int | None = None) -> Timeline:
+def read_step(place: Step, step: int | None = None) -> Timeline:
     """Return the step at `place`; raises ConfigError for what holds none."""
+    if isinstance(place, Simulation):
+        if place.timeline is None:
+            raise ConfigError(f"{place!r} has no timeline to compare: its step does not end")
+        return place.timeline
     if isinstance(place, Timeline):
         return place
     path = Path(place)

@@ -71,10 +71,8 @@ def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]
     if not folder.exists() or not any(folder.iterdir()):
         return []
     if not run.manifest.exists():
-        if {path.name for path in folder.iterdir()} <= {
-            run.logs.name,
-            run.checkpoints.name,
-        } and not run.checkpoint_steps():
+        of_a_start = {each.name for each in (run.logs, run.checkpoints, run.heartbeats, run.hangs)}
+        if {path.name for path in folder.iterdir()} <= of_a_start and not run.checkpoint_steps():
             return []  # a start that failed before it became a run
         return [f"run.dir = {str(folder)!r} holds files but no run (no manifest.json): set run.dir to a new folder"]
     if resume or overwrite:

@@ -171,7 +171,10 @@ def _pareto(priced: Priced, pick: Candidate, fastest: Candidate, request: PlanRe
         least = candidate.headroom_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
         # Where the closed form is too kind to a pipeline, the pick is as fast.
         found += [candidate] if _total_s(candidate) > _total_s(pick) else []
-    return sorted(found, key=_total_s)
+    found.sort(key=_total_s)
+    # Replayed steps may be in another order than the closed forms by which candidates were found.
+    most = np.maximum.accumulate([0.0, *(candidate.headroom_bytes for candidate in found[:-1])])
+    return [one for one, before in zip(found, most, strict=True) if one is pick or one.headroom_bytes > before]
 
 
 def _total_s(candidate: Candidate) -> float:

@@ -36,5 +36,5 @@ class Frozen(BaseModel):
         return cls.model_validate_json(text)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with `changes`, validated like any other."""
-        return self.model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+        """Return a copy with `changes`, validated like any other; fields that were left out stay so."""
+        return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})

@@ -110,6 +110,18 @@ def test_a_killed_rank_ends_the_run_with_retry_and_a_resume_is_bit_equal(tmp_pat
     assert killed.manifest.attempts[1].start_step >= 10
 
 
+def test_a_job_without_a_layout_trains_on_as_many_ranks_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a few words of text, again and again. " * 400)
+    (tmp_path / "job.toml").write_text(
+        '[model]\nsource = "llama-1m"\n[data]\nsource = "text.txt"\ncache_dir = "CACHE"\n[run]\ndevice = "cpu"\n'
+        "[train]\nsteps = 2\nseq_len = 32\nglobal_batch_size = 4\n".replace("CACHE", str(tmp_path / "cache"))
+    )
+    command = [*MESHWRIGHT, "train", str(tmp_path / "job.toml"), "--ranks", "2", f"run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert Manifest.from_json(Run(tmp_path / "run").manifest.read_text()).attempts[0].layout.dp_shard == 2
+
+
 @pytest.mark.long
 def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
     command = Command(tmp_path, train={"steps": 60}, checkpoint={"interval": 10}, run={"max_restarts": 1})

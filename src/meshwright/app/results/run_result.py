@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,12 @@ _COLUMNS = ("step", *CURVES, "attempt")
 
 class ReportResult(PlottedResult, RunReport):
     """A run's report with its views. Data frame: a row for each step. Plots: parts, and a curve of each metric."""
+
+    def to_json(self) -> str:
+        """Return what `meshwright report --json` prints."""
+        by_component = {name: one.to_dict() for name, one in self.parts.items()}
+        record = {"measured_step_s": self.measured_s, "expected": self.expected.to_dict(), "parts": by_component}
+        return json.dumps(record | ({} if self.example is None else {"rates_of": self.example}), indent=2)
 
     def to_html(self, file: Path | str) -> None:
         """Write the report as one page that needs no network."""

@@ -84,6 +84,10 @@ class Simulation(PlottedResult):
         """Return whether the step ends, and every rank's memory suffices."""
         return not self.run.problems and not self.run.misfits
 
+    def to_json(self) -> str:
+        """Return what `meshwright simulate --json` prints."""
+        return self.run.to_json()
+
     def to_html(self, file: Path | str) -> None:
         """Write the simulation as one page that needs no network."""
         write_html(self.run, self.timeline, Path(file))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.result_command import print_json, result_command
+from meshwright.cli.result_command import result_command
 
 
 @result_command
@@ -29,9 +29,6 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     if html is not None:
         found.to_html(html)
     if as_json:
-        by_component = {name: one.to_dict() for name, one in found.parts.items()}
-        record = {"measured_step_s": found.measured_s, "expected": found.expected.to_dict(), "parts": by_component}
-        record |= {} if found.example is None else {"rates_of": found.example}
-        print_json(record)
-        return
-    found.show()
+        click.echo(found.to_json())
+    else:
+        found.show()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.frozen import Frozen
@@ -207,6 +208,14 @@ class LayoutRequest(Layout):
                 f"{' and '.join(rest)} both ask for the rest of the ranks: give all but one of them a number"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_open(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields; a dp_shard that was left out is left out here too, so that it is open when read back."""
+        values: dict[str, Any] = serialize(self)
+        if self.is_open:
+            values.pop("dp_shard", None)
+        return values
 
     @property
     def rest_axis(self) -> str | None:

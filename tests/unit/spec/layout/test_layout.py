@@ -143,3 +143,15 @@ def test_nearest_multiples_enclose_the_value(value: int, divisor: int) -> None:
 )
 def test_gradients_are_reduced_for_each_microbatch_where_sharding_frees_them(layout: Layout, is_each: bool) -> None:
     assert layout.reduces_each_microbatch == is_each
+
+
+@pytest.mark.parametrize("keys", [{}, {"tp": 2}, {"dp_shard": 1}, {"tp": -1}])
+def test_a_dp_shard_that_was_left_out_stays_so(keys: dict[str, int]) -> None:
+    request = LayoutRequest(**keys)
+    for copied in (
+        LayoutRequest.from_json(request.to_json()),
+        LayoutRequest.model_validate(request.model_dump()),
+        request.replace(compile=True),
+    ):
+        assert copied.is_open == request.is_open
+        assert copied.dp_shard == request.dp_shard
