@@ -39,7 +39,7 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "left of 77.65",
         "best of each parallel layout",
         "alternatives: best layout with",
-        "if the hardware were",
+        "sensitivity: with hardware",
         "precision float8-tensorwise",
         "Nothing else that meshwright can do makes the step shorter",
     ):

@@ -228,7 +228,7 @@ def test_a_result_has_the_fields_and_the_json_of_its_data_type(plan: PlanResult)
 
 def test_a_simulation_says_what_is_wrong(simulation: Simulation) -> None:
     stuck = Simulation(dry_run_of(None), None, TRACES)
-    assert repr(stuck).endswith("would hang or go wrong: 1 problem>")
+    assert repr(stuck).endswith("deadlocks or fails: 1 problem>")
     assert not stuck.fits
     assert stuck.plots == ()
     with pytest.raises(ConfigError, match="nothing to plot"):

@@ -42,7 +42,7 @@ class PlanArguments:
     stack: str = OURS
     """Software to predict."""
     given: tuple[Path, ...] = ()
-    """Past runs that calibrate the software."""
+    """Measured runs, CSV files or run folders, to which the software's constants are fitted."""
     simulate: int | None = None
     """Finalists to trace and simulate; None for what the job says."""
     top: int = 8

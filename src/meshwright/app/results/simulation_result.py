@@ -96,7 +96,7 @@ class Simulation(PlottedResult):
         run, layout = self.run, "" if self.run.layout is None else f"{layout_text(self.run.layout.effective)}, "
         about = f"Simulation {run.model} on {run.num_devices} x {run.device}: {layout}"
         if run.outcome is None:
-            return f"{about}would hang or go wrong: {counted(len(run.problems), 'problem')}"
+            return f"{about}deadlocks or fails: {counted(len(run.problems), 'problem')}"
         held_bytes = 0 if run.outcome.fullest is None else run.outcome.fullest.reserved_bytes
         memory = memory_words(held_bytes, run.usable_memory_bytes)
         misfit = ", out of memory" if run.misfits else ""

@@ -33,7 +33,7 @@ _PATIENCE, _LEAST_S = 10, 600
     type=FiniteRange(min=1),
     default=30,
     show_default=True,
-    help="Roughly; on a processor as long again for steps.",
+    help="Approximate time of the kernel measurements; a CPU takes as long again for steps.",
 )
 def command(
     device: str, ranks: int | None, name: str | None, out: Path | None, duration_s: float, as_json: bool

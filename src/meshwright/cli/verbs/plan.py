@@ -42,11 +42,13 @@ _RATE = FiniteRange(min=0, max=1e9)
     help="NAME:COUNT of devices, such as h100:256; several with --tokens.",
 )
 @click.option("--seq-len", type=click.IntRange(min=1), help="Tokens in one sequence; default 8192.")
-@click.option("--global-batch-tokens", help="Tokens of a step, such as 4M: taken to a number that ranks can share.")
+@click.option("--global-batch-tokens", help="Tokens of a step, such as 4M; rounded so that ranks divide it.")
 @click.option("--global-batch-size", type=click.IntRange(min=1), help="Sequences of a step.")
 @click.option("--precision", help="Format of the matmuls, such as bfloat16 or float8-rowwise.")
 @click.option("--stack", help="Software to predict; default: meshwright.")
-@click.option("--given", multiple=True, type=click.Path(path_type=Path), help="Past runs that calibrate the software.")
+@click.option(
+    "--given", multiple=True, type=click.Path(path_type=Path), help="Measured runs to fit to: CSV, run folder."
+)
 @click.option("--tokens", help="Tokens of the whole run, such as 15T: adds days, failures and cost.")
 @click.option("--price-per-gpu-hour", type=_RATE, multiple=True, help="One for each --cluster.")
 @click.option("--deadline", help="Days that the run may take, such as 60d.")

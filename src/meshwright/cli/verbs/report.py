@@ -14,11 +14,11 @@ from meshwright.cli.result_command import result_command
 @click.option("--simulate", is_flag=True, help="Also trace and simulate the step; takes seconds to minutes.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with curves and figures.")
 def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> None:
-    """Show where the steps of the run in RUN_FOLDER went: the floor that physics sets, what is expected above it cause
-    by cause, and what was measured; then by component, next to the step that was profiled, if one was.
+    """Show where the step time of the run in RUN_FOLDER went: the lower bound (model FLOPs at the peak), the predicted
+    causes above it, and the measured step; then by component, next to the profiled step, if there is one.
 
-    The expectation is that of the layout that the run took, on the machine that its job names (see `meshwright
-    calibrate` for this one).
+    The prediction is for the run's layout on the machine that its job names (`meshwright calibrate` measures this
+    one).
     """
     from meshwright.app.report import report
     from meshwright.cli.output_files import require_page

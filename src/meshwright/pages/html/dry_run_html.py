@@ -50,7 +50,7 @@ def _head(run: DryRun) -> Iterator[str]:
 def _problems(run: DryRun) -> Iterator[str]:
     if run.problems:
         listed = "".join(f"<li>{escape(str(problem))}</li>" for problem in run.problems)
-        verdict = f"The step would hang or go wrong{UNLESS if run.guesses else ''}"
+        verdict = f"The step deadlocks or fails{UNLESS if run.guesses else ''}"
         yield f'<section class="bad"><h2>{verdict}</h2><ul class="pre">{listed}</ul></section>'
     for what, hazards in warnings_of(run).items():
         listed = "".join(f"<li>{escape(str(hazard))}</li>" for hazard in hazards)

@@ -61,7 +61,7 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
     yield from _request(run)
     if run.problems:
         yield ""
-        yield f"[bold red]the step would hang or go wrong[/]{UNLESS if run.guesses else ''}"
+        yield f"[bold red]the step deadlocks or fails[/]{UNLESS if run.guesses else ''}"
         yield from (f"[red]-[/] {escape(str(problem))}" for problem in run.problems[:_MOST_ROWS])
         if len(run.problems) > _MOST_ROWS:
             yield f"[red]-[/] and {len(run.problems) - _MOST_ROWS} more, which the first ones may explain"

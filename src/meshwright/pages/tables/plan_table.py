@@ -210,7 +210,7 @@ def _rejections(plan: Plan) -> Table | None:
 def _sensitivities(plan: Plan) -> Table | None:
     if not plan.sensitivities:
         return None
-    table = table_of("if the hardware were", "#", "step#", "best layout then")
+    table = table_of("sensitivity: with hardware", "#", "step#", "best layout then")
     names = {layout_text(row.layout): f"layout {place}" for place, row in enumerate(plan.runners_up, start=2)}
     for one in plan.sensitivities:
         is_other = one.best_change < one.pick_change - 1e-4

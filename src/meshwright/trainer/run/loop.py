@@ -108,6 +108,8 @@ def announce(training: Training, step: int) -> None:
         tokens,
         step,
     )
+    if step >= training.job.train.steps:
+        logger.info("the run has %d steps and train.steps = %d: nothing to train", step, training.job.train.steps)
 
 
 def take_step(training: Training, step: int, speed: PeakFlops, recorder: RunRecorder | None) -> None:

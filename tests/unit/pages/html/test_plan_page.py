@@ -75,7 +75,12 @@ def test_the_page_has_the_tables_three_plots_and_no_link(plan: Plan, tmp_path: P
     for title in ("Where the step goes", "Step time against memory", "Memory", "Other layouts, and other hardware"):
         assert f"<h2>{title}</h2>" in text
     assert len(re.findall(r'class="plotly-graph-div"', text)) == 3
-    for row in ("best of each parallel layout", "if the hardware were", "unsharded parameters", "GEMM inefficiency"):
+    for row in (
+        "best of each parallel layout",
+        "sensitivity: with hardware",
+        "unsharded parameters",
+        "GEMM inefficiency",
+    ):
         assert row in text
     assert "[bold]" not in text.partition("<body>")[2]
     assert "http://" not in text.partition("<body>")[2]
