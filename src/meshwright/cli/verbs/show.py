@@ -56,6 +56,7 @@ def _resolved_values(resolved: ResolvedJob) -> dict[str, Any]:
     job = resolved.job
     values = job.to_dict()
     values["run"]["dir"] = str(resolved.run_dir)
+    values["layout"].setdefault("dp_shard", job.layout.dp_shard)
     if job.train.global_batch_tokens is None:
         values["train"]["global_batch_size"] = job.global_batch_size
     return values
