@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,7 +66,7 @@ def make_plan(
         fastest=fastest,
         memory_by_pipeline_rank=memory_of_ranks(pick.layout, request),
         runners_up=tuple(runners),
-        pareto=tuple(_pareto(found.priced, pick, fastest, request)),
+        pareto=tuple(_pareto(found.priced, page, request)),
         plain=plain,
         plain_refusal=plain_refusal,
         given=given,
@@ -154,27 +155,28 @@ def _split(layout: Layout) -> tuple[int, ...]:
     return tuple(getattr(layout, key) for key in SPLIT_KEYS)
 
 
-def _pareto(priced: Priced, pick: Candidate, fastest: Candidate, request: PlanRequest) -> list[Candidate]:
-    """Return the pick, and layouts that each leave more memory than all faster ones, fastest first.
-
-    The fastest is one of them if it leaves more than the pick, which then is there for being simpler.
-    """
-    found = [fastest, pick] if fastest.headroom_bytes > pick.headroom_bytes else [pick]
-    least = found[0].headroom_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
-    order = priced.by_time
+def _pareto(priced: Priced, page: _Page, request: PlanRequest) -> list[Candidate]:
+    """Return, fastest first, the layouts that leave more memory than all faster ones of the page, and the pick."""
+    by_layout = {one.layout: one for one in (page.fastest, page.pick, *page.runners_up)}
+    order, more_bytes = priced.by_time, MEMORY_STEP * request.cluster.device.usable_memory_bytes
     best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
-    while len(found) < _PARETO_LENGTH:
+    least = page.fastest.headroom_bytes + more_bytes
+    for _ in range(_PARETO_LENGTH):
         position = int(np.searchsorted(best_so_far, least))
         if position == len(order):
             break
-        candidate = replayed_if_fast(priced, int(order[position]), pick, request)
-        least = candidate.headroom_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
-        # Where the closed form is too kind to a pipeline, the pick is as fast.
-        found += [candidate] if _total_s(candidate) > _total_s(pick) else []
-    found.sort(key=_total_s)
-    # Replayed steps may be in another order than the closed forms by which candidates were found.
-    most = np.maximum.accumulate([0.0, *(candidate.headroom_bytes for candidate in found[:-1])])
-    return [one for one, before in zip(found, most, strict=True) if one is pick or one.headroom_bytes > before]
+        candidate = replayed_if_fast(priced, int(order[position]), page.pick, request)
+        least = candidate.headroom_bytes + more_bytes
+        by_layout[candidate.layout] = candidate
+    # Closed forms found them; replayed steps may be in another order.
+    front: list[Candidate] = []
+    least = -math.inf
+    for candidate in sorted(by_layout.values(), key=_total_s):
+        if candidate.headroom_bytes >= least:
+            front.append(candidate)
+            least = candidate.headroom_bytes + more_bytes
+    shown = front[:_PARETO_LENGTH]
+    return shown if page.pick in shown else sorted([*shown, page.pick], key=_total_s)
 
 
 def _total_s(candidate: Candidate) -> float:

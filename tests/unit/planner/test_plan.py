@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -31,9 +32,13 @@ from meshwright.spec.layout.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPL
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower
 from meshwright.spec.run.plan import Plan
+from meshwright.spec.step.workload import Workload
 from questions import ask
 
 QUESTION = ask("llama3-70b", 64, seq_len=8192, batch=64)
+FLOAT32 = ask("llama3-8b", 64, batch=512).with_setting(
+    workload=Workload(seq_len=8192, global_batch_size=512, precision="float32")
+)
 
 
 @cache
@@ -83,14 +88,21 @@ def test_runners_up_are_of_different_splits_and_in_order() -> None:
     assert steps == sorted(steps)
 
 
-def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time() -> None:
-    front = list(plan().pareto)
-    assert plan().pick in front[:2]
-    assert len(front) > 2
-    if plan().fastest.headroom_bytes > plan().pick.headroom_bytes:
-        assert front.pop(0) == plan().fastest
-    headrooms = [candidate.headroom_bytes for candidate in front]
-    assert headrooms[0] == min(headrooms)
+@pytest.mark.parametrize("is_float32", [False, True])
+def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time(is_float32: bool) -> None:
+    # In float32 replays change the order of many layouts.
+    found = make_plan(FLOAT32) if is_float32 else plan()
+    assert found.pareto[0] == found.fastest
+    assert found.pick in found.pareto
+    assert 2 < len(found.pareto) <= 13
+    front = [candidate for candidate in found.pareto if candidate != found.pick or candidate == found.fastest]
+    for before, after in pairwise(front):
+        assert before.estimate.step.total_s <= after.estimate.step.total_s
+        assert before.headroom_bytes < after.headroom_bytes
+    for other in found.runners_up:
+        as_fast = [one for one in front if one.estimate.step.total_s <= other.estimate.step.total_s]
+        most_bytes = max(one.headroom_bytes for one in as_fast)
+        assert other.headroom_bytes < most_bytes + 3 * 2**30, layout_text(other.layout)
 
 
 def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> None:

@@ -103,7 +103,7 @@ def _memory_needed(plan: Plan) -> str:
 
 
 def _pareto(plan: Plan) -> Table:
-    """Return step against free memory: the pick, slower layouts that leave more, and FSDP alone."""
+    """Return step against free memory: the Pareto front, the pick, and FSDP alone."""
     table = table_of("step against memory", "step#", "vs pick#", "free#")
     rows = [("", row) for row in plan.pareto]
     if plan.plain is not None:
