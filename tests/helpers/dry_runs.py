@@ -5,8 +5,8 @@ from __future__ import annotations
 from meshwright.simulator.analysis.exposure import exposed_places
 from meshwright.simulator.analysis.step_tables import compute_seconds, rank_times
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Fix
-from meshwright.spec.step.dry_run import (
+from meshwright.spec.run.layout_plan import Fix
+from meshwright.spec.step.dry_run_report import (
     CollectiveUse,
     DryRun,
     LiveTensors,

@@ -18,7 +18,7 @@ from meshwright.planner.search.bubble import num_actions, num_microbatches_of, r
 from meshwright.planner.search.cases import cases_of
 from meshwright.planner.search.price import Priced, price
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import Estimate
 
 _CARRIED = (

@@ -24,7 +24,7 @@ from meshwright.planner.search.price import Priced, memory_of_ranks
 from meshwright.planner.search.search import Found, search
 from meshwright.planner.search.simplicity import MEMORY_STEP, simplest
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate, Contrast, Plan
+from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
 
 _PARETO_LENGTH = 12
 _MOST_SPLITS_REPLAYED = 64

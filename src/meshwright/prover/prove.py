@@ -12,7 +12,7 @@ from pathlib import Path
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.log import logger
 from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
-from meshwright.prover.compare import BARS, compare
+from meshwright.prover.differences import BARS, compare
 from meshwright.prover.faults import degree
 from meshwright.prover.few_ranks import on_few_ranks
 from meshwright.prover.record import record

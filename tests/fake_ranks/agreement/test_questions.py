@@ -10,7 +10,7 @@ from meshwright.config.load import load_job
 from meshwright.prover.few_ranks import on_few_ranks
 from meshwright.prover.prove import ProofRequest, prove
 from meshwright.spec.layout.layout_text import layout_text, parse_layout
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.simulated_step import SimulatedStep
 from repository import ROOT
 from validation.questions import (

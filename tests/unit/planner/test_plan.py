@@ -31,7 +31,7 @@ from meshwright.planner.search.stage_times import BackwardShares, StageShare
 from meshwright.spec.layout.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.spec.step.workload import Workload
 from questions import ask
 

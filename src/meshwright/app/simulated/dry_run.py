@@ -24,7 +24,7 @@ from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
 from meshwright.simulator.simulate_step import Deadlock, fixed_host_s, simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.step.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
+from meshwright.spec.step.dry_run_report import DryRun, Outcome, Padding, RankMemory, Stragglers
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.timeline import Timeline

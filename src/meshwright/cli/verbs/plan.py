@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshwright.planner.budget.budget import Run
     from meshwright.planner.request import PlanRequest
     from meshwright.spec.run.budget import Budget, Reliability
-    from meshwright.spec.run.plan import Plan
+    from meshwright.spec.run.layout_plan import Plan
 
 _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.run.budget import Budget, Reliability
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.workload import Workload
 
 _DAY_S = 86_400.0

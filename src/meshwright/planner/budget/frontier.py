@@ -13,7 +13,7 @@ from meshwright.planner.search.finalists import finalists
 from meshwright.planner.search.simplicity import simplest
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.run.budget import Budget, Reliability
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
 

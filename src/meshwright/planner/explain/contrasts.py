@@ -15,7 +15,7 @@ from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import keeps_alike, reduces_alike
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate, Contrast
+from meshwright.spec.run.layout_plan import Candidate, Contrast
 
 _AXIS_OF = {"schedule": "pp", "cp_method": "cp", "async_tp": "tp"}
 """Keys that do something only where an axis has several ranks."""

@@ -16,7 +16,7 @@ from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, vary
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate, Fix, Rejection
+from meshwright.spec.run.layout_plan import Candidate, Fix, Rejection
 from meshwright.spec.step.estimate import MEMORY_CLASSES, MemoryUse
 from meshwright.units import format_bytes
 

@@ -15,7 +15,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import price
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Fix
+from meshwright.spec.run.layout_plan import Fix
 
 _NUM_FIXES = 5
 

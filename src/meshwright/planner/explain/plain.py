@@ -13,7 +13,7 @@ from meshwright.planner.search.price import price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import reduces_needlessly, vary, with_ways
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 
 
 def plain_layout(request: PlanRequest) -> tuple[Candidate | None, str]:

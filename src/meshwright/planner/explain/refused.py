@@ -12,7 +12,7 @@ from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-from meshwright.spec.run.plan import Rejection
+from meshwright.spec.run.layout_plan import Rejection
 from meshwright.units import counted
 
 _DENSE_AXES = ("tp", "pp", "cp")

@@ -9,7 +9,7 @@ from meshwright.planner.candidate import judge
 from meshwright.planner.explain.memory_fixes import memory_fixes
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.price import memory_of_ranks
-from meshwright.spec.run.plan import Candidate, Fix
+from meshwright.spec.run.layout_plan import Candidate, Fix
 from meshwright.units import format_bytes, format_duration
 
 _NUM_FIXES = 3

@@ -19,7 +19,7 @@ from meshwright.planner.explain.hardware_change import (
 )
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.price import price, steps_of_each_s
-from meshwright.spec.run.plan import Sensitivity, WhatIf
+from meshwright.spec.run.layout_plan import Sensitivity, WhatIf
 
 _CHANGES: tuple[tuple[str, Change, float], ...] = (
     ("matmul and attention rates", scaled_compute, -0.2),

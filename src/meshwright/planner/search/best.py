@@ -9,7 +9,7 @@ from meshwright.planner.candidate import candidate_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions
 from meshwright.planner.search.price import Priced
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 
 PIPELINE_KEYS = ("pp", "cp", "tp", "ep", "etp", "microbatch_size", "schedule", "stages_per_rank")
 """Layouts that differ in none of these have the same pipeline, but for what its stages recompute."""

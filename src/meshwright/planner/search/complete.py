@@ -22,7 +22,7 @@ from meshwright.planner.search.finalists import SPLIT_KEYS
 from meshwright.planner.search.price import join, price
 from meshwright.planner.search.search import Found, first_price, promised_s
 from meshwright.planner.search.space import with_choices, with_other_fine_choices
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 
 ROUNDS = (64, 512, 4096)
 """Layouts of each kind that are priced at once: few at first, since a fast one that fits spares the rest."""

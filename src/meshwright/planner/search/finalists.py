@@ -10,7 +10,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.best import PIPELINE_KEYS
 from meshwright.planner.search.bubble import num_actions
 from meshwright.planner.search.price import Priced
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 
 _NUM_REPLAYED = 24
 _NUM_FINALISTS = 20

@@ -21,7 +21,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import with_bubbles
 from meshwright.planner.search.cases import cases_of
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import MemoryUse
 
 

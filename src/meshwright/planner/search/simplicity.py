@@ -24,7 +24,7 @@ from meshwright.planner.candidate import candidate_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import Finalist
 from meshwright.planner.search.price import Priced
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 
 RANKING_ERROR = fixed_constant("ranking_error")
 """Two layouts whose predicted steps differ by less may be in the other order."""

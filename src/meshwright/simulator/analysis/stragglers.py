@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.simulator.engine.program import waited_records
-from meshwright.spec.step.dry_run import Stragglers, Straggling
+from meshwright.spec.step.dry_run_report import Stragglers, Straggling
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.trace import NONE, Trace
 from meshwright.spec.trace.traces import Traces

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.run.run_metrics import RunMetrics
 from meshwright.spec.step.step_decomposition import StepDecomposition

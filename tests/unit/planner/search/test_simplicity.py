@@ -14,7 +14,7 @@ from meshwright.planner.explain.unmeasured import LEFT_OUT_ERROR, unmeasured_fea
 from meshwright.planner.plan import find, make_plan
 from meshwright.planner.search.simplicity import MEMORY_STEP, RANKING_ERROR, complexity, complexity_of
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from questions import ask
 
 SIMPLE_FIRST = [

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Fix
+from meshwright.spec.run.layout_plan import Fix
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.liveness import SavedTensors
 from meshwright.spec.step.step_decomposition import StepDecomposition

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.prover.assemble import Incomparable, Tensors, WholeRecord
-from meshwright.prover.compare import BARS, Bars, compare
+from meshwright.prover.differences import BARS, Bars, compare
 
 
 def tensors(seed: int, scales: dict[str, float]) -> Tensors:
