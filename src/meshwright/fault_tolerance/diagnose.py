@@ -25,8 +25,7 @@ from meshwright.fault_tolerance.diagnosis_text import (
 from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.fault_tolerance.waits import Wait, first_mismatch, roots, waited_for, waits_of
 from meshwright.spec.run.diagnosis import Diagnosis, RankState, Verdict
-from meshwright.spec.run.flight_record import Group
-from meshwright.spec.run.heartbeat import LAST_PHASES, Heartbeat
+from meshwright.spec.run.rank_records import LAST_PHASES, Group, Heartbeat
 from meshwright.units import format_duration
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from meshwright.fault_tolerance.waits import Wait
 from meshwright.spec.layout.schedule.action import ACTION_MARK
-from meshwright.spec.run.flight_record import Collective, Departure, FlightRecord, Frame, Group
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Collective, Departure, FlightRecord, Frame, Group, Heartbeat
 
 # Paths of libraries, whose frames are not user code.
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python")

@@ -10,7 +10,7 @@ from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence, look
 from meshwright.log import logger
 from meshwright.spec.run.diagnosis import Diagnosis
-from meshwright.spec.run.heartbeat import LAST_PHASES
+from meshwright.spec.run.rank_records import LAST_PHASES
 from meshwright.spec.run.run import Run
 from meshwright.units import format_duration
 

@@ -19,7 +19,7 @@ from meshwright.parallelism.torch_private.torch_flight_recorder import (
     recorded_groups,
 )
 from meshwright.spec.layout.schedule.action import ACTION_MARK
-from meshwright.spec.run.flight_record import Collective, Departure, Group
+from meshwright.spec.run.rank_records import Collective, Departure, Group
 
 # Phases whose collectives are the same in every step.
 _STEP_PHASES = ("data", "sends", "gradients", "optimizer")

@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.spec.run.flight_record import Collective, FlightRecord, Group
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Collective, FlightRecord, Group, Heartbeat
 
 # Collectives whose inputs have the same shape on all ranks.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "allgather", "allreduce")

@@ -12,8 +12,7 @@ import pytest
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.spec.run.diagnosis import ProcessState
-from meshwright.spec.run.flight_record import Collective, Departure, FlightRecord, Frame, Group
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Collective, Departure, FlightRecord, Frame, Group, Heartbeat
 
 NOW_S = 1000.0
 WORLD = Group(name="0", axis="world", ranks=[0, 1, 2, 3])
