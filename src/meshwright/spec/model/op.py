@@ -115,7 +115,7 @@ class Head(_Op):
         return self.dim * self.vocab_size
 
 
-class Attention(_Op):
+class CoreAttention(_Op):
     """Softmax attention over the sequence, without its projections."""
 
     kind: Literal["attention"] = "attention"
@@ -218,7 +218,7 @@ class Elementwise(_Op):
 
 
 Op = Annotated[
-    Matmul | GroupedMatmul | Head | Attention | Norm | Embedding | Rope | Elementwise,
+    Matmul | GroupedMatmul | Head | CoreAttention | Norm | Embedding | Rope | Elementwise,
     Field(discriminator="kind"),
 ]
 """Any of them, distinguished by `kind`."""
