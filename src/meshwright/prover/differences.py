@@ -32,7 +32,7 @@ class _Quantity(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bars:
+class Tolerances:
     """The largest relative differences that rounding explains."""
 
     loss: float
@@ -40,32 +40,34 @@ class Bars:
     weight: float
 
 
-BARS: Mapping[ProofPrecision, Bars] = {
-    "float32": Bars(loss=2e-6, gradient=1e-5, weight=1e-5),
-    "float64": Bars(loss=1e-11, gradient=1e-11, weight=1e-11),
+TOLERANCES: Mapping[ProofPrecision, Tolerances] = {
+    "float32": Tolerances(loss=2e-6, gradient=1e-5, weight=1e-5),
+    "float64": Tolerances(loss=1e-11, gradient=1e-11, weight=1e-11),
     # bfloat16 rounds by 2**-9 = 0.2 % in each layer, and a token between two experts may go to the other: up to 8 % of
     # a gradient in a mixture, 1 % in a dense model (2026-11-22). Planted faults are an order of magnitude above.
-    "mixed": Bars(loss=2e-3, gradient=0.2, weight=0.2),
+    "mixed": Tolerances(loss=2e-3, gradient=0.2, weight=0.2),
 }
 
 
-def compare(record: WholeRecord, reference: WholeRecord, bars: Bars) -> tuple[Difference, Difference, Difference]:
+def compare(
+    record: WholeRecord, reference: WholeRecord, tolerances: Tolerances
+) -> tuple[Difference, Difference, Difference]:
     """Return the worst difference of losses, of gradients and of weights; raises Incomparable for other names."""
     steps = range(1, len(reference.losses) + 1)
     losses = [
-        _difference(_Quantity("loss", "", step), abs(loss - one), abs(one), bars.loss)
+        _difference(_Quantity("loss", "", step), abs(loss - one), abs(one), tolerances.loss)
         for step, loss, one in zip(steps, record.losses, reference.losses, strict=True)
     ]
     gradients = [
         difference
         for step, tensors, ones in zip(steps, record.gradients, reference.gradients, strict=True)
-        for difference in _gradients(tensors, ones, step, bars.gradient)
+        for difference in _gradients(tensors, ones, step, tolerances.gradient)
     ]
     norms = [
-        _difference(_Quantity("gradient", "all", step), abs(norm - one), one, bars.gradient)
+        _difference(_Quantity("gradient", "all", step), abs(norm - one), one, tolerances.gradient)
         for step, norm, one in zip(steps, record.grad_norms, reference.grad_norms, strict=True)
     ]
-    weights = _weights(record, reference, bars.weight)
+    weights = _weights(record, reference, tolerances.weight)
     return _max(losses), _max([*gradients, *norms]), _max(weights)
 
 

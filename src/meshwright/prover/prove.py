@@ -12,7 +12,7 @@ from pathlib import Path
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.log import logger
 from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
-from meshwright.prover.differences import BARS, compare
+from meshwright.prover.differences import TOLERANCES, compare
 from meshwright.prover.faults import degree
 from meshwright.prover.few_ranks import on_few_ranks
 from meshwright.prover.record import record
@@ -118,7 +118,7 @@ def _one_process(request: ProofRequest, small: SmallJob) -> WholeRecord:
 
 def _prove_layout(request: ProofRequest, small: SmallJob, layout: Layout, reference: WholeRecord) -> LayoutProof:
     started_s = time.monotonic()
-    bars = BARS[request.precision]
+    tolerances = TOLERANCES[request.precision]
     differences: tuple[Difference, ...] = ()
     repeats, problem = None, None
     try:
@@ -135,7 +135,7 @@ def _prove_layout(request: ProofRequest, small: SmallJob, layout: Layout, refere
         repeats = all(is_equal for _, is_equal in answers) if request.repeat else None
         whole = assemble([one for one, _ in answers])
         problem = _unequal_text(whole.unequal_copies)
-        differences = compare(whole, reference, bars)
+        differences = compare(whole, reference, tolerances)
     except RanksFailed as failure:
         logger.error("%s: %s", layout_text(layout), failure)
         problem = failure.reason
