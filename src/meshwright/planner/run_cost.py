@@ -1,4 +1,4 @@
-"""budget: days and cost of a run from the time of one step, with failures, checkpoints and restarts.
+"""budget and frontier: days and cost of a run, with failures, checkpoints and restarts, on a cluster and its sizes.
 
     M        = 1 / (devices x failures of a device)                                  mean time between endings
     interval = sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d                      d: seconds of a checkpoint
@@ -12,8 +12,14 @@ rather than dead, and checkpoints that are written while training goes on, with 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
+from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.planner.plan import find
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.search.finalists import finalists
+from meshwright.planner.search.simplicity import simplest
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.run.budget import Budget, Reliability
 from meshwright.spec.run.layout_plan import Candidate
@@ -21,10 +27,12 @@ from meshwright.spec.step.workload import Workload
 
 _DAY_S = 86_400.0
 _HOUR_S = 3_600.0
+_FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
+"""Sizes of a cluster on its frontier of days and cost, as multiples of its own."""
 
 
 @dataclass(frozen=True)
-class Run:
+class BudgetRequest:
     """What is to be trained, and for what price."""
 
     num_tokens: int
@@ -34,7 +42,7 @@ class Run:
     deadline_s: float | None = None
 
 
-def budget(run: Run, cluster: Cluster, candidate: Candidate, reliability: Reliability) -> Budget:
+def budget(run: BudgetRequest, cluster: Cluster, candidate: Candidate, reliability: Reliability) -> Budget:
     """Return what a run takes on a cluster with a layout."""
     step_s = candidate.estimate.step.total_s
     num_steps = math.ceil(run.num_tokens / run.workload.global_batch_tokens)
@@ -85,3 +93,39 @@ def goodput(checkpoint_s: float, mtbf_s: float, interval_s: float, restart_s: fl
     # Beyond a few hundred the exponential is as good as infinite.
     restarts, retries = (min(value / mtbf_s, 300.0) for value in (restart_s, interval_s + checkpoint_s))
     return min(1.0, interval_s / (mtbf_s * math.exp(restarts) * math.expm1(retries)))
+
+
+def frontier(
+    request: PlanRequest, clusters: Iterable[tuple[Cluster, float | None]], run: BudgetRequest, reliability: Reliability
+) -> list[Budget]:
+    """Return budgets on several sizes of each of `clusters` (with its price), slowest first, the cheapest of equals.
+
+    Sizes on which nothing fits are left out.
+    """
+    found = []
+    for cluster, price in clusters:
+        for sized in _sizes(cluster):
+            best = _best(request.with_setting(cluster=sized))
+            if best is not None:
+                found.append(budget(replace(run, price_per_device_hour=price), sized, best, reliability))
+    return sorted(found, key=lambda point: (-point.days, point.device_hours))
+
+
+def _sizes(cluster: Cluster) -> Iterator[Cluster]:
+    for factor in _FACTORS:
+        count = int(cluster.num_devices * factor)
+        if count < 1:
+            continue
+        try:
+            yield cluster.with_num_devices(count)
+        except ConfigError:
+            continue  # no whole number of nodes, or more than one without a network
+
+
+def _best(request: PlanRequest) -> Candidate | None:
+    try:
+        priced = find(request, min_scored=0).priced
+        best = finalists(priced, request)
+        return simplest(priced, best, best[0].candidate, request)
+    except InfeasibleLayout:
+        return None

@@ -6,16 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.budget.budget import Run, best_interval_s, budget, goodput, mean_time_between_failures_s
-from meshwright.planner.budget.frontier import frontier
 from meshwright.planner.candidate import judge
+from meshwright.planner.run_cost import (
+    BudgetRequest,
+    best_interval_s,
+    budget,
+    frontier,
+    goodput,
+    mean_time_between_failures_s,
+)
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.budget import Reliability
 from questions import ask
 
 QUESTION = ask("llama3-8b", 16, batch=64)
 LAYOUT = judge(Layout(dp_shard=16, activation_checkpoint="full"), QUESTION)
-RUN = Run(num_tokens=10**12, num_parameters=8 * 10**9, workload=QUESTION.workload, price_per_device_hour=2.0)
+RUN = BudgetRequest(num_tokens=10**12, num_parameters=8 * 10**9, workload=QUESTION.workload, price_per_device_hour=2.0)
 
 
 def test_llama_3s_rate_of_failures_is_the_default() -> None:
@@ -66,7 +72,7 @@ def test_a_cluster_that_never_comes_far_between_failures_has_hardly_any_goodput(
 
 def test_a_deadline_is_met_or_not() -> None:
     for deadline_s, is_met in ((86_400.0, False), (86_400.0 * 10_000, True)):
-        run = Run(10**12, 8 * 10**9, QUESTION.workload, deadline_s=deadline_s)
+        run = BudgetRequest(10**12, 8 * 10**9, QUESTION.workload, deadline_s=deadline_s)
         found = budget(run, QUESTION.cluster, LAYOUT, Reliability())
         assert (found.is_soon_enough, found.cost) == (is_met, None)
 
