@@ -34,7 +34,7 @@ LAST_PHASES = ("ended", "failed")
 """A rank with one of these phases has ended normally, or with an error that it reported."""
 
 
-class RecordedGroup(Frozen):
+class ProcessGroupRecord(Frozen):
     """A process group that this rank is part of."""
 
     name: str
@@ -101,7 +101,7 @@ class FlightRecord(Frozen):
     """Why it was written."""
     time_s: float
     """When, in seconds since 1970."""
-    groups: list[RecordedGroup]
+    groups: list[ProcessGroupRecord]
     """The process groups that this rank is part of."""
     collectives: list[Collective]
     """The newest that it has entered, oldest first."""
