@@ -127,7 +127,7 @@ def _remedies(request: PlanRequest, needed_bytes: float) -> str:
     if spare >= 0:
         found.append(f"set planner.memory_margin to {math.floor(100 * spare) / 100:g} or less")
     free = replace(request, fixed={})
-    if request.fixed and (_fits(free) or (not request.cluster.device.is_host and _fits(free, offloads=True))):
+    if request.fixed and (_fits(free) or (request.cluster.device.can_offload and _fits(free, offloads=True))):
         found.append("leave out what is set in [layout]")
     if request.cluster.inter_node is None:
         found.append("take a cluster whose nodes a network joins")
@@ -163,6 +163,6 @@ def _larger_devices(needed_bytes: float, request: PlanRequest) -> list[str]:
     """Return the names of the smallest devices of the catalogue that hold `needed_bytes`."""
     devices = [load_device(name) for name in device_names() if name != request.cluster.device.name]
     least_bytes = needed_bytes / (1 - request.memory_margin)
-    enough = [device for device in devices if device.usable_memory_bytes >= least_bytes and not device.is_host]
+    enough = [device for device in devices if device.usable_memory_bytes >= least_bytes and device.is_accelerator]
     enough.sort(key=lambda device: device.memory_bytes.value)
     return [f"{device.name}, {format_bytes(device.memory_bytes.value)}" for device in enough[:_NUM_DEVICES_NAMED]]
