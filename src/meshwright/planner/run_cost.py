@@ -44,7 +44,7 @@ class BudgetRequest:
 
 def budget(run: BudgetRequest, cluster: Cluster, candidate: Candidate, reliability: Reliability) -> Budget:
     """Return what a run takes on a cluster with a layout."""
-    step_s = candidate.estimate.step.total_s
+    step_s = candidate.step_s
     num_steps = math.ceil(run.num_tokens / run.workload.global_batch_tokens)
     written_bytes = run.num_parameters * reliability.checkpoint_bytes_per_parameter
     checkpoint_s = written_bytes / (reliability.checkpoint_bytes_per_s_per_node * cluster.num_nodes)

@@ -10,7 +10,7 @@ from meshwright.cost.communication.padding import padding_of
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.errors import ConfigError
 from meshwright.planner.candidate import judge
-from meshwright.planner.explain.memory_fixes import memory_fixes
+from meshwright.planner.explain.verdict import memory_fixes
 from meshwright.planner.request import PlanRequest
 from meshwright.simulator.analysis.exposure import collective_uses, exposed_places
 from meshwright.simulator.analysis.overlap_gains import overlap_of, suggestions

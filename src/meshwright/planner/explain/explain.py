@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.search.finalists import SHORT_PIPELINE
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
@@ -34,8 +35,6 @@ KEYS = (
 """Columns of a table whose other values a plan compares with."""
 _NUM_FIXES = 3
 _NUM_REJECTIONS = 5
-_SHORT_PIPELINE = 1_500
-"""Actions of the longest pipeline that is replayed for a comparison; longer ones use the closed-form bubble."""
 
 
 def misfits(pick: Candidate, given: Candidate | None, request: PlanRequest, menu: Menu) -> list[Rejection]:
@@ -67,9 +66,9 @@ def _nearby_misfits(pick: Candidate, request: PlanRequest, menu: Menu) -> list[C
             keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), request)))
             fastest.setdefault(keys[:1], int(row))
     candidates = [
-        candidate_at(nearby, row, request, _SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
+        candidate_at(nearby, row, request, SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
     ]
-    return sorted(candidates, key=lambda candidate: candidate.estimate.step.total_s)
+    return sorted(candidates, key=lambda candidate: candidate.step_s)
 
 
 def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, request: PlanRequest) -> Rejection:
@@ -82,12 +81,12 @@ def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, request: Plan
         change = changes(candidate.layout, layout_at(nearby.layouts, int(row), request))
         # To take the change back is no news.
         if broken.isdisjoint(change):
-            step = candidate_at(nearby, int(row), request, _SHORT_PIPELINE).estimate.step
-            fixes.append(Fix(change=listed(change), step_s=step.total_s))
+            step_s = candidate_at(nearby, int(row), request, SHORT_PIPELINE).step_s
+            fixes.append(Fix(change=listed(change), step_s=step_s))
     return Rejection(
         change=listed(changes(pick.layout, candidate.layout)) or "as it is",
         reason=_excess(candidate, pick.estimate.memory, request),
-        step_s=candidate.estimate.step.total_s,
+        step_s=candidate.step_s,
         fixes=tuple(fixes),
     )
 

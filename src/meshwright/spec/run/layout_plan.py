@@ -27,6 +27,11 @@ class Candidate(Frozen):
     unmeasured: tuple[str, ...] = Field((), strict=False)
     """Its features that no measured run backs; each widens the interval of the step time."""
 
+    @property
+    def step_s(self) -> float:
+        """Return the expected seconds of a step."""
+        return self.estimate.step.total_s
+
 
 class Contrast(Frozen):
     """The pick next to the best layout that fits and differs from it in a certain key."""
@@ -147,4 +152,4 @@ class Plan(Frozen):
     @property
     def tokens_per_s_per_device(self) -> NonNegativeFloat:
         """Return the tokens that one device trains on in a second, with the pick."""
-        return self.workload.global_batch_tokens / self.pick.estimate.step.total_s / self.num_devices
+        return self.workload.global_batch_tokens / self.pick.step_s / self.num_devices

@@ -32,4 +32,4 @@ class RunReport:
     @property
     def predicted_s(self) -> float:
         """Return the predicted step time."""
-        return self.expected.estimate.step.total_s
+        return self.expected.step_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.candidate import judge
-from meshwright.planner.explain.memory_fixes import memory_fixes
+from meshwright.planner.explain.verdict import memory_fixes
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
 from meshwright.units import GiB
