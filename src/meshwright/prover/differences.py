@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.prover.assemble import Incomparable, Tensors, WholeRecord
-from meshwright.prover.boxes import Array
+from meshwright.prover.assemble import Array, Incomparable, Tensors, WholeRecord
 from meshwright.spec.run.proof import Difference, DifferenceKind, ProofPrecision
 
 _LEAST_SHARE = 1e-3

@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 
 from meshwright.config.load import load_job
-from meshwright.prover.few_ranks import on_few_ranks
-from meshwright.prover.prove import ProofRequest, prove
+from meshwright.prover.prove import ProofRequest, on_few_ranks, prove
 from meshwright.spec.layout.layout_text import layout_text, parse_layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.simulated_step import SimulatedStep

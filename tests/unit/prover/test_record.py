@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.data.dataset import TokenDataset, build_dataset
-from meshwright.prover.ignored_targets import IGNORED, WithIgnoredTargets
+from meshwright.prover.record import IGNORED, WithIgnoredTargets
 from meshwright.prover.small_job import write_corpus
 from meshwright.spec.job.sections import DataSection
 

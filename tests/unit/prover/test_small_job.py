@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from meshwright.prover.shrink import shrink
-from meshwright.prover.small_job import small_job
+from meshwright.prover.small_job import shrink, small_job
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection, ModelSection, TrainSection
 from meshwright.spec.job.validity import layout_problems
