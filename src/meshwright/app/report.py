@@ -11,7 +11,7 @@ from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.hardware.catalogue import example_of
 from meshwright.planner.candidate import judge
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 

@@ -145,8 +145,8 @@ def changes(layout: Layout, other: Layout) -> dict[str, object]:
     if len(found) > 1:
         found.pop("dp_shard", None)
     if "reshard_after_forward" in found:
-        found["reshard_after_forward"] = "always" if is_resharded(other) else "never"
-        if is_resharded(layout) == is_resharded(other):
+        found["reshard_after_forward"] = "always" if other.is_resharded else "never"
+        if layout.is_resharded == other.is_resharded:
             del found["reshard_after_forward"]
     if "gradient_sync" in found:
         found["gradient_sync"] = gradient_sync(other)
@@ -160,16 +160,10 @@ def gradient_sync(layout: Layout) -> str:
     return "microbatch" if layout.reduces_each_microbatch else "step"
 
 
-def is_resharded(layout: Layout) -> bool:
-    """Return whether unsharded parameters are freed after forward: auto frees them unless there is a pipeline."""
-    kept = layout.reshard_after_forward
-    return layout.pp == 1 if kept == "auto" else kept != "never"
-
-
 def change_of(layout: Layout, key: str) -> str:
     """Return a layout's value of a table's column as a job would write it."""
     if key == "is_resharded":
-        return listed({"reshard_after_forward": "always" if is_resharded(layout) else "never"})
+        return listed({"reshard_after_forward": "always" if layout.is_resharded else "never"})
     if key == "reduces_each_microbatch":
         return listed({"gradient_sync": gradient_sync(layout)})
     return listed({key: getattr(layout, key)})

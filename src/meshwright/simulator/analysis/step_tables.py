@@ -10,7 +10,7 @@ from meshwright.simulator.analysis.exposure import text_at
 from meshwright.simulator.checks.describe import without_numbers
 from meshwright.simulator.memory.roles import first_writers, roles_of
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model.op_kind import OP_KINDS, op_kind
+from meshwright.spec.model.op import OP_KINDS, op_kind
 from meshwright.spec.step.dry_run_report import LiveTensors, RankMemory, RankTime
 from meshwright.spec.step.step_decomposition import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import components_of_compute, decompose

@@ -45,11 +45,7 @@ class Prediction(Frozen):
         return self.predicted_step_time_s / self.measured_step_time_s - 1
 
 
-class Score(Frozen):
-    """Errors of some runs' predicted step times, as shares of the measured ones."""
-
-    name: str
-    """The source, or what is scored."""
+class _Errors(Frozen):
     num_runs: NonNegativeInt
     """Runs that were compared."""
     median: NonNegativeFloat
@@ -57,7 +53,14 @@ class Score(Frozen):
     mean: NonNegativeFloat
     """Mean of absolute errors."""
     bias: float
-    """Mean error: positive is too slow a prediction."""
+    """Mean error: positive is too slow, or too large, a prediction."""
+
+
+class Score(_Errors):
+    """Errors of some runs' predicted step times, as shares of the measured ones."""
+
+    name: str
+    """The source, or what is scored."""
     within_5: NonNegativeFloat
     """Share of runs within 5 %."""
     within_10: NonNegativeFloat
@@ -72,19 +75,11 @@ class Score(Frozen):
     """Mean of the null model's absolute errors."""
 
 
-class MemoryScore(Frozen):
+class MemoryScore(_Errors):
     """Errors of predicted peaks of memory of one kind."""
 
     kind: str
     """allocated, reserved, smi, or not stated (compared with reserved)."""
-    num_runs: NonNegativeInt
-    """Runs with this measurement."""
-    median: NonNegativeFloat
-    """Median of absolute errors."""
-    mean: NonNegativeFloat
-    """Mean of absolute errors."""
-    bias: float
-    """Mean error."""
 
 
 class MisplacedRun(Frozen):

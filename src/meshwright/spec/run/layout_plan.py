@@ -9,15 +9,29 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import Estimate, MemoryUse
-from meshwright.spec.step.simulated_step import SimulatedStep
 from meshwright.spec.step.workload import Workload
+
+
+class SimulatedStep(Frozen):
+    """One step of a layout, traced on every kind of rank and simulated."""
+
+    step_s: PositiveFloat | None = None
+    """The step in seconds; None where it cannot be traced, or would not end."""
+    reserved_bytes: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = ()
+    """What the allocator reserves on the fullest rank of each pipeline rank."""
+    problem: str | None = None
+    """Why there is no step: what cannot be traced, or why it would not end."""
+
+    @property
+    def fullest_bytes(self) -> int | None:
+        """Return the reserved bytes of the fullest rank; None where there is no step."""
+        return max(self.reserved_bytes, default=None)
 
 
 class Candidate(Frozen):
     """A layout and what is expected of it."""
 
     layout: Layout
-    """The layout."""
     estimate: Estimate
     """Its step time and memory."""
     headroom_bytes: int
@@ -39,7 +53,6 @@ class Contrast(Frozen):
     change: str = Field(min_length=1)
     """The other layout's value of the key, such as tp=4."""
     other: Candidate
-    """The other layout."""
     extra_s: dict[str, float]
     """By term of the step what the other one takes more than the pick, seconds; terms that are equal are left out."""
 
@@ -100,7 +113,6 @@ class Plan(Frozen):
     model: str
     """The model, as it was named."""
     num_parameters: PositiveInt
-    """Its parameters."""
     cluster: str
     """The cluster's catalogue name."""
     device: str

@@ -54,7 +54,6 @@ class LayoutProof(Frozen):
     """What one layout gave, compared with one process."""
 
     layout: Layout
-    """The layout."""
     differences: Annotated[tuple[Difference, ...], Field(strict=False)] = ()
     """The worst of the losses, of the gradients and of the updated weights, in this order; none where it failed."""
     problem: str | None = None

@@ -15,7 +15,6 @@ class Heartbeat(Frozen):
     pid: int
     """Its process id on its host."""
     host: str
-    """Its host."""
     started_ticks: int | None
     """When the process started, in the kernel's clock ticks, to distinguish it from a later one with the same
     id; None if unknown."""
@@ -81,11 +80,8 @@ class Frame(Frozen):
     """One call in a Python stack."""
 
     file: str
-    """The file's path."""
     line: int
-    """The line in it."""
     function: str
-    """The function's name."""
     module: str | None = None
     """The module of the model that the call belongs to."""
 
@@ -96,9 +92,7 @@ class FlightRecord(Frozen):
     rank: int
     """Its global rank."""
     pid: int
-    """Its process id."""
     reason: str
-    """Why it was written."""
     time_s: float
     """When, in seconds since 1970."""
     groups: list[ProcessGroupRecord]

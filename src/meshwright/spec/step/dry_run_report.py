@@ -22,7 +22,6 @@ class LiveTensors(Frozen):
     num_bytes: NonNegativeInt
     """Of all of them together, as asked for."""
     count: PositiveInt
-    """How many."""
     role: str
     """What they are for, as TensorRole names it, lower case."""
     op: str

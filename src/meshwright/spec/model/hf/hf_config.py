@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.spec.job.value_rule import field_rule
+from meshwright.spec.job.field_docs import field_rule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.hf.hf_families import ALIASES, FAMILIES

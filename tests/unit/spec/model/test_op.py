@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.spec.model.op_kind import op_kind
+from meshwright.spec.model.op import op_kind
 
 
 @pytest.mark.parametrize(
