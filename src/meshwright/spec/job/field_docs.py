@@ -1,9 +1,8 @@
 """field_docs and field_rule: what each field of a data type means, and what its value must be, in words.
 
-The meaning is the sentence below the field, read from its source when it is printed; the rule is that of its JSON Schema.
-
-pydantic can read the sentences too (use_attribute_docstrings), but does so for every data type on import, which takes longer
-than the rest of the class's creation.
+The meaning is the sentence below the field, read from its source when it is printed; the rule is that of its JSON
+Schema. pydantic can read the sentences too (use_attribute_docstrings), but does so for every data type on import, which
+takes longer than the rest of the class's creation.
 """
 
 from __future__ import annotations

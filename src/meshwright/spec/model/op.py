@@ -224,8 +224,8 @@ Op = Annotated[
 ATTENTION_SCORES_AT_ONCE = 2**24
 """Scores that attention by rows (parallelism/context) holds of a block of queries: 64 MiB in float32."""
 
-
 OpKind = Literal["matmul", "attention", "other"]
+"""Of an operation of a trace; those of a model have `kind`."""
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
 
 _MATMUL = re.compile(r"\b(_?(grouped|scaled)_mm|(add|b|baddb)?mm|addmv|mv|linear|matmul)\b")
