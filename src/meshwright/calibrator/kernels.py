@@ -102,14 +102,10 @@ def _model_ops(
     return {
         "add": (lambda x: x + x, [random(rows, _WIDTH)]),
         "swiglu": (lambda gate, up: F.silu(gate) * up, [random(rows, _WIDTH), random(rows, _WIDTH)]),
-        "norm": (_norm, [random(rows, _WIDTH), random(_WIDTH)]),
+        "norm": (lambda x, weight: F.rms_norm(x, (_WIDTH,), weight, eps=1e-5), [random(rows, _WIDTH), random(_WIDTH)]),
         "rope": (rotate, [heads_BSNH, angles_SH, angles_SH]),
         "loss": (next_token_loss, [logits_BSV, targets_BS]),
     }
-
-
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return F.rms_norm(x, (_WIDTH,), weight, eps=1e-5)
 
 
 def _parameter_ops(num_elements: int, device: torch.device) -> dict[MemoryOp, Callable[[], object]]:

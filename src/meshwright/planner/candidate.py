@@ -64,7 +64,8 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
     if is_replayed:
         step = replayed_step(step, layout, request)
     unmeasured = unmeasured_features(layout, request.setting)
-    mfu = None if peak_of(request) is None else step.floor_s / step.total_s
+    has_peak = dense_peak(request.cluster.device, request.workload.matmul_dtype) is not None
+    mfu = step.floor_s / step.total_s if has_peak else None
     candidate = Candidate(
         layout=layout,
         estimate=Estimate(
@@ -72,7 +73,7 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
             memory=priced.memory_use(row),
             mfu=mfu,
             hfu=None if mfu is None else mfu * (1 + recomputed_share(layout, request)),
-            relative_error=widened(request.setting.stack.relative_error, len(unmeasured)),
+            relative_error=math.hypot(request.setting.stack.relative_error, *[LEFT_OUT_ERROR] * len(unmeasured)),
         ),
         unmeasured=unmeasured,
         headroom_bytes=round(float(priced.headroom_bytes[row])),
@@ -80,11 +81,6 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
     if is_replayed:
         priced.known[row] = candidate
     return candidate
-
-
-def peak_of(request: PlanRequest) -> float | None:
-    """Return the dense peak of the workload's matmuls on the device, FLOP/s; None where it is unknown."""
-    return dense_peak(request.cluster.device, request.workload.matmul_dtype)
 
 
 def judge(layout: Layout, request: PlanRequest) -> Candidate:
@@ -132,8 +128,3 @@ def unmeasured_features(layout: Layout, setting: Setting) -> tuple[str, ...]:
     if layout.tp > 1 and layout.async_tp:
         found.append("async_tp=true (measured with torchtitan only)")
     return tuple(found)
-
-
-def widened(relative_error: float, num_features: int) -> float:
-    """Return the relative error of a stack's step time with so many features that no measured run backs."""
-    return math.hypot(relative_error, *[LEFT_OUT_ERROR] * num_features)

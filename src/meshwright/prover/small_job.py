@@ -78,7 +78,8 @@ def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int,
         train=_train(job.train, layouts, num_steps),
         **common,
     )
-    return SmallJob(small, (*_architecture_changes(architecture, smaller), *_changes(job, small)))
+    sizes = _differences("", architecture.to_dict(), smaller.to_dict())
+    return SmallJob(small, (*sizes, *_changes(job, small)))
 
 
 def _options(architecture: LlamaArchitecture, smaller: LlamaArchitecture) -> dict[str, Any]:
@@ -113,10 +114,6 @@ def _data(section: DataSection, corpus: Path) -> DataSection:
         mask_documents=section.mask_documents,
         shuffle=section.shuffle,
     )
-
-
-def _architecture_changes(architecture: LlamaArchitecture, smaller: LlamaArchitecture) -> list[Change]:
-    return _differences("", architecture.to_dict(), smaller.to_dict())
 
 
 def _changes(job: Job, small: Job) -> tuple[Change, ...]:

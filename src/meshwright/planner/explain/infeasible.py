@@ -193,7 +193,8 @@ def invalid_reason(layout: Layout, request: PlanRequest) -> str:
     problems: list[str] = [*split_problems(layout, request.architecture, request.workload.seq_len)]
     batch, per_pass = request.workload.global_batch_size, layout.dp * layout.microbatch_size
     if layout.num_ranks != request.num_devices:
-        problems.insert(0, _other_ranks(layout, request))
+        ranks, devices = counted(layout.num_ranks, "rank"), counted(request.num_devices, "device")
+        problems.insert(0, f"{ranks} on {devices}: change a degree")
     if batch % per_pass:
         problems.append(
             f"a global batch of {batch} sequences does not divide by {layout.dp} data-parallel ranks x "
@@ -202,10 +203,6 @@ def invalid_reason(layout: Layout, request: PlanRequest) -> str:
     else:
         problems += schedule_problems(layout, batch // per_pass)
     return problems[0]
-
-
-def _other_ranks(layout: Layout, request: PlanRequest) -> str:
-    return f"{counted(layout.num_ranks, 'rank')} on {counted(request.num_devices, 'device')}: change a degree"
 
 
 def _next(layout: Layout, axis: str, num_devices: int) -> Layout | None:

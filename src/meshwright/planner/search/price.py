@@ -157,20 +157,16 @@ def _with_cuts(layouts: LayoutTable, request: PlanRequest) -> LayoutTable:
 def join(parts: list[Priced]) -> Priced:
     """Return the layouts of all `parts`, in order; what is known of the first ones stays known."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
 
     def joined(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        return type(values[0])(
-            **{
-                column.name: np.concatenate([getattr(value, column.name) for value in values])
-                for column in fields(values[0])
-            }
-        )
+        tables = [getattr(part, name) for part in parts]
+        names = [column.name for column in fields(tables[0])]
+        return type(tables[0])(**{one: np.concatenate([getattr(table, one) for table in tables]) for one in names})
 
     headroom = np.concatenate([part.headroom_bytes for part in parts])
     layouts = concatenate([part.layouts for part in parts])
-    if len(parts) == 1:
-        return first
     return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
 
 

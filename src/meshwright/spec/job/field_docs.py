@@ -47,8 +47,10 @@ def rule_text(schema: dict[str, Any]) -> str:
     match schema.get("type"):
         case "boolean":
             return "true or false"
+        case "integer" if schema.get("minimum") == -1:
+            return "a whole number, 1 or more, or -1 for the rest of the ranks"
         case "integer":
-            return _degree_rule(schema) or "a whole number" + _bounds(schema, step=1)
+            return "a whole number" + _bounds(schema, step=1)
         case "number":
             return "a number" + _bounds(schema, step=0)
         case "array":
@@ -78,10 +80,6 @@ def field_rule(data_type: type[BaseModel], path: Sequence[int | str]) -> str | N
         kinds = [kind for kind in found.get("anyOf", [found]) if kind.get("type") != "null"]
         found = parts[kinds[0]["$ref"].rpartition("/")[2]] if "$ref" in kinds[0] else kinds[0]
     return rule_text(found)
-
-
-def _degree_rule(schema: dict[str, Any]) -> str:
-    return "a whole number, 1 or more, or -1 for the rest of the ranks" if schema.get("minimum") == -1 else ""
 
 
 def _bounds(schema: dict[str, Any], step: int) -> str:

@@ -32,12 +32,15 @@ class LiveTensors(Frozen):
     """The line of the user's own file that did; "" where none did."""
 
 
-class RankMemory(Frozen):
-    """The fullest moment of one rank."""
-
+class _RankClass(Frozen):
     rank: NonNegativeInt
     num_ranks: PositiveInt
     """Ranks that do the same, itself included."""
+
+
+class RankMemory(_RankClass):
+    """The fullest moment of one rank."""
+
     pipeline_rank: NonNegativeInt
     allocated_bytes: NonNegativeInt
     """Most that the allocator hands out (torch.cuda.max_memory_allocated)."""
@@ -87,22 +90,16 @@ class ExposedAt(Frozen):
     hidden_s: NonNegativeFloat
 
 
-class RankTime(Frozen):
+class RankTime(_RankClass):
     """How one rank spends the step."""
 
-    rank: NonNegativeInt
-    num_ranks: PositiveInt
-    """Ranks that do the same, itself included."""
     pipeline_rank: NonNegativeInt
     parts: StepDecomposition
 
 
-class Straggling(Frozen):
+class Straggling(_RankClass):
     """How one rank's step changes under jitter or with a slow rank, against the step in which none is slow."""
 
-    rank: NonNegativeInt
-    num_ranks: PositiveInt
-    """Ranks that do the same, itself included."""
     computes_s: NonNegativeFloat
     """On its default stream."""
     added_compute_s: float
