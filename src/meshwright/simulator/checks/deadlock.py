@@ -14,7 +14,7 @@ from meshwright.simulator.checks.describe import place_of
 from meshwright.simulator.engine.engine import Execution, Host
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import Instruction
-from meshwright.spec.trace.problem import Place, Problem
+from meshwright.spec.trace.trace_problem import Place, TraceProblem
 from meshwright.spec.trace.traces import Traces
 
 
@@ -29,7 +29,7 @@ class _Blocked:
     """The missing ranks that have passed their record of the op: a message that was never sent."""
 
 
-def deadlock_problems(traces: Traces, comm_ops: CommOps, execution: Execution) -> tuple[Problem, ...]:
+def deadlock_problems(traces: Traces, comm_ops: CommOps, execution: Execution) -> tuple[TraceProblem, ...]:
     """Return the problems of an execution; empty if it ended."""
     if execution.is_done:
         return ()
@@ -89,9 +89,9 @@ def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -
     return tuple(places)
 
 
-def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int, _Blocked]) -> Problem:
+def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int, _Blocked]) -> TraceProblem:
     others = {rank: one for rank, one in waiting.items() if rank != host.rank}
-    return Problem(
+    return TraceProblem(
         kind="stopped",
         culprit=place_of(traces.traces[host.rank], host.num_enqueued),
         rule=f"rank {host.rank} stopped, and {_count(traces, others)} ranks (of {len(others)} classes) wait",
@@ -99,13 +99,13 @@ def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int
     )
 
 
-def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int, _Blocked]) -> Problem:
+def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int, _Blocked]) -> TraceProblem:
     """Return the problem of a comm op at which a rank never arrives that is not blocked: a lost message."""
     channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
     culprit = one.lost[0]
     rows = channel.rows[channel.members.index(culprit)]
     record = int(rows[one.comm_op - channel.first])
-    return Problem(
+    return TraceProblem(
         kind="message" if channel.is_message else "collective",
         culprit=place_of(traces.traces[culprit], record, channel.axis),
         rule=f"rank {culprit} never sends a message that {_count(traces, waiting)} ranks wait for, directly or not",
@@ -114,7 +114,7 @@ def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int
     )
 
 
-def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> Problem:
+def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> TraceProblem:
     seen: list[int] = []
     rank = min(waiting)
     while rank not in seen:
@@ -128,7 +128,7 @@ def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -
     # If no rank is alone in what it waits for, the culprit cannot be identified.
     is_tie = len(places) > 1 and common[_key(places[0])] == common[_key(places[1])]
     channel = comm_ops.channels[int(comm_ops.channel[waiting[cycle[0]].comm_op])]
-    return Problem(
+    return TraceProblem(
         kind="deadlock",
         is_tie=is_tie,
         culprit=places[0],

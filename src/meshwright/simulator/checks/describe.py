@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from meshwright.spec.trace.problem import Place
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace.trace_problem import Place
 
 COMMUNICATION = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE)
 

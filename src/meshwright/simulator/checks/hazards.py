@@ -17,8 +17,8 @@ from meshwright.simulator.background import in_background
 from meshwright.simulator.checks.describe import place_of
 from meshwright.simulator.checks.races import Race, races_of
 from meshwright.simulator.engine.matching import Channel, match
-from meshwright.spec.trace.problem import Hazard, MessageHazardKind, Place
 from meshwright.spec.trace.trace import BATCHED, HOST_AXIS, NONE, RecordKind, Trace
+from meshwright.spec.trace.trace_problem import Hazard, MessageHazardKind, Place
 from meshwright.spec.trace.traces import Traces
 
 

@@ -1,4 +1,4 @@
-"""Problem: why a step of many ranks cannot end, and which rank is to blame. Hazard: why it may compute nonsense."""
+"""TraceProblem: why a step of many ranks cannot end, and its culprit. Hazard: why its results may be undefined."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Place(Frozen):
         return f"rank {self.rank}, record {self.record} ({where}): {self.op}{agreed}{size}{axis}"
 
 
-class Problem(Frozen):
+class TraceProblem(Frozen):
     """One reason why a step does not end, or computes nonsense."""
 
     kind: ProblemKind
