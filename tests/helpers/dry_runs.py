@@ -20,7 +20,7 @@ from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.timeline import Timeline
-from meshwright.spec.trace.trace_problem import Place, TraceProblem
+from meshwright.spec.trace.trace_problem import CallSite, TraceProblem
 from meshwright.units import GiB
 
 LAYOUT = Layout(pp=4, dp_shard=2)
@@ -32,7 +32,7 @@ PADDING = Padding(
 )
 PROBLEM = TraceProblem(
     kind="deadlock",
-    culprit=Place(rank=1, record=7, op="c10d.recv_.default", phase="forward"),
+    culprit=CallSite(rank=1, record=7, op="c10d.recv_.default", phase="forward"),
     rule="ranks wait in a circle: rank 1 for rank 2, rank 2 for rank 1",
 )
 

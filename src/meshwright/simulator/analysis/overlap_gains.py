@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.simulator.analysis.exposure import busy_seconds
-from meshwright.simulator.checks.describe import COMMUNICATION, without_numbers
+from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
 from meshwright.spec.step.overlap import Exposed, Overlap
 from meshwright.spec.trace.marks import DDP_MARK
 from meshwright.spec.trace.timeline import SpanKind, Timeline

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from meshwright.simulator.analysis.exposure import text_at
-from meshwright.simulator.checks.describe import without_numbers
+from meshwright.simulator.checks.call_sites import without_numbers
 from meshwright.simulator.memory.roles import first_writers, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op_kind import OP_KINDS, op_kind

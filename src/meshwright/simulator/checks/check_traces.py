@@ -17,9 +17,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from meshwright.simulator.checks.call_sites import call_site_of, missing_call_site, ordinal, some_ranks
 from meshwright.simulator.checks.culprits import Blame, blamed
 from meshwright.simulator.checks.deadlock import deadlock_problems
-from meshwright.simulator.checks.describe import missing_place, ordinal, place_of, some_ranks
 from meshwright.simulator.checks.disagreements import Disagreement, call_signatures, first_disagreement
 from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.conditions import USUAL, Conditions
@@ -28,7 +28,7 @@ from meshwright.simulator.engine.matching import CommOps, match
 from meshwright.simulator.engine.program import RecordTimes
 from meshwright.simulator.engine.split_classes import split_classes
 from meshwright.spec.trace.trace import NONE, GroupCall, Trace
-from meshwright.spec.trace.trace_problem import UNRECORDED, Place, TraceProblem, along
+from meshwright.spec.trace.trace_problem import UNRECORDED, CallSite, TraceProblem, along
 from meshwright.spec.trace.traces import Traces
 
 _EARLIER = "in the builder or the first call of the step"
@@ -94,9 +94,9 @@ def _problem(traces: Traces, blame: Blame) -> TraceProblem:
     one, culprit, is_tie = blame
     channel = one.channel
     places = [
-        place_of(traces.traces[rank], int(rows[one.number]), channel.axis)
+        call_site_of(traces.traces[rank], int(rows[one.number]), channel.axis)
         if one.number < len(rows)
-        else missing_place(traces.traces[rank], rows)
+        else missing_call_site(traces.traces[rank], rows)
         for rank, rows in zip(channel.members, channel.rows, strict=True)
     ]
     members = [member for member in range(len(places)) if member != culprit]
@@ -166,8 +166,8 @@ def group_problems(traces: Traces) -> tuple[TraceProblem, ...]:
         if len(set(at.values())) > 1:
             culprit, is_tie = _group_culprit(traces, at)
             others = [rank for rank in at if at[rank] is not None and at[rank] != at[culprit]]
-            places = (_group_place(traces.traces[rank], number) for rank in others[:3])
-            rule, place = _GROUP_RULE.format(ordinal(number)), _group_place(traces.traces[culprit], number)
+            places = (_group_call_site(traces.traces[rank], number) for rank in others[:3])
+            rule, place = _GROUP_RULE.format(ordinal(number)), _group_call_site(traces.traces[culprit], number)
             return (TraceProblem(kind="collective", culprit=place, rule=rule, others=tuple(places), is_tie=is_tie),)
     return ()
 
@@ -181,14 +181,14 @@ def _group_culprit(traces: Traces, at: dict[int, tuple[int, ...] | None]) -> tup
     return max(rank for rank, ranks in at.items() if ranks != usual), most == second
 
 
-def _group_place(trace: Trace, number: int) -> Place:
+def _group_call_site(trace: Trace, number: int) -> CallSite:
     """Return a rank's call of new_group(); after its last one, the last call without a record."""
     calls, rank = trace.group_calls, trace.traced.rank
     if number < len(calls):
-        return Place(rank=rank, record=UNRECORDED, op=_group_words(calls[number]), line=calls[number].line)
+        return CallSite(rank=rank, record=UNRECORDED, op=_group_words(calls[number]), line=calls[number].line)
     if not calls:
-        return Place(rank=rank, record=NONE, op="")
-    return Place(rank=rank, record=NONE, op=_group_words(calls[-1]), line=calls[-1].line)
+        return CallSite(rank=rank, record=NONE, op="")
+    return CallSite(rank=rank, record=NONE, op=_group_words(calls[-1]), line=calls[-1].line)
 
 
 def _group_words(call: GroupCall) -> str:

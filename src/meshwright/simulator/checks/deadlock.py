@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.simulator.checks.describe import place_of
+from meshwright.simulator.checks.call_sites import call_site_of
 from meshwright.simulator.engine.engine import Execution, Host
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import Instruction
-from meshwright.spec.trace.trace_problem import Place, TraceProblem
+from meshwright.spec.trace.trace_problem import CallSite, TraceProblem
 from meshwright.spec.trace.traces import Traces
 
 
@@ -80,12 +80,12 @@ def _absent(comm_op: int, comm_ops: CommOps, execution: Execution) -> tuple[tupl
     return tuple(missing + lost), tuple(lost)
 
 
-def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> tuple[Place, ...]:
+def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> tuple[CallSite, ...]:
     """Return where ranks are blocked."""
     places = []
     for rank, one in waiting.items():
         channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
-        places.append(place_of(traces.traces[rank], one.record, channel.axis))
+        places.append(call_site_of(traces.traces[rank], one.record, channel.axis))
     return tuple(places)
 
 
@@ -93,7 +93,7 @@ def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int
     others = {rank: one for rank, one in waiting.items() if rank != host.rank}
     return TraceProblem(
         kind="stopped",
-        culprit=place_of(traces.traces[host.rank], host.num_enqueued),
+        culprit=call_site_of(traces.traces[host.rank], host.num_enqueued),
         rule=f"rank {host.rank} stopped, and {_count(traces, others)} ranks (of {len(others)} classes) wait",
         others=_waits(traces, comm_ops, others),
     )
@@ -107,7 +107,7 @@ def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int
     record = int(rows[one.comm_op - channel.first])
     return TraceProblem(
         kind="message" if channel.is_message else "collective",
-        culprit=place_of(traces.traces[culprit], record, channel.axis),
+        culprit=call_site_of(traces.traces[culprit], record, channel.axis),
         rule=f"rank {culprit} never sends a message that {_count(traces, waiting)} ranks wait for, directly or not",
         others=_waits(traces, comm_ops, waiting),
         group=channel.ranks,
@@ -138,7 +138,7 @@ def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -
     )
 
 
-def _key(place: Place) -> tuple[str, str, str]:
+def _key(place: CallSite) -> tuple[str, str, str]:
     return place.line or place.scope, place.op, place.axis
 
 

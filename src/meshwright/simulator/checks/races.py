@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.simulator.checks.describe import COMMUNICATION
+from meshwright.simulator.checks.call_sites import COMMUNICATION
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.trace_problem import RaceKind
 

@@ -18,7 +18,7 @@ from collections import defaultdict
 import numpy as np
 
 from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
-from meshwright.simulator.checks.describe import COMMUNICATION, without_numbers
+from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
 from meshwright.simulator.memory.roles import bytes_by_role, first_writers, roles_of
 from meshwright.spec.step.liveness import Liveness, LiveStorage, SavedTensors, Saving
 from meshwright.spec.trace.timeline import Floats, TensorRole

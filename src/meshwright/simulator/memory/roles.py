@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.simulator.checks.describe import COMMUNICATION
+from meshwright.simulator.checks.call_sites import COMMUNICATION
 from meshwright.spec.layout.schedule.action import parse_action
 from meshwright.spec.trace.timeline import TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace
