@@ -24,10 +24,10 @@ from meshwright.simulator.engine.build_timeline import timeline_of
 from meshwright.simulator.engine.collective_times import CommOpTimes, comm_op_times, our_stack_on
 from meshwright.simulator.engine.conditions import USUAL, Conditions, comm_ops_under, records_under
 from meshwright.simulator.engine.execute import Costs, execute
-from meshwright.simulator.engine.intervals import intervals_of
 from meshwright.simulator.engine.matching import CommOps, match
 from meshwright.simulator.engine.noisy_execution import noisy_execution
 from meshwright.simulator.engine.program import RecordTimes
+from meshwright.simulator.engine.record_intervals import intervals_of
 from meshwright.simulator.engine.split_classes import split_classes
 from meshwright.simulator.memory.memory_curve import memory_of, totals_of
 from meshwright.spec.machine.cluster import Cluster, Link

@@ -14,7 +14,7 @@ from meshwright.spec.trace.trace import RecordKind, Records, Trace
 from meshwright.spec.trace.trace_order import fingerprint
 from meshwright.spec.trace.trace_problem import TraceProblem
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 from trained_step import BUILD, arguments_of
 
 RANKS = (0, 1)

@@ -17,7 +17,7 @@ import traced_programs
 from meshwright.simulator.checks.hazards import hazards
 from meshwright.spec.trace.trace import RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 
 WORLD_SIZE = 4
 FLOAT_BYTES = 4

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.simulator.engine.engine import Execution, Host
-from meshwright.simulator.engine.intervals import RecordIntervals
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import waited_records
+from meshwright.simulator.engine.record_intervals import RecordIntervals
 from meshwright.spec.trace.marks import DDP_MARK, FSDP_MARK
 from meshwright.spec.trace.timeline import Floats, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace

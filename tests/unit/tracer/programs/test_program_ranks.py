@@ -16,7 +16,7 @@ from meshwright.spec.trace.trace import GroupCall, Trace
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs import program_ranks
 from meshwright.tracer.programs.program_ranks import Axis, axis_of, trace_program
-from meshwright.tracer.programs.trace import Program
+from meshwright.tracer.programs.trace_ranks import Program
 
 COUNT = 512
 WORLD = tuple(range(COUNT))
