@@ -4,7 +4,7 @@
     recompute   seconds and FLOPs of the operations that wrote a storage, and of their inputs, back to what is kept for
                 backward anyway, parameters, or parameters to be all-gathered again; infinite across communication,
                 since all ranks would have to repeat it
-    offload     2 x bytes / PCIe bandwidth; not where the host itself computes
+    offload     2 x bytes / PCIe bandwidth; only if the host has memory of its own (`can_offload`)
 
 savings_of() adds these up for the tensors of one line of the program. Each storage is evaluated alone: two of which one
 is made from the other do not add up, and shared inputs are counted for each. Ignored: offload copies that overlap
@@ -116,18 +116,18 @@ _LEAST_SHARE = 0.005
 """Share of the peak below which tensors are not listed."""
 
 
-def savings_of(live: Liveness, *, is_host: bool) -> tuple[SavedTensors, ...]:
-    """Return the recompute and offload candidates at a rank's peak, best first; `is_host` is Device.is_host."""
+def savings_of(live: Liveness, *, can_offload: bool) -> tuple[SavedTensors, ...]:
+    """Return the recompute and offload candidates at a rank's peak, best first."""
     lines: dict[tuple[str, str, bool], list[Saving]] = defaultdict(list)
     for saving in live.savings:
         where = without_numbers(saving.tensor.scope)
         lines[saving.tensor.op, where, saving.recompute_s is None].append(saving)
-    found = [_together(own, where, is_host) for (_, where, _), own in lines.items()]
+    found = [_together(own, where, can_offload) for (_, where, _), own in lines.items()]
     worth = [saved for saved in found if saved.seconds and saved.num_bytes >= _LEAST_SHARE * live.peak_bytes]
     return tuple(sorted(worth, key=lambda saved: -saved.num_bytes / min(saved.seconds)))[:_NUM_BEST]
 
 
-def _together(own: list[Saving], where: str, is_host: bool) -> SavedTensors:
+def _together(own: list[Saving], where: str, can_offload: bool) -> SavedTensors:
     again = [saving.recompute_s for saving in own if saving.recompute_s is not None]
     return SavedTensors(
         num_bytes=sum(saving.tensor.num_bytes for saving in own),
@@ -135,5 +135,5 @@ def _together(own: list[Saving], where: str, is_host: bool) -> SavedTensors:
         op=own[0].tensor.op,
         scope=where,
         again_s=sum(again) if again else None,
-        moved_s=None if is_host else sum(saving.offload_s for saving in own),
+        moved_s=sum(saving.offload_s for saving in own) if can_offload else None,
     )
