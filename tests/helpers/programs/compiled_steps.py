@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from meshwright.tracer.compiled.graph_replay import Capture
 from meshwright.tracer.record import compiled
-from meshwright.tracer.record.graph_replay import Capture
 from meshwright.trainer.step.build_step import build_step
 
 

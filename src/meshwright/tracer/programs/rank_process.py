@@ -24,6 +24,7 @@ from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.models import initial
 from meshwright.parallelism import host_sync
 from meshwright.spec.trace.trace import Guess, Trace, Traced
+from meshwright.tracer.compiled.torch_compile import record_compiled, recording_compiler
 from meshwright.tracer.extrapolate.routing import parse_routing, read_as
 from meshwright.tracer.numbers.number_exchange import took_numbers
 from meshwright.tracer.numbers.object_exchange import ObjectExchange, waiting_ranks
@@ -42,7 +43,6 @@ from meshwright.tracer.torch_distributed.torch_process_group import (
 )
 from meshwright.tracer.torch_distributed.torch_works import reductions_watched, resizing_watched, waiting_watched
 from meshwright.tracer.torch_patches.torch_autocast import cast_on
-from meshwright.tracer.torch_patches.torch_compile import record_compiled, recording_compiler
 from meshwright.tracer.torch_patches.torch_cuda import redirect_cuda
 from meshwright.tracer.torch_patches.torch_patches import apply_patches
 from meshwright.tracer.torch_patches.torch_sync_batch_norm import normalize_over_ranks

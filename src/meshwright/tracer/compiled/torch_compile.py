@@ -55,7 +55,7 @@ def recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
     """Return the backend that records Inductor's kernels; raises UnsupportedError for a torch without its parts."""
     try:
         # Importing the compiler takes seconds, and only compiled jobs need it.
-        compiled = importlib.import_module("meshwright.tracer.record.compiled")
+        compiled = importlib.import_module("meshwright.tracer.compiled.compiled_graph")
     except ImportError as error:
         raise UnsupportedError(
             f"torch {torch.__version__} has another compiler than a dry run of compiled blocks supports "
