@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from meshwright.spec.trace.trace import NONE, RecordKind
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.trace_recorder import TraceRecorder
+from meshwright.tracer.torch_patches.torch_names import with_values
 
 _OWN = ("scope", "phase", "action", "line", "stream")
 """Columns whose values depend on the call, equal for all its records."""
@@ -130,11 +131,8 @@ class GraphCall:
                 mode.adopt(tensors[made], slots[made.slot], works[made.work])
             return tensors[made]
 
-        mode.recorder.is_paused = True
-        try:
+        with mode.recorder.paused():
             return {node: tree_map_only(SavedTensor, tensor_of, value) for node, value in self.made}
-        finally:
-            mode.recorder.is_paused = False
 
 
 class Capture:
@@ -257,12 +255,10 @@ class Capture:
 
 def _own_values(recorder: TraceRecorder, kinds: Collection[bool]) -> dict[bool, dict[str, int]]:
     """Return a call's own columns for records of a forward, and for others."""
-    scopes, before = recorder.scopes, recorder.scopes.is_compiled_forward
     found = {}
     for is_forward in kinds:
-        scopes.is_compiled_forward = is_forward
-        found[is_forward] = recorder.place(RecordKind.OP)
-    scopes.is_compiled_forward = before
+        with with_values(recorder.scopes, is_compiled_forward=is_forward):
+            found[is_forward] = recorder.place(RecordKind.OP)
     return found
 
 

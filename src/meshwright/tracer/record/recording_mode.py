@@ -36,9 +36,10 @@ from meshwright.tracer.record.op_properties import flops_of, is_blocking, op_pla
 from meshwright.tracer.record.simulated_device import SimulatedStream
 from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import refuse
-from meshwright.tracer.torch_distributed.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
+from meshwright.tracer.torch_distributed.torch_async_tensor import JOINT, JOINT_AXIS
 from meshwright.tracer.torch_distributed.torch_pipelining import StageMessages
 from meshwright.tracer.torch_patches.torch_cuda import simulated
+from meshwright.tracer.torch_patches.torch_names import with_values
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
@@ -111,7 +112,9 @@ class RecordingMode(TorchDispatchMode):
             with self:
                 return PARTS[func](*args, **kwargs)
         if func in JOINT:
-            return self._joint(func, args, kwargs)
+            # Its parts are on a channel of their own.
+            with self, with_values(self, _is_joint=True):
+                return JOINT[func](*args, **kwargs)
         if func is GROUPED_MATMUL and self.device_type != "cpu" and is_by_loop(args[0]):
             with self:
                 return run_by_loop(*args, **kwargs)
@@ -122,15 +125,6 @@ class RecordingMode(TorchDispatchMode):
         if not only_views(func):
             self._record(func, args, kwargs, result)
         return self.numbers.of_copy(args[0], result) if func is _COPY else result
-
-    def _joint(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Record a fused operation as its parts, on a channel of their own."""
-        self._is_joint = True
-        try:
-            with self:
-                return run_joint(func, args, kwargs)
-        finally:
-            self._is_joint = False
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Follow torch's record_function() marks."""

@@ -64,11 +64,6 @@ def join_matmuls(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
-def run_joint(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the results of a fused operation, run as its parts; `func` is one of JOINT."""
-    return JOINT[func](*args, **kwargs)
-
-
 def _gather_matmul(
     shard: Tensor, weights: Sequence[Tensor], gather_dim: int, group_name: Any, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:

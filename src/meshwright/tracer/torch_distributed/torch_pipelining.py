@@ -7,7 +7,6 @@ assumed equal, and the rank's own decide. Checked in torch 2.13 and 2.15; before
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.distributed.pipelining import schedules
 
 from meshwright.tracer.numbers.object_exchange import ObjectExchange
 from meshwright.tracer.record.scopes import Scopes
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import replace, with_values
 
 
 class StageMessages:
@@ -38,36 +37,13 @@ def vote_by_own_stages() -> None:
 
 def mark_stage_messages() -> None:
     """Mark the messages of schedules from now on."""
-    replace(schedules, "_batch_p2p", _marked)
+    replace(schedules, "_batch_p2p", with_values(StageMessages, is_under_way=True))
 
 
 def follow_schedules(scopes: Scopes) -> None:
     """Mark the runs of schedules from now on."""
-
-    def followed(step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def stepped(*args: Any, **kwargs: Any) -> Any:
-            scopes.is_in_schedule = True
-            try:
-                return step(*args, **kwargs)
-            finally:
-                scopes.is_in_schedule = False
-
-        return stepped
-
-    replace(schedules.PipelineScheduleSingle, "step", followed)
-    replace(schedules.PipelineScheduleMulti, "step", followed)
-
-
-def _marked(exchange: Callable[..., Any]) -> Callable[..., Any]:
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        StageMessages.is_under_way = True
-        try:
-            return exchange(*args, **kwargs)
-        finally:
-            StageMessages.is_under_way = False
-
-    return marked
+    for schedule in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        replace(schedule, "step", with_values(scopes, is_in_schedule=True))
 
 
 def _decided(warm_up: Callable[..., None]) -> Callable[..., None]:
@@ -113,10 +89,9 @@ def send_objects_by(exchange: ObjectExchange) -> None:
         objects[:] = exchange.receive(sender)
         return sender
 
-    replace(dist, "send_object_list", lambda _: send)
-    replace(dist, "recv_object_list", lambda _: receive)
-    replace(distributed_c10d, "send_object_list", lambda _: send)
-    replace(distributed_c10d, "recv_object_list", lambda _: receive)
+    for module in (dist, distributed_c10d):
+        replace(module, "send_object_list", lambda _: send)
+        replace(module, "recv_object_list", lambda _: receive)
 
 
 def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:

@@ -9,7 +9,7 @@ stream, which runs callbacks in the order of their registration.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -20,11 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.simulated_device import NAME, SimulatedStream, device
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import replace, with_values
 
 
-@contextmanager
-def resizing_watched(mode: RecordingMode) -> Iterator[None]:
+def resizing_watched(mode: RecordingMode) -> AbstractContextManager[None]:
     """Report resized storages to `mode`."""
     resize = torch.UntypedStorage.resize_
 
@@ -33,17 +32,12 @@ def resizing_watched(mode: RecordingMode) -> Iterator[None]:
         mode.resized(storage)
         return result
 
-    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    return with_values(torch.UntypedStorage, resize_=watched)
 
 
 @contextmanager
 def waiting_watched(mode: RecordingMode) -> Iterator[None]:
     """Report waits for Work objects to `mode`."""
-    originals = [(kind, kind.wait) for kind in (FakeWork, Work)]
 
     def watched(wait: Callable[..., Any]) -> Callable[..., Any]:
         def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,36 +46,20 @@ def waiting_watched(mode: RecordingMode) -> Iterator[None]:
 
         return waited
 
-    for kind, wait in originals:
-        kind.wait = watched(wait)  # type: ignore[method-assign]
-    try:
+    with with_values(FakeWork, wait=watched(FakeWork.wait)), with_values(Work, wait=watched(Work.wait)):
         yield
-    finally:
-        for kind, wait in originals:
-            kind.wait = wait  # type: ignore[method-assign]
 
 
-@contextmanager
-def reductions_watched(mode: RecordingMode) -> Iterator[None]:
+def reductions_watched(mode: RecordingMode) -> AbstractContextManager[None]:
     """Set `mode.reduce_op` to the reduction of each call of a process group."""
     names = [name for name in dir(ProcessGroup) if "reduce" in name and callable(getattr(ProcessGroup, name))]
-    originals = {name: getattr(ProcessGroup, name) for name in names}
-    for name, method in originals.items():
-        setattr(ProcessGroup, name, _watched(method, mode))
-    try:
-        yield
-    finally:
-        for name, method in originals.items():
-            setattr(ProcessGroup, name, method)
+    return with_values(ProcessGroup, **{name: _watched(getattr(ProcessGroup, name), mode) for name in names})
 
 
 def _watched(method: Callable[..., Any], mode: RecordingMode) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
-        mode.reduce_op = _reduction((*args, *kwargs.values()))
-        try:
+        with with_values(mode, reduce_op=_reduction((*args, *kwargs.values()))):
             return method(*args, **kwargs)
-        finally:
-            mode.reduce_op = ""
 
     return called
 

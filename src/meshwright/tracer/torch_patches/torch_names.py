@@ -1,8 +1,9 @@
-"""replace(): replaces an attribute of torch, which has to exist."""
+"""replace(): replaces an attribute of torch, which has to exist; with_values() sets attributes for a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,3 +23,16 @@ def replace(owner: Any, name: str, by: Callable[[Any], Any]) -> None:
             f"torch {torch.__version__} has no {owner.__name__}.{name}, which a dry run replaces: install {SUPPORTED}"
         )
     setattr(owner, name, by(getattr(owner, name)))
+
+
+@contextmanager
+def with_values(owner: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of `owner` within the context, or, as a decorator, during each call."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)

@@ -55,6 +55,8 @@ from meshwright.tracer.torch_patches.torch_data_loader import read_without_worke
 from meshwright.tracer.torch_patches.torch_names import replace
 from meshwright.tracer.torch_patches.torch_parameters import move_states_in_place, update_shards_in_place
 
+_outside_of_fake_mode = unset_fake_temporarily()
+"""Decorates functions that compute with real tensors."""
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
 """Methods of a mesh that never read its ranks."""
 
@@ -65,7 +67,8 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     replace(device_mesh, "new_group", _own_groups_only)
     replace(_fsdp_param, "_chunk_with_empty", lambda _: LazyChunks)
     replace(FSDPParamGroup, "finalize_backward", _waiting_for_unused_gathers)
-    replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", _unrecorded(recorder))
+    # DTensor runs an operator on unsharded tensors to infer shapes.
+    replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", recorder.paused())
     if hasattr(_fsdp_collectives, "record_grad_output_stream"):
         # Since 2.15: for devices that free memory by an operation, unlike CUDA.
         replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
@@ -215,15 +218,6 @@ def _own_groups_only(new_group: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _outside_of_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():
-            return function(*args, **kwargs)
-
-    return called
-
-
 class LazyChunks:
     """Lazy views of shards: FSDP2 makes one per rank and uses two, which takes minutes for 16,384 ranks."""
 
@@ -240,23 +234,6 @@ class LazyChunks:
         if start >= size:
             return self.tensor.new_empty(0)
         return self.tensor.narrow(self.dim, start, min(share, size - start))
-
-
-def _unrecorded(recorder: TraceRecorder) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Pause recording while DTensor runs an operator on unsharded tensors to infer shapes."""
-
-    def by(find: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(find)
-        def found(*args: Any, **kwargs: Any) -> Any:
-            recorder.is_paused, before = True, recorder.is_paused
-            try:
-                return find(*args, **kwargs)
-            finally:
-                recorder.is_paused = before
-
-        return found
-
-    return by
 
 
 def _as_method(function: Callable[[Tensor, Any], None]) -> Callable[[Tensor, Any], None]:

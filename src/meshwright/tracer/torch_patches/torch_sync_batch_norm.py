@@ -16,7 +16,7 @@ from torch.nn.modules import _functions
 
 from meshwright.spec.trace.trace import RecordKind
 from meshwright.tracer.record.simulated_device import device
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import replace, with_values
 
 _kept: list[torch.library.Library] = []
 
@@ -42,10 +42,7 @@ def _without_mask(forward: Callable[..., Any]) -> Any:
     @functools.wraps(forward)
     def normalized(*args: Any) -> Any:
         device.on(None, RecordKind.HOST_SYNC)
-        device.is_capturing = True
-        try:
+        with with_values(device, is_capturing=True):
             return forward(*args)
-        finally:
-            device.is_capturing = False
 
     return staticmethod(normalized)
