@@ -14,8 +14,8 @@ from meshwright.simulator.engine.conditions import USUAL, Conditions
 from meshwright.simulator.engine.execute import execute
 from meshwright.simulator.engine.matching import match
 from meshwright.simulator.engine.noisy_execution import noisy_execution
+from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.simulator.engine.record_intervals import intervals_of
-from meshwright.simulator.engine.split_classes import split_classes
 from meshwright.simulator.memory.memory_curve import memory_of
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.trace.timeline import Timeline, TimelineSource

@@ -12,9 +12,8 @@ import numpy as np
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.log import logger
-from meshwright.simulator.checks.rank_classes import first_of_label
 from meshwright.simulator.engine.mesh_groups import mesh_groups
-from meshwright.simulator.engine.split_classes import with_groups_of
+from meshwright.simulator.engine.rank_classes import first_of_label, with_groups_of
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.trace.trace import Ints, Trace

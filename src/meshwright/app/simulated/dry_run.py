@@ -14,13 +14,12 @@ from meshwright.planner.explain.memory_fixes import memory_fixes
 from meshwright.planner.request import PlanRequest
 from meshwright.simulator.analysis.exposure import collective_uses, exposed_places
 from meshwright.simulator.analysis.overlap_gains import overlap_of, suggestions
-from meshwright.simulator.analysis.step_tables import compute_seconds, rank_memory, rank_times
-from meshwright.simulator.analysis.stragglers import stragglers_of
+from meshwright.simulator.analysis.step_tables import compute_seconds, rank_memory, rank_times, stragglers_of
 from meshwright.simulator.checks.check_traces import check, mismatches, with_earlier
 from meshwright.simulator.checks.hazards import hazards_in_background, message_hazards
-from meshwright.simulator.checks.rank_classes import group_equivalent
 from meshwright.simulator.device_model import device_model
 from meshwright.simulator.engine.conditions import Conditions
+from meshwright.simulator.engine.rank_classes import group_equivalent
 from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
 from meshwright.simulator.simulate_step import Deadlock, simulate
 from meshwright.spec.layout.layout import Layout
@@ -50,7 +49,7 @@ class Subject:
 def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[DryRun, Timeline | None]:
     """Return the result of the traces on the target's cluster, and the timeline; None for a deadlock.
 
-    Where `conditions` has a fault of a rank, `traces` makes that rank a class of its own (engine/split_classes.py).
+    Where `conditions` has a fault of a rank, `traces` makes that rank a class of its own (engine/rank_classes.py).
     """
     problems = mismatches(traces, conditions)
     classes = traces if problems or conditions.faults else group_equivalent(traces)

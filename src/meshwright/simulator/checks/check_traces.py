@@ -26,7 +26,7 @@ from meshwright.simulator.engine.conditions import USUAL, Conditions
 from meshwright.simulator.engine.execute import Costs, execute
 from meshwright.simulator.engine.matching import CommOps, match
 from meshwright.simulator.engine.program import RecordTimes
-from meshwright.simulator.engine.split_classes import split_classes
+from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.trace import NONE, GroupCall, Trace
 from meshwright.spec.trace.trace_problem import UNRECORDED, CallSite, TraceProblem, along
 from meshwright.spec.trace.traces import Traces

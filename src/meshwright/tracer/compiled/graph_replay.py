@@ -54,7 +54,8 @@ def key_of(args: Sequence[Any], mode: RecordingMode) -> Hashable | None:
         if number is None and arg.device.type == mode.device_type:
             return None
         alias = first.setdefault(storage._cdata, index)
-        parts.append((alias, arg.dtype, arg.device, shape, strides, offset, mode.numbers.is_known(arg)))
+        has_numbers = mode.numbers.readings.numbers(arg) is not None
+        parts.append((alias, arg.dtype, arg.device, shape, strides, offset, has_numbers))
     return tuple(parts)
 
 

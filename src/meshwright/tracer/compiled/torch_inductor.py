@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -226,44 +225,24 @@ def _in_order(nodes: set[fx.Node], names: dict[str, fx.Node]) -> tuple[fx.Node, 
     return tuple(node for node in names.values() if node in nodes)
 
 
+def _always(value: object) -> Any:
+    """Return a static method that returns `value`."""
+    return staticmethod(lambda *_, **__: value)
+
+
 class _Interface(DeviceInterface):
     """The device interface of torch's compiler."""
 
     class Worker:
         """The same for compile workers."""
 
-        @staticmethod
-        def current_device() -> int:
-            return 0
+        current_device = _always(0)
+        get_device_properties = _always(H100)
 
-        @staticmethod
-        def get_device_properties(_: Any = None) -> SimpleNamespace:
-            return H100
-
-    @staticmethod
-    def current_device() -> int:
-        return 0
-
-    @staticmethod
-    def device_count() -> int:
-        return 1
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def get_compute_capability(_: Any = None) -> str:
-        return "90"
-
-    @classmethod
-    def get_device_properties(cls, _: Any = None) -> SimpleNamespace:
-        return H100
-
-    @staticmethod
-    def is_bf16_supported(including_emulation: bool = False) -> bool:
-        return True
-
-    @staticmethod
-    def synchronize(_: Any = None) -> None:
-        return None
+    current_device = _always(0)
+    device_count = _always(1)
+    is_available = _always(value=True)
+    get_compute_capability = _always("90")
+    get_device_properties = _always(H100)
+    is_bf16_supported = _always(value=True)
+    synchronize = _always(None)

@@ -36,20 +36,12 @@ class ProgramNumbers:
         self.guesses: dict[str, str] = {}
         """By line of the program the assumed value on which it branched."""
 
-    def is_known(self, tensor: Tensor) -> bool:
-        """Return whether the numbers in a tensor are known, one by one."""
-        return self.readings.numbers(tensor) is not None
-
-    def know(self, tensor: Tensor, numbers: list[Any]) -> None:
-        """Keep numbers that the program wrote to a tensor, until an operator writes to it."""
-        self.readings.put(tensor, numbers)
-
     def of_copy(self, source: Tensor, copy: Any) -> Any:
         """Return a copy of a tensor with its known integers: a real tensor if it is on the host."""
         if not copy.is_contiguous() or copy.numel() > _MOST_KNOWN or not is_whole(copy.dtype):
             return copy
         if is_whole_on_host(source):
-            self.know(copy, numbers_of(source))
+            self.readings.put(copy, numbers_of(source))
         known = self.readings.numbers(source)
         if known is None or copy.device.type != "cpu" or not source.is_contiguous():
             return copy

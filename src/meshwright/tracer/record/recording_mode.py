@@ -68,8 +68,8 @@ class RecordingMode(TorchDispatchMode):
         self._stream_of_host: int | None = None
         self.reduce_op = ""
         """The reduction of the c10d call under way."""
-        self.num_batches = 0
-        """Batches of collectives or messages under way."""
+        self.is_batch = False
+        """Whether a batch of collectives or messages is under way."""
         self._is_joint = False
         """Whether the parts of a fused matmul and collective are being recorded."""
         self._written: dict[Any, tuple[bool, ...]] = {}
@@ -137,7 +137,7 @@ class RecordingMode(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         written = self._written_tensors(func, args, kwargs)
-        found = collective_of(func, args, kwargs, result, self.reduce_op, is_batched=self.num_batches > 0)
+        found = collective_of(func, args, kwargs, result, self.reduce_op, is_batched=self.is_batch)
         if found is not None:
             written |= {id(tensor) for tensor in found.written}
         results = [*outputs, *(tensor for tensor in inputs if id(tensor) in written)]

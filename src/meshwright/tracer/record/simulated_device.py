@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,15 +128,18 @@ class SimulatedDevice:
         """Record an event operation on a stream, by default the current one."""
         if self.recorder is None:
             return
-        before, self.recorder.stream = self.recorder.stream, (stream or self.current).stream_id
-        self.recorder.record(kind, event=event)
-        self.recorder.stream = before
+        with self.recorder.on((stream or self.current).stream_id):
+            self.recorder.record(kind, event=event)
 
-    def is_available(self) -> bool:
+    def _yes(self, including_emulation: bool = True) -> bool:
         return True
 
-    def is_initialized(self) -> bool:
-        return True
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the device has no state."""
+
+    is_available = is_initialized = is_bf16_supported = _yes
+    set_device = manual_seed = manual_seed_all = seed = seed_all = _nothing
+    set_rng_state = set_rng_state_all = empty_cache = ipc_collect = _nothing
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -146,9 +149,6 @@ class SimulatedDevice:
 
     def current_device(self) -> int:
         return 0
-
-    def set_device(self, _: Any) -> None:
-        return None
 
     @contextmanager
     def device(self, _: Any) -> Iterator[None]:
@@ -165,34 +165,23 @@ class SimulatedDevice:
         if self.recorder is not None:
             self.recorder.stream = stream.stream_id
 
-    @contextmanager
-    def stream(self, stream: SimulatedStream | None) -> Iterator[None]:
-        if stream is None:
-            yield
-            return
-        with stream:
-            yield
+    def stream(self, stream: SimulatedStream | None) -> AbstractContextManager[object]:
+        return nullcontext() if stream is None else stream
 
     def synchronize(self, _: Any = None) -> None:
         self.on(None, RecordKind.HOST_SYNC)
 
-    def manual_seed(self, _: int) -> None:
-        return None
-
-    def manual_seed_all(self, _: int) -> None:
-        return None
-
     def get_rng_state(self, _: Any = None) -> torch.Tensor:
         return torch.zeros(_STATE_BYTES, dtype=torch.uint8)
 
-    def set_rng_state(self, *_: Any, **__: Any) -> None:
-        return None
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state()]
+
+    def initial_seed(self) -> int:
+        return torch.initial_seed()
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
-
-    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        return True
 
     def is_current_stream_capturing(self) -> bool:
         return self.is_capturing
@@ -206,38 +195,13 @@ class SimulatedDevice:
     def get_device_properties(self, _: Any = None) -> SimpleNamespace:
         return H100
 
-    def seed(self) -> None:
-        return None
-
-    def seed_all(self) -> None:
-        return None
-
-    def initial_seed(self) -> int:
-        return torch.initial_seed()
-
-    def get_rng_state_all(self) -> list[torch.Tensor]:
-        return [self.get_rng_state()]
-
-    def set_rng_state_all(self, _: Any) -> None:
-        return None
-
-    def empty_cache(self) -> None:
-        return None
-
-    def ipc_collect(self) -> None:
-        return None
-
     def memory_allocated(self, _: Any = None) -> int:
         return 0 if self.recorder is None else self.recorder.live_bytes
-
-    def memory_reserved(self, _: Any = None) -> int:
-        return self.memory_allocated()
 
     def max_memory_allocated(self, _: Any = None) -> int:
         return 0 if self.recorder is None else self.recorder.peak_bytes
 
-    def max_memory_reserved(self, _: Any = None) -> int:
-        return self.max_memory_allocated()
+    memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
 
     def mem_get_info(self, _: Any = None) -> tuple[int, int]:
         return H100.total_memory - self.memory_allocated(), H100.total_memory
@@ -256,8 +220,7 @@ class SimulatedDevice:
         if self.recorder is not None:
             self.recorder.peak_bytes = self.recorder.live_bytes
 
-    def reset_max_memory_allocated(self, _: Any = None) -> None:
-        self.reset_peak_memory_stats()
+    reset_max_memory_allocated = reset_peak_memory_stats
 
 
 device = SimulatedDevice()

@@ -1,5 +1,7 @@
 """Work objects and futures of collectives, their reductions, and resized storages: effects that no operator shows.
 
+Coalesced collectives (_coalescing_manager(), as for the buckets of Megatron-LM) share one Work object.
+
 FSDP2 and messages wait for Work objects, and FSDP frees all-gathered parameters by resizing their storages to 0. torch
 passes the reduction of a collective in an object that Python cannot read from the operator. Futures of fake works are
 empty; real ones run their callbacks on a stream of a pool, so that the compute stream does not wait. Here that is one
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import FakeWork, ProcessGroup, Work
+from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
 from meshwright.tracer.record.recording_mode import RecordingMode
@@ -115,3 +118,53 @@ class Arriving(torch.futures.Future[Any]):
                 if isinstance(tensor, Tensor) and tensor.device.type == NAME:
                     tensor.record_stream(stream)  # type: ignore[arg-type]
             return Arriving(callback(self))
+
+
+_WITHOUT_FAKES = ("allreduce_coalesced_", "reduce_scatter_tensor_coalesced_", "allgather_into_tensor_coalesced_")
+_META = torch._C.DispatchKey.Meta
+
+
+def coalesce_collectives(mode: RecordingMode) -> None:
+    """Make fake tensors work in coalesced collectives, whose wait waits for each of them, permanently."""
+    library = torch.library.Library("c10d", "IMPL")
+    for name in _WITHOUT_FAKES:
+        if not getattr(torch.ops.c10d, name).default.has_kernel_for_dispatch_key(_META):
+            library.impl(name, lambda *_, **__: FakeWork().boxed(), "Meta")
+    _kept.append(library)
+    started = list[int]()
+
+    def start(_: ProcessGroup, __: torch.device) -> None:
+        started.append(mode.recorder.num_works)
+        mode.is_batch = True
+
+    def end(_: ProcessGroup, __: torch.device) -> _Together:
+        first = started.pop()
+        mode.is_batch = bool(started)
+        return _Together(mode.works_since(first))
+
+    # The fake group itself would return an unrelated work.
+    replace(ProcessGroup, "_start_coalescing", lambda _: start)
+    replace(ProcessGroup, "_end_coalescing", lambda _: end)
+    # A fake group runs the messages of a batch one by one.
+    for module in (dist, distributed_c10d):
+        replace(module, "batch_isend_irecv", with_values(mode, is_batch=True))
+
+
+class _Together:
+    """A Work object for several works."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self, *args: Any) -> bool:
+        """Wait for all of them."""
+        for work in self._works:
+            work.wait(*args)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True: a trace has no time."""
+        return True
+
+
+_kept: list[torch.library.Library] = []

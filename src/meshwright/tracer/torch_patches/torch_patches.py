@@ -36,21 +36,14 @@ from meshwright.tracer.programs.program_lines import line_of_program
 from meshwright.tracer.record.attention_kernels import as_on_cuda
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.trace_recorder import TraceRecorder
-from meshwright.tracer.record.untraceable import (
-    refuse_fsdp1,
-    refuse_number,
-    refuse_object_collectives,
-    refuse_saving,
-    refuse_unknown_sizes,
-)
-from meshwright.tracer.torch_distributed.torch_coalescing import coalesce_collectives
+from meshwright.tracer.record.untraceable import refuse_number, refuse_untraceable
 from meshwright.tracer.torch_distributed.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_distributed.torch_pipelining import (
     follow_schedules,
     mark_stage_messages,
     vote_by_own_stages,
 )
-from meshwright.tracer.torch_distributed.torch_works import hold_results
+from meshwright.tracer.torch_distributed.torch_works import coalesce_collectives, hold_results
 from meshwright.tracer.torch_patches.torch_data_loader import read_without_workers
 from meshwright.tracer.torch_patches.torch_names import replace
 from meshwright.tracer.torch_patches.torch_parameters import move_states_in_place, update_shards_in_place
@@ -77,10 +70,7 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     coalesce_collectives(mode)
     move_states_in_place(mode.device_type)
     update_shards_in_place()
-    refuse_object_collectives(recorder.scopes)
-    refuse_fsdp1(recorder.scopes)
-    refuse_unknown_sizes(recorder.scopes)
-    refuse_saving(recorder.scopes)
+    refuse_untraceable(recorder.scopes)
     read_without_workers()
     vote_by_own_stages()
     mark_stage_messages()
@@ -138,13 +128,13 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
         tensor = make(data, **kwargs)
         if device is None:
             if isinstance(tensor, FakeTensor) and isinstance(data, float | int) and get_proxy_mode() is None:
-                mode.numbers.know(tensor, [data])
+                mode.numbers.readings.put(tensor, [data])
             return tensor
         if get_proxy_mode() is not None:
             # In a compiled graph a copy of a constant would decompose into a real tensor.
             return torch.empty_like(tensor, device=device).copy_(tensor)
         moved = tensor.to(device)
-        mode.numbers.know(moved, np.asarray(data).ravel().tolist())
+        mode.numbers.readings.put(moved, np.asarray(data).ravel().tolist())
         return moved
 
     # TorchScript, which compiles parts of torch on import, identifies functions by identity.

@@ -11,7 +11,7 @@ import pytest
 from hand_traces import Script
 from meshwright.errors import UnsupportedError
 from meshwright.simulator.checks.check_traces import check, with_earlier
-from meshwright.simulator.engine.split_classes import split_classes
+from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.trace import GroupCall, Trace
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs import program_ranks

@@ -6,7 +6,7 @@ import numpy as np
 
 from hand_traces import Script, all_of, play_scripts
 from meshwright.simulator.checks.check_traces import check
-from meshwright.simulator.checks.rank_classes import group_equivalent
+from meshwright.simulator.engine.rank_classes import group_equivalent
 
 FOUR = (0, 1, 2, 3)
 
