@@ -74,9 +74,11 @@ def save_no_random_states() -> None:
     torch saves and restores them by higher-order operators that run on CPU and CUDA only (2.13: also around attention
     without dropout). They are a few bytes, and fake tensors have no values.
     """
-    # Imported here: it takes seconds, and only compiled jobs need it.
-    from torch._functorch import partitioners  # noqa: PLC0415
-
     # Recomputation replaces the same function, once: call it first, so that it does not undo this.
     save_meshes_last()
-    replace(partitioners, "functionalize_rng_ops", lambda _: lambda _, forward, backward, *__: (forward, backward))
+    # Importing the partitioners takes seconds, and only compiled jobs need them.
+    replace(
+        importlib.import_module("torch._functorch.partitioners"),
+        "functionalize_rng_ops",
+        lambda _: lambda _, forward, backward, *__: (forward, backward),
+    )

@@ -108,8 +108,7 @@ def refuse_untraceable(scopes: Scopes) -> None:
         "torch.save(){}: it writes values of tensors, and fake tensors have none: do not save in the traced program",
     )
     replace(FullyShardedDataParallel, "__init__", lambda _: fsdp1)
-    replace(UninitializedParameter, "__new__", lambda _: lazy)
-    replace(UninitializedBuffer, "__new__", lambda _: lazy)
+    replace((UninitializedParameter, UninitializedBuffer), "__new__", lambda _: lazy)
     replace(torch, "save", functools.partial(_saved_unless_tensors, save))
     for name in _OBJECT_COLLECTIVES:
         sends = _refusal(
@@ -117,8 +116,7 @@ def refuse_untraceable(scopes: Scopes) -> None:
             f"torch.distributed.{name}{{}}: it sends pickled objects, and fake tensors have no values: send tensors, "
             "or leave it out of the traced program",
         )
-        for module in (dist, distributed_c10d):
-            replace(module, name, functools.partial(functools.update_wrapper, sends))
+        replace((dist, distributed_c10d), name, functools.partial(functools.update_wrapper, sends))
 
 
 def _refusal(scopes: Scopes, message: str) -> Callable[..., NoReturn]:

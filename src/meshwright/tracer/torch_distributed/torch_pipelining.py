@@ -42,8 +42,8 @@ def mark_stage_messages() -> None:
 
 def follow_schedules(scopes: Scopes) -> None:
     """Mark the runs of schedules from now on."""
-    for schedule in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
-        replace(schedule, "step", with_values(scopes, is_in_schedule=True))
+    runs = with_values(scopes, is_in_schedule=True)
+    replace((schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti), "step", runs)
 
 
 def _decided(warm_up: Callable[..., None]) -> Callable[..., None]:
@@ -89,9 +89,8 @@ def send_objects_by(exchange: ObjectExchange) -> None:
         objects[:] = exchange.receive(sender)
         return sender
 
-    for module in (dist, distributed_c10d):
-        replace(module, "send_object_list", lambda _: send)
-        replace(module, "recv_object_list", lambda _: receive)
+    replace((dist, distributed_c10d), "send_object_list", lambda _: send)
+    replace((dist, distributed_c10d), "recv_object_list", lambda _: receive)
 
 
 def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:

@@ -146,8 +146,7 @@ def coalesce_collectives(mode: RecordingMode) -> None:
     replace(ProcessGroup, "_start_coalescing", lambda _: start)
     replace(ProcessGroup, "_end_coalescing", lambda _: end)
     # A fake group runs the messages of a batch one by one.
-    for module in (dist, distributed_c10d):
-        replace(module, "batch_isend_irecv", with_values(mode, is_batch=True))
+    replace((dist, distributed_c10d), "batch_isend_irecv", with_values(mode, is_batch=True))
 
 
 class _Together:

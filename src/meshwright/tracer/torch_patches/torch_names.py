@@ -13,16 +13,18 @@ from meshwright.errors import UnsupportedError
 SUPPORTED = "torch 2.11 to 2.15"
 
 
-def replace(owner: Any, name: str, by: Callable[[Any], Any]) -> None:
-    """Replace an attribute of `owner`, a module or a class, by `by(original)`, permanently.
+def replace(owners: Any, name: str, by: Callable[[Any], Any]) -> None:
+    """Replace an attribute of a module or a class, or of each of a tuple of them, by `by(original)`, permanently.
 
     Raises UnsupportedError if this torch has no such attribute.
     """
-    if not hasattr(owner, name):
-        raise UnsupportedError(
-            f"torch {torch.__version__} has no {owner.__name__}.{name}, which a dry run replaces: install {SUPPORTED}"
-        )
-    setattr(owner, name, by(getattr(owner, name)))
+    for owner in owners if isinstance(owners, tuple) else (owners,):
+        if not hasattr(owner, name):
+            raise UnsupportedError(
+                f"torch {torch.__version__} has no {owner.__name__}.{name}, which a dry run replaces: install "
+                f"{SUPPORTED}"
+            )
+        setattr(owner, name, by(getattr(owner, name)))
 
 
 @contextmanager
