@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.errors import UnsupportedError
 from meshwright.tracer.programs.trace_ranks import trace
-from meshwright.tracer.record.op_properties import flops_of
+from meshwright.tracer.record.op_call import flops_of
 from meshwright.tracer.record.simulated_device import SimulatedStream
 from meshwright.tracer.torch_patches import torch_autocast
 from meshwright.tracer.torch_patches.torch_names import replace

@@ -32,7 +32,7 @@ def resizing_watched(mode: RecordingMode) -> AbstractContextManager[None]:
 
     def watched(storage: torch.UntypedStorage, size: int) -> Any:
         result = resize(storage, size)
-        mode.resized(storage)
+        mode.storages.resized(storage)
         return result
 
     return with_values(torch.UntypedStorage, resize_=watched)
