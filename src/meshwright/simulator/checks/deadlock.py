@@ -60,7 +60,7 @@ def _blocked_at(host: Host, comm_ops: CommOps, execution: Execution) -> _Blocked
 
 def _first_pending(comm_op: int, comm_ops: CommOps, execution: Execution) -> int:
     """Return the first unfinished communication op of the same channel, which blocks this one."""
-    first = comm_ops.channels[int(comm_ops.channel[comm_op])].first
+    first = comm_ops.channel_of(comm_op).first
     while comm_op > first and execution.ended_at[comm_op - 1] < 0:
         comm_op -= 1
     return comm_op
@@ -68,7 +68,7 @@ def _first_pending(comm_op: int, comm_ops: CommOps, execution: Execution) -> int
 
 def _absent(comm_op: int, comm_ops: CommOps, execution: Execution) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the representatives that have not arrived at a communication op, and those of them that never will."""
-    channel = comm_ops.channels[int(comm_ops.channel[comm_op])]
+    channel = comm_ops.channel_of(comm_op)
     hosts = {host.rank: host for host in execution.hosts}
     missing, lost = [], []
     for rank, rows in zip(channel.members, channel.rows, strict=True):
@@ -84,7 +84,7 @@ def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -
     """Return where ranks are blocked."""
     places = []
     for rank, one in waiting.items():
-        channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
+        channel = comm_ops.channel_of(one.comm_op)
         places.append(call_site_of(traces.traces[rank], one.record, channel.axis))
     return tuple(places)
 
@@ -101,7 +101,7 @@ def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int
 
 def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int, _Blocked]) -> TraceProblem:
     """Return the problem of a comm op at which a rank never arrives that is not blocked: a lost message."""
-    channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
+    channel = comm_ops.channel_of(one.comm_op)
     culprit = one.lost[0]
     rows = channel.rows[channel.members.index(culprit)]
     record = int(rows[one.comm_op - channel.first])
@@ -127,7 +127,7 @@ def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -
     chain = [f"rank {one} for rank {other}" for one, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
     # If no rank is alone in what it waits for, the culprit cannot be identified.
     is_tie = len(places) > 1 and common[_key(places[0])] == common[_key(places[1])]
-    channel = comm_ops.channels[int(comm_ops.channel[waiting[cycle[0]].comm_op])]
+    channel = comm_ops.channel_of(waiting[cycle[0]].comm_op)
     return TraceProblem(
         kind="deadlock",
         is_tie=is_tie,
