@@ -33,7 +33,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from meshwright.tracer.compiled.compiled_collectives import communicated, is_collective, require_kernels
-from meshwright.tracer.record.simulated_device import H100
+from meshwright.tracer.record.simulated_device import H100, always
 from meshwright.tracer.torch_patches.torch_names import replace as replace_name
 
 
@@ -225,24 +225,19 @@ def _in_order(nodes: set[fx.Node], names: dict[str, fx.Node]) -> tuple[fx.Node, 
     return tuple(node for node in names.values() if node in nodes)
 
 
-def _always(value: object) -> Any:
-    """Return a static method that returns `value`."""
-    return staticmethod(lambda *_, **__: value)
-
-
 class _Interface(DeviceInterface):
     """The device interface of torch's compiler."""
 
     class Worker:
         """The same for compile workers."""
 
-        current_device = _always(0)
-        get_device_properties = _always(H100)
+        current_device = staticmethod(always(0))
+        get_device_properties = staticmethod(always(H100))
 
-    current_device = _always(0)
-    device_count = _always(1)
-    is_available = _always(value=True)
-    get_compute_capability = _always("90")
-    get_device_properties = _always(H100)
-    is_bf16_supported = _always(value=True)
-    synchronize = _always(None)
+    current_device = staticmethod(always(0))
+    device_count = staticmethod(always(1))
+    is_available = staticmethod(always(value=True))
+    get_compute_capability = staticmethod(always("90"))
+    get_device_properties = staticmethod(always(H100))
+    is_bf16_supported = staticmethod(always(value=True))
+    synchronize = staticmethod(always(None))

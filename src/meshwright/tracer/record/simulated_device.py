@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +113,11 @@ class SimulatedStream:
         return self.stream_id
 
 
+def always(value: object) -> Callable[..., Any]:
+    """Return a new function that returns `value`, as method too; torch's compiler has rules for each object by name."""
+    return lambda *_, **__: value
+
+
 class SimulatedDevice:
     """The module torch.simgpu, with the functions that torch expects of a device module such as torch.cuda."""
 
@@ -131,24 +136,16 @@ class SimulatedDevice:
         with self.recorder.on((stream or self.current).stream_id):
             self.recorder.record(kind, event=event)
 
-    def _yes(self, including_emulation: bool = True) -> bool:
-        return True
-
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the device has no state."""
-
-    is_available = is_initialized = is_bf16_supported = _yes
-    set_device = manual_seed = manual_seed_all = seed = seed_all = _nothing
-    set_rng_state = set_rng_state_all = empty_cache = ipc_collect = _nothing
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
+    is_available, is_initialized, is_bf16_supported = always(value=True), always(value=True), always(value=True)
+    _is_in_bad_fork, current_device = always(value=False), always(0)
+    get_device_capability, get_device_properties = always((H100.major, H100.minor)), always(H100)
+    get_device_name, get_amp_supported_dtype = always(H100.name), always([torch.bfloat16, torch.float16])
+    set_device, empty_cache, ipc_collect = always(None), always(None), always(None)
+    manual_seed, manual_seed_all, seed, seed_all = always(None), always(None), always(None), always(None)
+    set_rng_state, set_rng_state_all = always(None), always(None)
 
     def device_count(self) -> int:
         return self.num_devices
-
-    def current_device(self) -> int:
-        return 0
 
     @contextmanager
     def device(self, _: Any) -> Iterator[None]:
@@ -180,20 +177,8 @@ class SimulatedDevice:
     def initial_seed(self) -> int:
         return torch.initial_seed()
 
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
     def is_current_stream_capturing(self) -> bool:
         return self.is_capturing
-
-    def get_device_name(self, _: Any = None) -> str:
-        return str(H100.name)
-
-    def get_device_capability(self, _: Any = None) -> tuple[int, int]:
-        return H100.major, H100.minor
-
-    def get_device_properties(self, _: Any = None) -> SimpleNamespace:
-        return H100
 
     def memory_allocated(self, _: Any = None) -> int:
         return 0 if self.recorder is None else self.recorder.live_bytes
@@ -201,7 +186,11 @@ class SimulatedDevice:
     def max_memory_allocated(self, _: Any = None) -> int:
         return 0 if self.recorder is None else self.recorder.peak_bytes
 
-    memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+    def memory_reserved(self, _: Any = None) -> int:
+        return self.memory_allocated()
+
+    def max_memory_reserved(self, _: Any = None) -> int:
+        return self.max_memory_allocated()
 
     def mem_get_info(self, _: Any = None) -> tuple[int, int]:
         return H100.total_memory - self.memory_allocated(), H100.total_memory
@@ -220,7 +209,8 @@ class SimulatedDevice:
         if self.recorder is not None:
             self.recorder.peak_bytes = self.recorder.live_bytes
 
-    reset_max_memory_allocated = reset_peak_memory_stats
+    def reset_max_memory_allocated(self, _: Any = None) -> None:
+        self.reset_peak_memory_stats()
 
 
 device = SimulatedDevice()
