@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +105,7 @@ def _trace_each(mode: RecordingMode, order: dict[str, Any], ranks: Sequence[int]
         known = {*running.values(), *done}
         # Awaited ranks come first; waiting ranks take no processor.
         asked = [peer for peer in waiting.values() if peer not in known]
-        if (asked or wanted) and len(running.keys() - _pids(running, waiting)) < count:
+        if (asked or wanted) and sum(rank not in waiting for rank in running.values()) < count:
             rank = asked[0] if asked else wanted[0]
             wanted = [one for one in wanted if one != rank]
             running[_forked(mode, order, rank)] = rank
@@ -121,17 +121,9 @@ def _trace_each(mode: RecordingMode, order: dict[str, Any], ranks: Sequence[int]
             is_final = not took_numbers(_numbers_folder(order), rank)
             if is_final or waiting:
                 break
-    _kill(running)
-    return failure, is_final
-
-
-def _pids(running: dict[int, int], ranks: Iterable[int]) -> set[int]:
-    return {pid for pid, rank in running.items() if rank in ranks}
-
-
-def _kill(running: Iterable[int]) -> None:
     for pid in running:
         os.kill(pid, signal.SIGKILL)
+    return failure, is_final
 
 
 def _exchange_folder(order: dict[str, Any]) -> Path:

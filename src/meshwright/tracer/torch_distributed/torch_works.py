@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.simulated_device import NAME, SimulatedStream, device
-from meshwright.tracer.torch_patches.torch_names import replace, with_values
+from meshwright.tracer.torch_patches.torch_names import register_kernels, replace, with_values
 
 
 def resizing_watched(mode: RecordingMode) -> AbstractContextManager[None]:
@@ -121,16 +121,16 @@ class Arriving(torch.futures.Future[Any]):
 
 
 _WITHOUT_FAKES = ("allreduce_coalesced_", "reduce_scatter_tensor_coalesced_", "allgather_into_tensor_coalesced_")
-_META = torch._C.DispatchKey.Meta
 
 
 def coalesce_collectives(mode: RecordingMode) -> None:
     """Make fake tensors work in coalesced collectives, whose wait waits for each of them, permanently."""
-    library = torch.library.Library("c10d", "IMPL")
-    for name in _WITHOUT_FAKES:
-        if not getattr(torch.ops.c10d, name).default.has_kernel_for_dispatch_key(_META):
-            library.impl(name, lambda *_, **__: FakeWork().boxed(), "Meta")
-    _kept.append(library)
+    missing = [
+        name
+        for name in _WITHOUT_FAKES
+        if not getattr(torch.ops.c10d, name).default.has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta)
+    ]
+    register_kernels("c10d", dict.fromkeys(missing, lambda *_, **__: FakeWork().boxed()), "Meta")
     started = list[int]()
 
     def start(_: ProcessGroup, __: torch.device) -> None:
@@ -164,6 +164,3 @@ class _Together:
     def is_completed(self) -> bool:
         """Return True: a trace has no time."""
         return True
-
-
-_kept: list[torch.library.Library] = []

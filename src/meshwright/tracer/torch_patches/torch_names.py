@@ -1,8 +1,8 @@
-"""replace(): replaces an attribute of torch, which has to exist; with_values() sets attributes for a time."""
+"""Replacement of torch's attributes, which have to exist, for good or for a time, and kernels of its operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,18 @@ def replace(owners: Any, name: str, by: Callable[[Any], Any]) -> None:
                 f"{SUPPORTED}"
             )
         setattr(owner, name, by(getattr(owner, name)))
+
+
+def register_kernels(namespace: str, kernels: Mapping[str, Callable[..., Any]], key: str) -> None:
+    """Register implementations of operators for a dispatch key, permanently."""
+    library = torch.library.Library(namespace, "IMPL")
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, key)
+    _libraries.append(library)
+
+
+_libraries: list[torch.library.Library] = []
+"""A library that is collected takes its kernels with it."""
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from meshwright.tracer.torch_distributed.torch_pipelining import (
 )
 from meshwright.tracer.torch_distributed.torch_works import coalesce_collectives, hold_results
 from meshwright.tracer.torch_patches.torch_data_loader import read_without_workers
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import register_kernels, replace
 from meshwright.tracer.torch_patches.torch_parameters import move_states_in_place, update_shards_in_place
 
 _outside_of_fake_mode = unset_fake_temporarily()
@@ -80,8 +80,7 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     replace(_dispatch, "is_rng_supported_mesh", lambda _: lambda _: False)
     replace(OffsetBasedRNGTracker, "_distribute_region", lambda _: lambda *_, **__: nullcontext())
     # An optimizer uses its foreach implementation only for known tensor types.
-    replace(optimizer, "_foreach_supported_types", lambda types: [*types, FakeTensor])
-    replace(_foreach_utils, "_foreach_supported_types", lambda types: [*types, FakeTensor])
+    replace((optimizer, _foreach_utils), "_foreach_supported_types", lambda types: [*types, FakeTensor])
     _silent_kernels()
     replace(F, "scaled_dot_product_attention", as_on_cuda)
     replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
@@ -242,13 +241,7 @@ def _is_compiling() -> bool:
 
 def _silent_kernels() -> None:
     """Register operators with one kernel on CUDA, which torch would otherwise decompose."""
-    library = torch.library.Library("aten", "IMPL")
-    for name in ("silu_backward", "_fused_rms_norm"):
-        library.impl(name, _never_run, "PrivateUse1")
-    _kept.append(library)
-
-
-_kept: list[torch.library.Library] = []
+    register_kernels("aten", dict.fromkeys(("silu_backward", "_fused_rms_norm"), _never_run), "PrivateUse1")
 
 
 def _never_run(*_: Any, **__: Any) -> Any:
