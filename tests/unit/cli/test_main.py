@@ -170,7 +170,9 @@ def test_a_reader_that_goes_away_is_no_error(write: str) -> None:
 
 def test_an_interrupt_while_the_command_line_is_imported_leaves_no_traceback() -> None:
     script = (
-        "import importlib, os, signal; import meshwright.__main__ as entry;"
+        # A shell starts background commands with SIGINT ignored.
+        "import importlib, os, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "import meshwright.__main__ as entry;"
         "importlib.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT); entry.main()"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
