@@ -144,7 +144,7 @@ def all_of(*scripts: Script) -> Traces:
     return Traces.all_of({script.traced.rank: script.trace() for script in scripts})
 
 
-def play_scripts(
+def execute_scripts(
     traces: Traces,
     scripts: tuple[Script, ...],
     conditions: Conditions = USUAL,
@@ -176,4 +176,4 @@ def play_scripts(
 
 
 def moments(*scripts: Script) -> dict[int, RecordIntervals]:
-    return play_scripts(all_of(*scripts), scripts)[2]
+    return execute_scripts(all_of(*scripts), scripts)[2]

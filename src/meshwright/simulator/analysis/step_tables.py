@@ -14,7 +14,7 @@ import numpy as np
 from meshwright.simulator.analysis.exposure import text_at
 from meshwright.simulator.checks.call_sites import without_numbers
 from meshwright.simulator.engine.program import waited_records
-from meshwright.simulator.memory.roles import first_writers, roles_of
+from meshwright.simulator.memory.roles import first_writers, live_at, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op_kind import OP_KINDS, op_kind
 from meshwright.spec.step.dry_run import LiveTensors, RankMemory, RankTime, Stragglers, Straggling
@@ -102,9 +102,7 @@ def _peak(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) 
 
 def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
     """Return the largest tensors when `record` runs, those of one line of the program together."""
-    storages, roles = trace.storages, roles_of(trace)
-    is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
-    rows = np.flatnonzero(is_live & (storages.num_bytes > 0))
+    roles, rows = roles_of(trace), live_at(trace, record)
     makers = first_writers(trace)[rows].tolist()
     groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for row, maker in zip(rows.tolist(), makers, strict=True):
@@ -114,7 +112,7 @@ def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
         groups[TensorRole(int(roles[row])).name.lower(), op, without_numbers(scope), line].append(row)
     found = [
         LiveTensors(
-            num_bytes=int(storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope, line=line
+            num_bytes=int(trace.storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope, line=line
         )
         for (role, op, scope, line), own in groups.items()
     ]

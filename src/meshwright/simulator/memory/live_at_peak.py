@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
 from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
-from meshwright.simulator.memory.roles import bytes_by_role, first_writers, roles_of
+from meshwright.simulator.memory.roles import bytes_by_role, first_writers, live_at, roles_of
 from meshwright.spec.step.liveness import Liveness, LiveStorage, SavedTensors, Saving
 from meshwright.spec.trace.timeline import Floats, TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace
@@ -34,18 +34,15 @@ def liveness_of(trace: Trace, signature_s: Floats, host_bytes_per_s: float = PCI
     roles = roles_of(trace)
     live = trace.live_bytes()
     peak = min(int(live.argmax()), len(trace.records) - 1)
-    storages = trace.storages
-    is_live = (storages.allocated_at <= peak) & ((storages.freed_at == NONE) | (storages.freed_at > peak))
-    found = _Live(trace, roles)
-    by_size = np.flatnonzero(is_live & (storages.num_bytes > 0))
-    by_size = by_size[np.argsort(-storages.num_bytes[by_size], kind="stable")]
+    num_bytes, found, rows = trace.storages.num_bytes, _Live(trace, roles), live_at(trace, peak)
+    by_size = rows[np.argsort(-num_bytes[rows], kind="stable")]
     recompute_s, recompute_flops = _recompute_costs(trace, roles, signature_s)
     savings = [
         Saving(
             tensor=found.storage(int(at)),
             recompute_flops=int(recompute_flops[at]) if np.isfinite(recompute_flops[at]) else None,
             recompute_s=float(recompute_s[at]) if np.isfinite(recompute_s[at]) else None,
-            offload_s=2 * float(storages.num_bytes[at]) / host_bytes_per_s,
+            offload_s=2 * float(num_bytes[at]) / host_bytes_per_s,
         )
         for at in by_size
         if roles[at] == TensorRole.ACTIVATION

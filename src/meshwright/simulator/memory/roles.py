@@ -67,6 +67,13 @@ def bytes_by_role(trace: Trace, roles: Ints) -> Ints:
     return np.asarray(np.cumsum(change, axis=0)[1:])
 
 
+def live_at(trace: Trace, record: int) -> Ints:
+    """Return the storages with memory that are live while a record runs."""
+    storages = trace.storages
+    is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
+    return np.flatnonzero(is_live & (storages.num_bytes > 0))
+
+
 def first_writers(trace: Trace) -> Ints:
     """Return the record that first wrote to each storage in the step; -1 for those from before the step [storages]."""
     makers, uses = np.full(len(trace.storages), NONE, np.int64), trace.uses

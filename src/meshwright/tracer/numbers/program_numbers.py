@@ -51,14 +51,14 @@ class ProgramNumbers:
     def communicated(self, found: CollectiveCall, op: str, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         """Update the numbers that a collective or message, the operator `op`, writes."""
         if self.exchange.is_on and not found.is_barrier:
-            brought = inputs if found.is_in_place else [one for one in inputs if not _is_among(one, written)]
-            taken = self.exchange.taken(found, op, dist.get_rank(), self._brought(brought))
+            contributed = inputs if found.is_in_place else [one for one in inputs if not _is_among(one, written)]
+            taken = self.exchange.result_of(found, op, dist.get_rank(), self._contributed(contributed))
             if taken is not None and self._is_put(written, taken):
                 return
         times = found.num_ranks if "sum" in found.agreed else 1
         self.readings.communicated(inputs, written, times, is_in_place=found.is_in_place)
 
-    def _brought(self, tensors: Sequence[Tensor]) -> Numbers | None:
+    def _contributed(self, tensors: Sequence[Tensor]) -> Numbers | None:
         """Return the concatenated numbers of tensors; None if some are unknown, or if there are too many."""
         if not tensors or sum(one.numel() for one in tensors) > _MOST_EXCHANGED:
             return None

@@ -139,8 +139,8 @@ class Readings:
             for one in written if times > 1 else ():
                 self._multiply(one, times)
             return
-        brought = [one for one in inputs if not any(one is other for other in written)]
-        reading = self._same(brought) if self._is_followed(brought) else None
+        contributed = [one for one in inputs if not any(one is other for other in written)]
+        reading = self._same(contributed) if self._is_followed(contributed) else None
         self._set(written, None if reading is None else _times(reading, times))
 
     def _computed(
