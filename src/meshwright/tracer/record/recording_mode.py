@@ -133,7 +133,7 @@ class RecordingMode(TorchDispatchMode):
             written |= {id(tensor) for tensor in found.written}
         results = [*outputs, *(tensor for tensor in inputs if id(tensor) in written)]
         if found is None:
-            self.numbers.readings.follow(call.func, call.args, call.kwargs, inputs, results)
+            self.numbers.readings.follow(call, results)
         else:
             taken = results if found.is_functional else found.written
             self.numbers.communicated(found, call.func._opname, inputs, taken)
