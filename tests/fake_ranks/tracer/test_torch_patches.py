@@ -32,15 +32,9 @@ from meshwright.tracer.record.simulated_device import SimulatedStream
 from meshwright.tracer.torch_patches import torch_autocast
 from meshwright.tracer.torch_patches.torch_names import replace
 from meshwright.tracer.torch_patches.torch_patches import LazyChunks
+from meshwright.tracer.torch_patches.torch_versions import ONLY_IN, RELEASE
 
 TRACER = Path(importlib.import_module("meshwright.tracer").__path__[0])
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-ONLY_IN = {
-    "record_grad_output_stream": ((2, 15),),
-    "_warmup_p2p": ((2, 12), (2, 13), (2, 14)),
-    "_initialize_pipeline_distributed_state": ((2, 15),),
-}
-"""Names that are replaced in some versions only."""
 RANK, NUM_RANKS = 2, 4
 
 
@@ -91,19 +85,20 @@ def spied(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Spy:
 def test_what_is_replaced_is_there() -> None:
     found = list(replaced_names())
     assert len(found) > 10
-    wanted = [(owner, name) for owner, name in found if TORCH in ONLY_IN.get(name, (TORCH,))]
+    wanted = [(owner, name) for owner, name in found if RELEASE in ONLY_IN.get(name, (RELEASE,))]
     assert [f"{owner.__name__}.{name}" for owner, name in wanted if not hasattr(owner, name)] == []
 
 
 def test_a_name_that_is_not_there_is_told_with_the_version() -> None:
-    said = rf"^torch {TORCH[0]}\.{TORCH[1]}\..* has no torch\.nn\.functional\.relu17, .*: install torch 2\.11 to 2\.15$"
+    major, minor = RELEASE
+    said = rf"^torch {major}\.{minor}\..* has no torch\.nn\.functional\.relu17, .*: install torch 2\.11 to 2\.15$"
     with pytest.raises(UnsupportedError, match=said):
         replace(F, "relu17", lambda original: original)
 
 
 def test_a_compiler_that_is_not_there_is_told_with_the_key() -> None:
     said = (
-        rf"torch {TORCH[0]}\.{TORCH[1]}\..* has another compiler than .*graph.*: install torch 2\.11 to 2\.15, "
+        rf"torch {RELEASE[0]}\.{RELEASE[1]}\..* has another compiler than .*graph.*: install torch 2\.11 to 2\.15, "
         "or set layout.compile to false$"
     )
     with pytest.raises(UnsupportedError, match=said):

@@ -27,9 +27,8 @@ from torch.distributed.distributed_c10d import _get_group_size_by_name
 from meshwright.errors import UnsupportedError
 from meshwright.parallelism.torch_private import torch_compiler
 from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_versions import JOINS_ALIKE
 
-JOINS_ALIKE = "2.13"
-"""The release whose fused operations were compared with their parts; 2.11 and 2.15 differ (2026-11-23)."""
 JOINT_AXIS = "(symmetric memory)"
 """Suffix of the axis of a group whose ranks read each other's memory by copy engines, not NCCL."""
 _collectives = torch.ops._c10d_functional

@@ -28,11 +28,9 @@ class StageMessages:
 
 def vote_by_own_stages() -> None:
     """Make schedules decide by the stages of this rank, from now on."""
-    if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
-        replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
-    if hasattr(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state"):
-        # Since 2.15; it rejects fake groups.
-        replace(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", _initialized)
+    replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
+    # Since 2.15; it rejects fake groups.
+    replace(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", _initialized)
 
 
 def mark_stage_messages() -> None:

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 from meshwright.errors import UnsupportedError
-
-SUPPORTED = "torch 2.11 to 2.15"
+from meshwright.tracer.torch_patches.torch_versions import ONLY_IN, RELEASE, SUPPORTED
 
 
 def replace(owners: Any, name: str, by: Callable[[Any], Any]) -> None:
     """Replace an attribute of a module or a class, or of each of a tuple of them, by `by(original)`, permanently.
 
-    Raises UnsupportedError if this torch has no such attribute.
+    Raises UnsupportedError if this torch has no such attribute, unless only others have it (ONLY_IN).
     """
     for owner in owners if isinstance(owners, tuple) else (owners,):
         if not hasattr(owner, name):
+            if RELEASE not in ONLY_IN.get(name, (RELEASE,)):
+                continue
             raise UnsupportedError(
                 f"torch {torch.__version__} has no {owner.__name__}.{name}, which a dry run replaces: install "
                 f"{SUPPORTED}"

@@ -62,9 +62,8 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     replace(FSDPParamGroup, "finalize_backward", _waiting_for_unused_gathers)
     # DTensor runs an operator on unsharded tensors to infer shapes.
     replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", recorder.paused())
-    if hasattr(_fsdp_collectives, "record_grad_output_stream"):
-        # Since 2.15: for devices that free memory by an operation, unlike CUDA.
-        replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
+    # Since 2.15: for devices that free memory by an operation, unlike CUDA.
+    replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
     reduce_by_hook(mode)
     hold_results(mode)
     coalesce_collectives(mode)
