@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hand_traces import Script, all_of
+from meshwright.simulator.checks.call_sites import ordinal, without_numbers
 from meshwright.simulator.checks.check_traces import check
-from meshwright.simulator.checks.describe import ordinal, without_numbers
 
 WORLD = (0, 1, 2, 3)
 

@@ -1,4 +1,4 @@
-"""Problem: why a step of many ranks cannot end, and which rank is to blame. Hazard: why it may compute nonsense."""
+"""TraceProblem: why a step of many ranks cannot end, and its culprit. Hazard: why its results may be undefined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MessageHazardKind = Literal["both send first", "both receive first", "tags diffe
 
 _NUM_ENDS = 2
 UNRECORDED = -2
-"""Record of a Place that is in no trace, such as a call of new_group()."""
+"""Record of a CallSite that is in no trace, such as a call of new_group()."""
 
 
 def along(axis: str) -> str:
@@ -27,7 +27,7 @@ def along(axis: str) -> str:
     return f" {'' if axis.startswith('(') else 'along '}{axis}" if axis else ""
 
 
-class Place(Frozen):
+class CallSite(Frozen):
     """A record in one rank's step, in words."""
 
     rank: NonNegativeInt
@@ -63,15 +63,15 @@ class Place(Frozen):
         return f"rank {self.rank}, record {self.record} ({where}): {self.op}{agreed}{size}{axis}"
 
 
-class Problem(Frozen):
+class TraceProblem(Frozen):
     """One reason why a step does not end, or computes nonsense."""
 
     kind: ProblemKind
-    culprit: Place
+    culprit: CallSite
     """Where the rank is that does otherwise than the others, or what it is at while they wait."""
     rule: str
     """What is broken, one sentence."""
-    others: tuple[Place, ...] = ()
+    others: tuple[CallSite, ...] = ()
     """What other ranks do there, or wait for."""
     group: tuple[NonNegativeInt, ...] = ()
     """Global ranks of the collective's group, or sender and receiver."""
@@ -105,9 +105,9 @@ class Hazard(Frozen):
     """
 
     kind: RaceKind | MessageHazardKind
-    first: Place
+    first: CallSite
     """The communication op that is not waited for, or the earlier of the two uses."""
-    second: Place | None = None
+    second: CallSite | None = None
     """The use that is not ordered after it; None of a result that is not used again in the step."""
     count: PositiveInt = 1
     """How often in a step of that rank, between the same two lines."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from meshwright.tracer.record.compiled_collectives import communicated, is_collective, require_kernels
-from meshwright.tracer.record.simulated_device import H100
+from meshwright.tracer.compiled.compiled_collectives import communicated, is_collective, require_kernels
+from meshwright.tracer.record.simulated_device import H100, always
 from meshwright.tracer.torch_patches.torch_names import replace as replace_name
 
 
@@ -232,38 +231,13 @@ class _Interface(DeviceInterface):
     class Worker:
         """The same for compile workers."""
 
-        @staticmethod
-        def current_device() -> int:
-            return 0
+        current_device = staticmethod(always(0))
+        get_device_properties = staticmethod(always(H100))
 
-        @staticmethod
-        def get_device_properties(_: Any = None) -> SimpleNamespace:
-            return H100
-
-    @staticmethod
-    def current_device() -> int:
-        return 0
-
-    @staticmethod
-    def device_count() -> int:
-        return 1
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def get_compute_capability(_: Any = None) -> str:
-        return "90"
-
-    @classmethod
-    def get_device_properties(cls, _: Any = None) -> SimpleNamespace:
-        return H100
-
-    @staticmethod
-    def is_bf16_supported(including_emulation: bool = False) -> bool:
-        return True
-
-    @staticmethod
-    def synchronize(_: Any = None) -> None:
-        return None
+    current_device = staticmethod(always(0))
+    device_count = staticmethod(always(1))
+    is_available = staticmethod(always(value=True))
+    get_compute_capability = staticmethod(always("90"))
+    get_device_properties = staticmethod(always(H100))
+    is_bf16_supported = staticmethod(always(value=True))
+    synchronize = staticmethod(always(None))

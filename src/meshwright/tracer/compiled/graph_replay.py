@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from meshwright.spec.trace.trace import NONE, RecordKind
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.trace_recorder import TraceRecorder
+from meshwright.tracer.torch_patches.torch_names import with_values
 
 _OWN = ("scope", "phase", "action", "line", "stream")
 """Columns whose values depend on the call, equal for all its records."""
@@ -49,11 +50,12 @@ def key_of(args: Sequence[Any], mode: RecordingMode) -> Hashable | None:
         shape, strides, offset = tuple(arg.shape), arg.stride(), arg.storage_offset()
         if not all(isinstance(size, int) for size in (*shape, *strides, offset)):
             return None
-        number = mode.number_of(storage)
+        number = mode.storages.number_of(storage)
         if number is None and arg.device.type == mode.device_type:
             return None
         alias = first.setdefault(storage._cdata, index)
-        parts.append((alias, arg.dtype, arg.device, shape, strides, offset, mode.numbers.is_known(arg)))
+        has_numbers = mode.numbers.readings.numbers(arg) is not None
+        parts.append((alias, arg.dtype, arg.device, shape, strides, offset, has_numbers))
     return tuple(parts)
 
 
@@ -103,7 +105,9 @@ class GraphCall:
         """Record the call on `inputs`, setting released ones to None; return the nodes' values."""
         recorder = mode.recorder
         own = _own_values(recorder, {step.is_forward for step in self.steps if step.record})
-        numbers = [NONE if not isinstance(one, Tensor) else mode.number_of(one.untyped_storage()) for one in inputs]
+        numbers = [
+            mode.storages.number_of(one.untyped_storage()) if isinstance(one, Tensor) else NONE for one in inputs
+        ]
         works = [recorder.new_work() for _ in range(self.num_works)] + [NONE]
         slots: dict[int, int] = {}
         for step in self.steps:
@@ -127,14 +131,11 @@ class GraphCall:
         def tensor_of(made: SavedTensor) -> Tensor:
             if made not in tensors:
                 tensors[made] = torch.empty_strided(made.size, made.strides, dtype=made.dtype, device=made.device)
-                mode.adopt(tensors[made], slots[made.slot], works[made.work])
+                mode.storages.adopt(tensors[made], slots[made.slot], works[made.work])
             return tensors[made]
 
-        mode.recorder.is_paused = True
-        try:
+        with mode.recorder.paused():
             return {node: tree_map_only(SavedTensor, tensor_of, value) for node, value in self.made}
-        finally:
-            mode.recorder.is_paused = False
 
 
 class Capture:
@@ -149,7 +150,7 @@ class Capture:
             if isinstance(arg, Tensor):
                 storage = arg.untyped_storage()
                 self._arguments.setdefault(storage._cdata, []).append(position)
-                number = mode.number_of(storage)
+                number = mode.storages.number_of(storage)
                 if number is not None:
                     self._numbers.setdefault(number, position)
         self._released: dict[int, tuple[int, ...]] = {}
@@ -187,12 +188,13 @@ class Capture:
 
     def _slot(self, tensor: Tensor) -> int:
         """Return the call's storage that a tensor is in; negative for others."""
-        number = self._mode.number_of(tensor.untyped_storage())
+        number = self._mode.storages.number_of(tensor.untyped_storage())
         return NONE if number is None else number - self._start.storages
 
     def _made(self, tensor: Tensor) -> SavedTensor | None:
         """Return how a replay creates a tensor; None if it is an alias of a part, or not of this call."""
-        slot, work, size, strides = self._slot(tensor), self._mode.work_of(tensor), tuple(tensor.shape), tensor.stride()
+        slot, work = self._slot(tensor), self._mode.storages.work_of(tensor)
+        size, strides = tuple(tensor.shape), tensor.stride()
         extent = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
         is_whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == extent * tensor.itemsize
         if slot < 0 or not is_whole or 0 <= work < self._start.works:
@@ -257,12 +259,10 @@ class Capture:
 
 def _own_values(recorder: TraceRecorder, kinds: Collection[bool]) -> dict[bool, dict[str, int]]:
     """Return a call's own columns for records of a forward, and for others."""
-    scopes, before = recorder.scopes, recorder.scopes.is_compiled_forward
     found = {}
     for is_forward in kinds:
-        scopes.is_compiled_forward = is_forward
-        found[is_forward] = recorder.place(RecordKind.OP)
-    scopes.is_compiled_forward = before
+        with with_values(recorder.scopes, is_compiled_forward=is_forward):
+            found[is_forward] = recorder.place(RecordKind.OP)
     return found
 
 

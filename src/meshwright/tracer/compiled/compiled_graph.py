@@ -21,13 +21,13 @@ from torch._ops import OpOverload
 
 from meshwright.parallelism.torch_private.torch_dispatch import shape_of, tensors_in
 from meshwright.spec.trace.trace import Signature
-from meshwright.tracer.record.compiled_collectives import communicate_in_place, require_recorded
-from meshwright.tracer.record.graph_replay import Capture, GraphCall, key_of
+from meshwright.tracer.compiled.compiled_collectives import communicate_in_place, require_recorded
+from meshwright.tracer.compiled.graph_replay import Capture, GraphCall, key_of
+from meshwright.tracer.compiled.torch_compile import save_no_random_states
+from meshwright.tracer.compiled.torch_inductor import Kernel, draw_by_seeds, kernels_of, needed_by, register_device
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.simulated_device import NAME
 from meshwright.tracer.torch_distributed.torch_async_tensor import join_matmuls
-from meshwright.tracer.torch_patches.torch_inductor import Kernel, draw_by_seeds, kernels_of, needed_by, register_device
-from meshwright.tracer.torch_patches.torch_random_states import save_no_random_states
 
 _FUSED = "inductor.fused"
 MAX_CAPTURES = 3
@@ -43,14 +43,11 @@ def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
         register_device(NAME)
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        mode.recorder.is_paused, before = True, mode.recorder.is_paused
-        try:
+        with mode.recorder.paused():
             join_matmuls(graph)
             draw_by_seeds(graph)
             communicate_in_place(graph)
             return CompiledGraph(graph, kernels_of(graph, inputs), mode)
-        finally:
-            mode.recorder.is_paused = before
 
     def partition(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         draw_by_seeds(graph)
@@ -136,11 +133,8 @@ class CompiledGraph:
 
     def _quietly(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         """Return a node's value without recording: a node not yet run is a view, or fused into its reader."""
-        before, self._mode.recorder.is_paused = self._mode.recorder.is_paused, True
-        try:
+        with self._mode.recorder.paused():
             return self._value(node, values)
-        finally:
-            self._mode.recorder.is_paused = before
 
     def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.op == "get_attr":
@@ -168,12 +162,9 @@ class CompiledGraph:
 
     def _empty_like(self, node: fx.Node) -> Tensor:
         """Return an empty tensor like a node's value, without computing the fused nodes before it."""
-        before, self._mode.recorder.is_paused = self._mode.recorder.is_paused, True
-        try:
-            value = node.meta["val"]
+        value = node.meta["val"]
+        with self._mode.recorder.paused():
             return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-        finally:
-            self._mode.recorder.is_paused = before
 
     def _last_uses(self) -> list[list[fx.Node]]:
         """Return for each kernel the nodes that no later kernel reads, directly or through nodes without a kernel."""

@@ -1,4 +1,4 @@
-"""ExpertLoads: the step of a rank with another number of tokens, interpolated between two traced ranks.
+"""LoadInterpolation: the step of a rank with another number of tokens, interpolated between two traced ranks.
 
 All sizes of a step are affine in the rows that a rank's experts receive: dims of tensors, FLOPs of grouped matmuls,
 bytes read, written and live, and bytes exchanged with each rank. Two ranks of one pipeline rank with different loads
@@ -23,7 +23,7 @@ class DifferentPrograms(Exception):
     """Two ranks run different operations, so that none can be interpolated; the message says where."""
 
 
-class ExpertLoads:
+class LoadInterpolation:
     """Two traced ranks of one pipeline rank, and the rows that each receives."""
 
     def __init__(self, heavy: Trace, light: Trace, num_rows: tuple[int, int]) -> None:

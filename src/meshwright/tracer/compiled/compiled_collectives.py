@@ -19,6 +19,7 @@ from torch._inductor.fx_passes import reinplace
 from torch._ops import OpOverload
 
 from meshwright.errors import UnsupportedError
+from meshwright.tracer.torch_patches.torch_versions import WAITS_FOR_SEVERAL
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _ops, _clone = torch.ops._c10d_functional, torch.ops.aten.clone.default
@@ -27,9 +28,7 @@ _IN_PLACE = {
     _ops.all_reduce_coalesced.default: _ops.all_reduce_coalesced_.default,
     _ops.broadcast.default: _ops.broadcast_.default,
 }
-_WAITS_FOR_SEVERAL = (_ops.wait_tensors.default,) if hasattr(_ops, "wait_tensors") else ()
-"""Since torch 2.15."""
-_SAME_MEMORY = (_ops.wait_tensor.default, *_WAITS_FOR_SEVERAL, *_IN_PLACE.values())
+_SAME_MEMORY = (_ops.wait_tensor.default, *WAITS_FOR_SEVERAL, *_IN_PLACE.values())
 """Return their first argument; where that is a list, a list."""
 
 

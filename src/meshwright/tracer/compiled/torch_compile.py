@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from meshwright.errors import UnsupportedError
+from meshwright.parallelism.torch_private.torch_compiler import save_meshes_last
 from meshwright.tracer.record.recording_mode import RecordingMode
-from meshwright.tracer.torch_patches.torch_names import SUPPORTED
+from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_versions import SUPPORTED
 
 
 def record_compiled(mode: RecordingMode) -> None:
@@ -24,7 +27,7 @@ def record_compiled(mode: RecordingMode) -> None:
         def compiled(*args: Any, **kwargs: Any) -> Any:
             backend = kwargs.get("backend", "inductor")
             if backend == "aot_eager":
-                importlib.import_module("meshwright.tracer.torch_patches.torch_random_states").save_no_random_states()
+                save_no_random_states()
             if backend == "inductor":
                 kwargs["backend"] = recording_compiler(mode)
                 # Inductor's options, none of which changes fusion.
@@ -55,7 +58,7 @@ def recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
     """Return the backend that records Inductor's kernels; raises UnsupportedError for a torch without its parts."""
     try:
         # Importing the compiler takes seconds, and only compiled jobs need it.
-        compiled = importlib.import_module("meshwright.tracer.record.compiled")
+        compiled = importlib.import_module("meshwright.tracer.compiled.compiled_graph")
     except ImportError as error:
         raise UnsupportedError(
             f"torch {torch.__version__} has another compiler than a dry run of compiled blocks supports "
@@ -63,3 +66,20 @@ def recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
         ) from error
     backend: Callable[..., Any] = compiled.recording_backend(mode)
     return backend
+
+
+@cache
+def save_no_random_states() -> None:
+    """Make the graphs of a recomputed block save no RNG states from forward for backward, permanently.
+
+    torch saves and restores them by higher-order operators that run on CPU and CUDA only (2.13: also around attention
+    without dropout). They are a few bytes, and fake tensors have no values.
+    """
+    # Recomputation replaces the same function, once: call it first, so that it does not undo this.
+    save_meshes_last()
+    # Importing the partitioners takes seconds, and only compiled jobs need them.
+    replace(
+        importlib.import_module("torch._functorch.partitioners"),
+        "functionalize_rng_ops",
+        lambda _: lambda _, forward, backward, *__: (forward, backward),
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hand_traces import Script, all_of, play_scripts
+from hand_traces import Script, all_of, execute_scripts
 from meshwright.simulator.checks.check_traces import check
-from meshwright.simulator.checks.rank_classes import group_equivalent
+from meshwright.simulator.engine.rank_classes import group_equivalent
 
 FOUR = (0, 1, 2, 3)
 
@@ -30,7 +30,7 @@ def test_a_ring_is_one_class() -> None:
     classes = group_equivalent(all_of(*scripts))
     assert classes.class_of_rank.tolist() == [0, 0, 0, 0]
     assert check(classes) == ()
-    by_class, by_rank = (play_scripts(classes, scripts[:1])[1], play_scripts(all_of(*scripts), scripts)[1])
+    by_class, by_rank = (execute_scripts(classes, scripts[:1])[1], execute_scripts(all_of(*scripts), scripts)[1])
     assert by_class.end_s == by_rank.end_s
 
 

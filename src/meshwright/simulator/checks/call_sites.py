@@ -1,4 +1,4 @@
-"""place_of(): a record of a trace as a Place for messages; ordinals, lists of ranks and scopes as text."""
+"""call_site_of(): a record of a trace as a CallSite for messages; ordinals, lists of ranks and scopes as text."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import re
 
 import numpy as np
 
-from meshwright.spec.trace.problem import Place
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace.trace_problem import CallSite
 
 COMMUNICATION = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE)
 
 
-def place_of(trace: Trace, record: int, axis: str = "") -> Place:
-    """Return the Place of a record; for -1, of a rank without any record."""
+def call_site_of(trace: Trace, record: int, axis: str = "") -> CallSite:
+    """Return the CallSite of a record; for -1, of a rank without any record."""
     rank = trace.traced.rank
     if record == NONE:
-        return Place(rank=rank, record=NONE, op="")
+        return CallSite(rank=rank, record=NONE, op="")
     row = trace.records
     line = int(row.line[record])
     signature = int(row.signature[record])
     group, action = int(row.group[record]), int(row.action[record])
     shapes = () if signature == NONE else (*trace.signatures[signature].inputs, *trace.signatures[signature].outputs)
     kind = RecordKind(int(row.kind[record])).name.lower().replace("_", " ")
-    return Place(
+    return CallSite(
         rank=rank,
         record=record,
         op=kind + _waited_for(trace, record) if signature == NONE else trace.signatures[signature].op,
@@ -38,15 +38,15 @@ def place_of(trace: Trace, record: int, axis: str = "") -> Place:
     )
 
 
-def missing_place(trace: Trace, rows: Ints) -> Place:
-    """Return the Place of a rank that runs nothing after `rows`, its operations of a channel: their last, or the
+def missing_call_site(trace: Trace, rows: Ints) -> CallSite:
+    """Return the CallSite of a rank that runs nothing after `rows`, its operations of a channel: their last, or the
     last communication op of its step, if any.
     """
     if not len(rows):
         rows = np.flatnonzero(np.isin(trace.records.kind, COMMUNICATION))
     if not len(rows):
-        return place_of(trace, NONE)
-    return place_of(trace, int(rows[-1])).replace(record=NONE)
+        return call_site_of(trace, NONE)
+    return call_site_of(trace, int(rows[-1])).replace(record=NONE)
 
 
 def ordinal(number: int) -> str:

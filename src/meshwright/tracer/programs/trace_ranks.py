@@ -75,15 +75,15 @@ def trace_ranks(program: Program, ranks: Sequence[int], num_processes: int = _NU
     """Return the second step of each of `ranks`, `num_processes` of them traced at a time; raises as `trace` does."""
     with tempfile.TemporaryDirectory() as folder:
         out = {rank: f"{folder}/{rank}.npz" for rank in ranks}
-        said = Path(folder) / "said.txt"
-        asked = {str(rank): file for rank, file in out.items()}
-        order = {**program._asdict(), "out": asked, "said": str(said), "num_processes": num_processes}
+        report = Path(folder) / "failure.json"
+        wanted = {str(rank): file for rank, file in out.items()}
+        order = {**program._asdict(), "out": wanted, "failure": str(report), "num_processes": num_processes}
         try:
             code, stderr = _run(order, Path(folder) / "stderr.txt", [Path(file) for file in out.values()])
         except TimeoutError as error:
             raise UnsupportedError(f"{_named(program, ranks)} took longer than {_TIMEOUT_S:.0f} s to trace") from error
         if code != 0:
-            failure = json.loads(said.read_text(encoding="utf-8")) if said.exists() else {}
+            failure = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
             why = failure.get("why") or stderr[-3000:] or f"exit code {code}"
             failed = ranks if failure.get("rank") is None else [failure["rank"]]
             raise UnsupportedError(f"{_named(program, failed)} cannot be traced: {why}")
