@@ -13,7 +13,7 @@ from meshwright.models.build import build_architecture
 from meshwright.models.contract import next_token_loss
 from meshwright.models.grouped_matmul import grouped_matmul
 from meshwright.models.initial import Constant, initialize
-from meshwright.models.moe import Experts, MixtureOfExperts, Router
+from meshwright.models.moe import Experts, MixtureOfExperts, TopKRouter
 from meshwright.models.shardable import require_shardable
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.moe_architecture import MoEArchitecture
@@ -50,7 +50,7 @@ def tokens(dtype: torch.dtype = torch.float64, batch_size: int = 2) -> Tensor:
     return torch.randn(batch_size, 10, 16, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
-def expected_choice(router: Router, score_E: Tensor) -> list[int]:
+def expected_choice(router: TopKRouter, score_E: Tensor) -> list[int]:
     """Return the experts of one token, by sorting what DeepSeek-V3's report describes."""
     chosen_by = (score_E + (0 if router.bias is None else router.bias)).tolist()
     size = len(chosen_by) // router.rules.num_groups
