@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.fault_tolerance.heartbeat import process_fields, read_heartbeats
+from meshwright.fault_tolerance.heartbeat_file import process_fields, read_heartbeats
 from meshwright.spec.run.diagnosis import ProcessState
 from meshwright.spec.run.flight_record import FlightRecord, Frame
 from meshwright.spec.run.heartbeat import LAST_PHASES, Heartbeat

@@ -15,7 +15,7 @@ import pytest
 
 from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
-from meshwright.fault_tolerance.heartbeat import read_heartbeats
+from meshwright.fault_tolerance.heartbeat_file import read_heartbeats
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.diagnosis import Diagnosis
 from meshwright.spec.run.heartbeat import Heartbeat

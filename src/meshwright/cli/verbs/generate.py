@@ -54,7 +54,7 @@ def command(
     if not is_hugging_face(source):
         find_checkpoint(source, step)
     from meshwright.inference.generate import generate
-    from meshwright.inference.load import load_model
+    from meshwright.inference.loaded_model import load_model
     from meshwright.inference.sampling import Sampling
     from meshwright.inference.text_stream import TextStream
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from meshwright.checkpoint.checkpoint import load
 from meshwright.checkpoint.hf.families import BUFFER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
-from meshwright.checkpoint.load import load
 from meshwright.checkpoint.save import prune, save
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.data import check
-from meshwright.data.check import problems
+from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
