@@ -12,10 +12,9 @@ from meshwright.checkpoint.hf.export import ExportDType
 from meshwright.checkpoint.hf.export import export as _export
 from meshwright.errors import CheckpointError
 from meshwright.extras import import_extra
+from meshwright.inference.generate import Sampling, TextStream
 from meshwright.inference.generate import generate as _generate
 from meshwright.inference.loaded_model import load_model
-from meshwright.inference.sampling import Sampling
-from meshwright.inference.text_stream import TextStream
 from meshwright.inference.transformers_parity import max_logits_difference
 
 # Float32 sums in another order differ by some 1e-5 in models of billions of parameters; a wrong weight by 0.1 and more.

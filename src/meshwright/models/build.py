@@ -4,10 +4,9 @@ from torch import nn
 
 from meshwright.errors import ConfigError
 from meshwright.models.gpt2 import GPT2
-from meshwright.models.latent_attention import MultiHeadLatentAttention
+from meshwright.models.latent_attention import MultiHeadLatentAttention, latent_attention_scale, yarn_tables
 from meshwright.models.llama import Llama, LlamaBlock, LlamaFeedForward
 from meshwright.models.moe import MixtureOfExperts
-from meshwright.models.yarn import latent_attention_scale, yarn_tables
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import make_object
 from meshwright.spec.model.architecture import LlamaArchitecture

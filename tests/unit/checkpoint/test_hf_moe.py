@@ -17,9 +17,8 @@ from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.side_files import keep_side_files
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.errors import CheckpointError, UnsupportedError
-from meshwright.inference.generate import generate
+from meshwright.inference.generate import Sampling, generate
 from meshwright.inference.loaded_model import load_model
-from meshwright.inference.sampling import Sampling
 from meshwright.inference.transformers_parity import max_logits_difference
 from meshwright.models.attention import KVCache
 from meshwright.models.moe import MixtureOfExperts

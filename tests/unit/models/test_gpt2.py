@@ -16,9 +16,8 @@ from meshwright.checkpoint.hf.gpt2 import GPT2 as NAMES
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.errors import ConfigError
-from meshwright.inference.generate import generate
+from meshwright.inference.generate import Sampling, generate
 from meshwright.inference.loaded_model import load_model
-from meshwright.inference.sampling import Sampling
 from meshwright.models.attention import KVCache
 from meshwright.models.build import build_architecture
 from meshwright.models.contract import next_token_loss

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshwright.models.build import build_architecture
-from meshwright.models.contract import next_token_loss
+from meshwright.models.contract import next_token_loss, require_shardable
 from meshwright.models.grouped_matmul import grouped_matmul
 from meshwright.models.initial import Constant, initialize
 from meshwright.models.moe import Experts, MixtureOfExperts, TopKRouter
-from meshwright.models.shardable import require_shardable
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.op import GroupedMatmul
