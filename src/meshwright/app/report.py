@@ -36,7 +36,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
         parts["simulated"] = _simulated(folder, run)
     # Reading a profile takes torch, which a machine that only reads a run may lack.
     if any(Run(folder).timelines.glob("*.json.gz")):
-        from meshwright.profiler.run_profile import profile_of_run
+        from meshwright.profiler.profiled_timeline import profile_of_run
 
         parts[PROFILED] = decompose(profile_of_run(folder))
     manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))

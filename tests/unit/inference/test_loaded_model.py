@@ -12,7 +12,7 @@ from hf_models import architecture, some_tokens, write_hf, write_run
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.errors import CheckpointError, ConfigError
-from meshwright.inference.load import LoadedModel, load_model
+from meshwright.inference.loaded_model import LoadedModel, load_model
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import torch
 
 from hf_models import architecture, require_transformers, write_run
 from meshwright.checkpoint.hf.export import export
-from meshwright.inference.compare import max_logits_difference
+from meshwright.inference.transformers_parity import max_logits_difference
 
 
 def test_another_model_differs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loading of a saved state in place, on any number of ranks."""
+"""Saving of a training state as one directory, atomically, and loading of it in place on any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,44 @@ from torch import distributed as dist
 from torch.distributed import checkpoint as dcp
 
 from meshwright.checkpoint.contents import Contents, StoredTensor, dtype_name, read_contents
+from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.planned import ProcessGroup, flatten, has_group, held_by_any, one_error_for_all, raise_on_all
 from meshwright.checkpoint.reader import Reader, file_problems, read_chunk
+from meshwright.checkpoint.writer import Writer
 from meshwright.errors import CheckpointError
 from meshwright.spec.run.run import Run
+from meshwright.units import first_of
 
-_NUM_NAMED = 5
 _SAME_JOB = "set [model] and [optimizer] to what they were when it was saved"
+
+
+def save(folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], group: ProcessGroup = None) -> None:
+    """Commit `state`, nested dicts of tensors and DTensors, as `folder`, with JSON `metadata`; a collective.
+
+    Ranks may hold different names, such as those of their stage; each shard is saved once, by one of its ranks, and
+    metadata by rank 0. On return the checkpoint is on disk. Raises CheckpointError on all ranks if any rank fails;
+    then `folder` does not exist and older checkpoints are unchanged.
+    """
+    writer = Writer(folder, metadata)
+    try:
+        with one_error_for_all("saving failed"):
+            dcp.save(
+                {name: copies[0] for name, copies in flatten(state).items()},
+                storage_writer=writer,
+                planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=group,
+                no_dist=not has_group(),
+            )
+    except (CheckpointError, KeyboardInterrupt):
+        writer.discard()
+        raise
+
+
+def prune(run: Run, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints of `run`; call it on one rank, after a save."""
+    assert keep >= 1, f"keep = {keep}"
+    for step in run.checkpoint_steps()[:-keep]:
+        remove(run.checkpoint(step))
 
 
 def newest(run: Run) -> Path | None:
@@ -71,7 +102,7 @@ def load_parameters(folder: Path, names: Collection[str] | None = None) -> dict[
     stored = {full.removeprefix("model/"): tensor for full, tensor in contents.section("model").items()}
     missing = sorted(set(names or ()) - stored.keys())
     if missing:
-        raise CheckpointError(f"{folder} holds no parameter {_some(missing)}: was it saved from another model?")
+        raise CheckpointError(f"{folder} holds no parameter {first_of(missing)}: was it saved from another model?")
     return {name: _whole(folder, name, stored[name]) for name in (stored if names is None else names)}
 
 
@@ -98,7 +129,7 @@ def _problem(
         return "\n".join(problems)
     saved = _saved(contents, sections)
     if missing := sorted(flat.keys() - saved.keys()):
-        problems.append(f"{folder} lacks {_some(missing)}, which this model or its optimizer has: {_SAME_JOB}")
+        problems.append(f"{folder} lacks {first_of(missing)}, which this model or its optimizer has: {_SAME_JOB}")
     different = [
         f"{name} (saved {saved[name].dtype} {list(saved[name].shape)}, "
         f"now {dtype_name(tensor.dtype)} {list(tensor.shape)})"
@@ -107,7 +138,7 @@ def _problem(
         if name in saved and (tuple(tensor.shape), tensor.dtype) != (saved[name].shape, saved[name].torch_dtype)
     ]
     if different:
-        problems.append(f"{folder} was saved with other sizes: {_some(different)}: {_SAME_JOB}")
+        problems.append(f"{folder} was saved with other sizes: {first_of(different)}: {_SAME_JOB}")
     return "\n".join(problems) or None
 
 
@@ -117,13 +148,10 @@ def _require_all_used(
     """Raise CheckpointError on all ranks for a saved tensor that no rank holds; a collective."""
     saved = _saved(contents, sections).keys()
     if unused := sorted(saved - held_by_any(saved, flat, group)):
-        raise CheckpointError(f"{folder} holds {_some(unused)}, which this model or its optimizer lacks: {_SAME_JOB}")
+        raise CheckpointError(
+            f"{folder} holds {first_of(unused)}, which this model or its optimizer lacks: {_SAME_JOB}"
+        )
 
 
 def _saved(contents: Contents, sections: Collection[str]) -> dict[str, StoredTensor]:
     return {name: stored for section in sections for name, stored in contents.section(section).items()}
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_NUM_NAMED])
-    return shown if len(names) <= _NUM_NAMED else f"{shown} and {len(names) - _NUM_NAMED} more"

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from meshwright.fault_tolerance.evidence import process_state
-from meshwright.fault_tolerance.heartbeat import HeartbeatFile, read_heartbeats
+from meshwright.fault_tolerance.heartbeat_file import HeartbeatFile, read_heartbeats
 from meshwright.spec.run.run import Run
 
 

@@ -38,11 +38,12 @@ class HeartbeatFile:
         self._start = json.dumps(identity)[:-1]
         self._file = os.open(run.heartbeat(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self.step, self.phase, self.beaten_s = 0, "start", time.monotonic()
+        self.waits_for_rank: int | None = None
 
     def mark(self, phase: str, step: int | None = None, waits_for_rank: int | None = None) -> None:
         """Write that the loop is in `phase`, and from now on in `step` if given."""
         self.step = self.step if step is None else step
-        self.phase, self.beaten_s = phase, time.monotonic()
+        self.phase, self.waits_for_rank, self.beaten_s = phase, waits_for_rank, time.monotonic()
         peer = "null" if waits_for_rank is None else waits_for_rank
         text = (
             f'{self._start}, "step": {self.step}, "phase": "{phase}", "waits_for_rank": {peer}, '
