@@ -38,7 +38,6 @@ from meshwright.errors import UnsupportedError
 from meshwright.simulator.engine.channel_instances import PodWays, hops_of, pod_ways_of, spine_of_hops
 from meshwright.simulator.engine.matching import Channel, CommOps
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.trace.trace import Ints, Trace
 from meshwright.spec.trace.traces import Traces
 
 _FORMULAS = {
@@ -172,14 +171,10 @@ def _num_bytes(channel: Channel, traces: Traces) -> Floats:
 
 
 def _kinds(channel: Channel, traces: Traces) -> NDArray[np.str_]:
-    rows, trace = _longest(channel, traces)
+    member = int(np.argmax([len(rows) for rows in channel.rows]))
+    rows, trace = channel.rows[member], traces.traces[channel.members[member]]
     used, where = np.unique(trace.records.signature[rows], return_inverse=True)
     return np.array([kind_of(trace.signatures[at].op) for at in used.tolist()])[where.ravel()]
-
-
-def _longest(channel: Channel, traces: Traces) -> tuple[Ints, Trace]:
-    member = int(np.argmax([len(rows) for rows in channel.rows]))
-    return channel.rows[member], traces.traces[channel.members[member]]
 
 
 def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
