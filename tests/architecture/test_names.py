@@ -22,7 +22,7 @@ AGENT_OF_VERB = {
 STILL_SHARED = {
     "Attention", "Block", "Constant", "FeedForward", "Owners", "Problem", "Router", "Stages",
     "check.py", "cluster.py", "compare.py", "describe.py", "expert_load.py", "intervals.py", "layout.py", "load.py",
-    "messages.py", "page.py", "problem.py", "rates.py", "replay.py", "report.py", "row_attention.py", "stack.py",
+    "messages.py", "page.py", "problem.py", "rates.py", "replay.py", "report.py", "stack.py",
     "trace.py", "write.py",
 }  # fmt: skip
 FOREIGN_FOLDER = re.compile(r"(?<![\w.])/(home|Users)/\w+|file:///\w")
