@@ -53,8 +53,7 @@ def read_step(place: Step, step: int | None = None) -> Timeline:
         except (BadZipFile, KeyError, ValueError) as error:
             raise ConfigError(f"{written} is no timeline ({error}): name one that simulate --out wrote") from None
     # These read profiles, which takes torch.
-    from meshwright.profiler.profiled_timeline import timeline_of
-    from meshwright.profiler.run_profile import profile_of_run
+    from meshwright.profiler.profiled_timeline import profile_of_run, timeline_of
 
     if path.is_dir():
         return profile_of_run(path, step)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.fault_tolerance.heartbeat import process_fields, read_heartbeats
+from meshwright.fault_tolerance.heartbeat_file import process_fields, read_heartbeats
 from meshwright.spec.run.diagnosis import ProcessState
 from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Frame, Heartbeat
 from meshwright.spec.run.run import Run

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share
 from meshwright.parallelism.context.sequence_shards import sequence_indices
-from meshwright.parallelism.expert.token_exchange import TokenExchange
+from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.step.training import Training
 

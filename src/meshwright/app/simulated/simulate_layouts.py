@@ -19,7 +19,7 @@ from meshwright.spec.run.layout_plan import SimulatedStep
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs.fork_server import server_socket, share
-from meshwright.tracer.programs.trace import device_type_of
+from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 

@@ -107,3 +107,5 @@ class FlightRecord(Frozen):
     """The loop's thread, the outermost call first."""
     error: str | None = None
     """The error that ended this rank, in a line."""
+    is_lost_peer: bool = False
+    """Whether that error is a timeout, or a lost connection to another rank: the cause is elsewhere."""

@@ -13,7 +13,7 @@ from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.liveness import SavedTensors
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.workload import Workload
-from meshwright.spec.trace.problem import Hazard, Problem
+from meshwright.spec.trace.trace_problem import Hazard, TraceProblem
 
 
 class LiveTensors(Frozen):
@@ -207,7 +207,7 @@ class DryRun(Frozen):
     """Ranks whose own step was traced; they represent the others."""
     traced_ranks: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
     """Which these are, of a program of which not all were."""
-    problems: Annotated[tuple[Problem, ...], Field(strict=False)] = ()
+    problems: Annotated[tuple[TraceProblem, ...], Field(strict=False)] = ()
     """Why the step would hang or compute something wrong."""
     hazards: Annotated[tuple[Hazard, ...], Field(strict=False)] = ()
     """Tensors that are used in no defined order: warnings, with which the step still ends."""

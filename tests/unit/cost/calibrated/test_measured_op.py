@@ -14,7 +14,7 @@ from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
-from meshwright.models.llama import Block
+from meshwright.models.llama import LlamaBlock
 from meshwright.models.rope import rope_tables
 from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.layout.layout import Layout
@@ -200,7 +200,7 @@ def test_a_format_that_nobody_measured_is_refused() -> None:
 
 def test_the_kernels_of_an_op_are_those_of_our_block() -> None:
     sizes = PRESETS["llama-1m"]
-    block, turns = Block(sizes), rope_tables(sizes, torch.arange(16))
+    block, turns = LlamaBlock(sizes), rope_tables(sizes, torch.arange(16))
     x_BSD = torch.randn(1, 16, sizes.dim, requires_grad=True)
     counted = count_kernels(lambda: block(x_BSD, *turns).sum().backward())
     num_ops = next(len(group.ops) for group in MODEL.groups if group.name == "blocks")

@@ -65,7 +65,7 @@ def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
     if obstacles := hf_obstacles(architecture):
         raise UnsupportedError(
             f"no model of transformers computes this one; {family.title} comes nearest, but does not have "
-            f"{'; nor '.join(obstacles)}: change that, or read the tensors with meshwright.checkpoint.load"
+            f"{'; nor '.join(obstacles)}: change that, or read the tensors with meshwright.checkpoint.checkpoint"
         )
     keys = {**family.sizes, **family.optional}
     special: dict[str, Any] = {}
