@@ -20,10 +20,8 @@ AGENT_OF_VERB = {
 }  # fmt: skip
 """The package that does what a command of app and cli is called after."""
 STILL_SHARED = {
-    "Attention", "Block", "Constant", "FeedForward", "Owners", "Problem", "Router", "Stages",
-    "check.py", "cluster.py", "compare.py", "describe.py", "expert_load.py", "intervals.py", "layout.py", "load.py",
-    "messages.py", "page.py", "problem.py", "rates.py", "replay.py", "report.py", "row_attention.py", "stack.py",
-    "trace.py", "write.py",
+    "Constant", "Problem", "Stages",
+    "cluster.py", "layout.py", "messages.py", "page.py", "rates.py", "replay.py", "report.py", "stack.py", "write.py",
 }  # fmt: skip
 FOREIGN_FOLDER = re.compile(r"(?<![\w.])/(home|Users)/\w+|file:///\w")
 

@@ -16,7 +16,6 @@ from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, L
 from meshwright.spec.run.proof import LayoutProof
 from meshwright.trainer.launch.local_ranks import run_ranks
 
-MAX_RANKS = 8
 Case = tuple[Job, Layout]
 
 
@@ -47,7 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    """Draw a layout of MAX_RANKS ranks or fewer."""
+    """Draw a layout of 8 ranks or fewer."""
     degrees: dict[str, int] = {}
     for factor in draw(some([2], [2, 2], [3], [3, 2], [5], [2, 2, 2], [2, 2, 2])):
         axis = draw(some("dp_shard", "tp", "cp", "pp", "dp_replicate"))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
-from meshwright.log import logger
+from meshwright.log import logger, progress
 from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
 from meshwright.prover.differences import TOLERANCES, compare
 from meshwright.prover.record import record
@@ -55,6 +55,7 @@ def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof
         write_corpus(corpus)
         small = small_job(request.job, request.layouts, corpus, request.num_steps, request.precision)
         _require_fitting(request, small)
+        progress.info("training the small model in one process, to compare with")
         reference = _one_process(request, small)
         proofs = []
         for layout in request.layouts:

@@ -10,6 +10,8 @@ from meshwright.spec.model.architecture import LlamaArchitecture
 
 WIDTH_OF_HEADS = "hidden_size / num_attention_heads"
 """Marks the default that is computed."""
+ELSEWHERE = "choose another model.source, or bring the model as my_module:MyModel"
+"""What a user can do about a model that is not computed here."""
 
 SIZES = {
     "vocab_size": "vocab_size",
