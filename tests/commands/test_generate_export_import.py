@@ -68,7 +68,7 @@ def test_the_check_without_transformers_is_refused_before_anything_is_written(
 
 
 def test_export_import_generate_is_the_same_text(
-    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(["export", trained, str(tmp_path / "out")]) == 0
     assert run(["import", str(tmp_path / "out"), str(tmp_path / "again")]) == 0
@@ -80,6 +80,20 @@ def test_export_import_generate_is_the_same_text(
         assert run(["generate", source, "--prompt", "x = ", "--max-new-tokens", "8"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] == texts[2]
+
+    # The same folder where huggingface_hub would have put it, named by its id.
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    snapshots = tmp_path / "hf" / "hub" / "models--lab--tiny" / "snapshots"
+    snapshots.mkdir(parents=True)
+    (tmp_path / "out").rename(snapshots / "0123abc")
+    assert run(["generate", "lab/tiny", "--prompt", "x = ", "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out == texts[0]
+    assert run(["import", "lab/tiny", str(tmp_path / "by-id")]) == 0
+    for command in (["generate", "lab/other"], ["import", "lab/other", str(tmp_path / "other")]):
+        assert run(command) == 2
+        assert "`hf download lab/other`" in capsys.readouterr().err
 
 
 def test_import_of_nothing_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

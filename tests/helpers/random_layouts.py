@@ -9,14 +9,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from meshwright.prover.assemble import assemble
-from meshwright.prover.compare import BARS, compare
+from meshwright.prover.differences import TOLERANCES, compare
 from meshwright.prover.record import record
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout, LayoutRequest
 from meshwright.spec.run.proof import LayoutProof
 from meshwright.trainer.launch.local_ranks import run_ranks
 
-MAX_RANKS = 8
 Case = tuple[Job, Layout]
 
 
@@ -47,7 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    """Draw a layout of MAX_RANKS ranks or fewer."""
+    """Draw a layout of 8 ranks or fewer."""
     degrees: dict[str, int] = {}
     for factor in draw(some([2], [2, 2], [3], [3, 2], [5], [2, 2, 2], [2, 2, 2])):
         axis = draw(some("dp_shard", "tp", "cp", "pp", "dp_replicate"))
@@ -177,7 +176,7 @@ def train_both(job: Job, layout: Layout, folder: Path, *, repeat: bool = False) 
     whole = assemble([one for one, _ in answers])
     return LayoutProof(
         layout=layout,
-        differences=compare(whole, assemble([alone]), BARS["float64"]),
+        differences=compare(whole, assemble([alone]), TOLERANCES["float64"]),
         problem="; ".join(whole.unequal_copies) or None,
         repeats=all(is_equal for _, is_equal in answers) if repeat else None,
         took_s=0.0,

@@ -13,7 +13,7 @@ from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_comparison import compare_runs
-from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
 

@@ -11,7 +11,7 @@ from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.hardware.catalogue import example_of
 from meshwright.planner.candidate import judge
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 
@@ -48,7 +48,7 @@ def _simulated(folder: Path, run: MeasuredRun) -> StepDecomposition:
     """Return the run's step, traced and simulated on the machine that the job names."""
     from meshwright.config.load import load_job
     from meshwright.simulator.simulate_step import simulate
-    from meshwright.tracer.programs.trace import device_type_of
+    from meshwright.tracer.programs.trace_ranks import device_type_of
     from meshwright.tracer.trace_job import trace_job
     from meshwright.trainer.step.step_builder import TRAINER_STEP
 

@@ -17,7 +17,7 @@ from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.launch.rank import RankConfig, train_rank
-from meshwright.units import format_duration
+from meshwright.units import counted, format_duration
 
 
 def train(
@@ -50,6 +50,7 @@ def train(
         require_same_run(run, resolved.job)
     if overwrite and (aside := set_aside(run)):
         progress.info("the earlier run is now %s", aside)
+    progress.info("starting %s", counted(num_ranks, "rank"))
     exit_code = train_locally(_rank_config(resolved, resume=resume, estimate=estimate), num_ranks)
     return TrainedRun(run.folder, exit_code)
 
@@ -126,19 +127,24 @@ def _settled(
     resolved: ResolvedJob, ranks: int | None, *, resume: bool, overwrite: bool
 ) -> tuple[ResolvedJob, int, Estimate | None]:
     """Return the job with nothing left open, the ranks to start, and the estimate of a layout that was planned."""
-    from meshwright.app.settled_layout import budget_layout, plan_layout
-    from meshwright.trainer.launch.ranks import require_devices
     from meshwright.trainer.run.run_folder import read_manifest
 
     settled = None
     if resolved.job.layout.search:
+        from meshwright.app.settled_layout import plan_layout
+
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
         settled = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
         resolved = settled.resolve(resolved)
     num_ranks = num_ranks_of(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
+    # Only now: it imports torch, which takes seconds that a mistake in the job should not.
+    from meshwright.trainer.launch.ranks import require_devices
+
     require_devices(resolved.job.run, num_ranks)
     if resolved.job.layout.activation_checkpoint == "auto":
+        from meshwright.app.settled_layout import budget_layout
+
         settled = budget_layout(resolved, num_ranks, read_manifest(run_folder(resolved)) if resume else None)
         resolved = settled.resolve(resolved)
     if settled is None:

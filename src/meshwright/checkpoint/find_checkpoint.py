@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.errors import CheckpointError, ConfigError
+from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.run.run import Run
 
 FILE_NAME = "checkpoint.json"
@@ -17,10 +18,16 @@ def is_hugging_face(source: Path) -> bool:
     return not is_ours and (source / "config.json").is_file()
 
 
-def require_model_folder(folder: Path) -> None:
-    """Raise ConfigError unless `folder` looks like a Hugging Face model."""
+def model_folder(source: Path) -> Path:
+    """Return the folder of the Hugging Face model that `source` names: a folder, or a hub id in the cache.
+
+    Raises ConfigError where no such folder has a config.json.
+    """
+    folder = local_path(str(source))
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"there is no {folder / 'config.json'}: name the folder of a Hugging Face model")
+        advice = hub_advice(str(source))
+        raise ConfigError(f"there is no {folder / 'config.json'}: name the folder of a Hugging Face model{advice}")
+    return folder
 
 
 def find_checkpoint(source: Path, step: int | None = None) -> tuple[Run, Path]:
@@ -34,7 +41,8 @@ def find_checkpoint(source: Path, step: int | None = None) -> tuple[Run, Path]:
         return Run(source.parent.parent), source
     run = Run(source)
     if not run.folder.is_dir():
-        raise ConfigError(f"there is no folder {run.folder}: name a run folder, such as runs/tiny")
+        advice = hub_advice(str(source))
+        raise ConfigError(f"there is no folder {run.folder}: name a run folder, such as runs/tiny{advice}")
     if not run.manifest.is_file():
         raise ConfigError(
             f"{run.folder} holds no {run.manifest.name}, so it is no run folder: name one that `meshwright train` or "

@@ -25,8 +25,7 @@ from meshwright.fault_tolerance.diagnosis_text import (
 from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.fault_tolerance.waits import Wait, first_mismatch, roots, waited_for, waits_of
 from meshwright.spec.run.diagnosis import Diagnosis, RankState, Verdict
-from meshwright.spec.run.flight_record import FlightRecord, Group
-from meshwright.spec.run.heartbeat import LAST_PHASES, Heartbeat
+from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Heartbeat, ProcessGroupRecord
 from meshwright.units import format_duration
 
 
@@ -244,7 +243,7 @@ class _Checks:
     def _is_in_complete_wait(self, rank: int) -> bool:
         return any(wait.rank == rank and not wait.absent for wait in self._waits)
 
-    def _group(self, rank: int, name: str) -> Group:
+    def _group(self, rank: int, name: str) -> ProcessGroupRecord:
         return next(group for group in self._records[rank].groups if group.name == name)
 
     def _mute(self) -> list[int]:

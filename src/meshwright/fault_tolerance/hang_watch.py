@@ -27,7 +27,7 @@ from meshwright.log import logger
 from meshwright.parallelism.module_tracker import module_names
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_fsdp import modules_of_unit
-from meshwright.spec.run.flight_record import FlightRecord, Frame
+from meshwright.spec.run.rank_records import FlightRecord, Frame
 from meshwright.spec.run.run import Run
 
 _MAX_POLL_S = 1.0

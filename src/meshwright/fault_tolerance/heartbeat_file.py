@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Heartbeat
 from meshwright.spec.run.run import Run
 
 # Fixed length, so that a shorter text overwrites a longer one completely.

@@ -14,14 +14,13 @@ from meshwright.data.loader import Loader
 from meshwright.data.order import Share
 from meshwright.parallelism.context.sequence_shards import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
-from meshwright.prover.faults import degree
 from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.step.training import Training
 
 
 def plant(axis: PlantedAxis, training: Training) -> None:
     """Inject the fault of `axis` into `training` if the degree of the axis is above 1."""
-    if degree(training.layout, axis) > 1:
+    if getattr(training.layout, axis) > 1:
         _PLANTERS[axis](training)
 
 

@@ -18,7 +18,7 @@ from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.heartbeat_file import read_heartbeats
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.diagnosis import Diagnosis
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Heartbeat
 from meshwright.spec.run.run import Run
 from training_runs import tiny_job
 

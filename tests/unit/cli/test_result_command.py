@@ -111,6 +111,7 @@ def test_columns_sets_the_width(
     [
         ["train", "nope"],
         ["train", TINY, "train.bad=1"],
+        ["train", TINY, "--ranks", "3"],
         ["simulate", "nope"],
         ["simulate", TINY, "--routing", "nope"],
         ["generate", "nope"],

@@ -12,12 +12,11 @@ import pytest
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.spec.run.diagnosis import ProcessState
-from meshwright.spec.run.flight_record import Collective, Departure, FlightRecord, Frame, Group
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Collective, Departure, FlightRecord, Frame, Heartbeat, ProcessGroupRecord
 
 NOW_S = 1000.0
-WORLD = Group(name="0", axis="world", ranks=[0, 1, 2, 3])
-PAIRS = [Group(name="a", axis="tp", ranks=[0, 1]), Group(name="b", axis="tp", ranks=[2, 3])]
+WORLD = ProcessGroupRecord(name="0", axis="world", ranks=[0, 1, 2, 3])
+PAIRS = [ProcessGroupRecord(name="a", axis="tp", ranks=[0, 1]), ProcessGroupRecord(name="b", axis="tp", ranks=[2, 3])]
 
 
 def heartbeat(rank: int, silent_s: float = 100.0, **changes: Any) -> Heartbeat:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.durable import commit, temporary_sibling, write_durably
+from meshwright.checkpoint.find_checkpoint import model_folder
 from meshwright.checkpoint.hf.families import num_parameters
 from meshwright.checkpoint.hf.folder import read_json
 from meshwright.checkpoint.hf.side_files import CONFIG, TOKENIZER, copy_side_files
@@ -18,7 +19,6 @@ from meshwright.errors import CheckpointError, ConfigError, ExitCode
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
-from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.run.run import Manifest, Run
 
 
@@ -41,9 +41,7 @@ def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
     """
     if run_folder.exists():
         raise ConfigError(f"{run_folder} exists, and import never overwrites: name a new folder, or move it away")
-    named, hf_folder = str(hf_folder), local_path(str(hf_folder))
-    if not hf_folder.exists() and (advice := hub_advice(named)):
-        raise ConfigError(f"there is no folder {named}: name the folder of a Hugging Face model{advice}")
+    named, hf_folder = str(hf_folder), model_folder(hf_folder)
     config = read_json(hf_folder / CONFIG)
     architecture = architecture_from_hf(config, str(hf_folder / CONFIG))
     # As stored and memory-mapped, except stacked experts, which are copies.

@@ -44,14 +44,16 @@ def command(
     step: int | None,
     as_json: bool,
 ) -> None:
-    """Continue a text with the model in RUN_OR_FOLDER: a run, one of its checkpoints, or a Hugging Face folder.
+    """Continue a text with the model in RUN_OR_FOLDER: a run, one of its checkpoints, a Hugging Face folder, or the
+    id of a model in the cache of huggingface_hub.
 
     The text goes to standard output, a line about it to standard error.
     """
     from meshwright.checkpoint.find_checkpoint import find_checkpoint, is_hugging_face
+    from meshwright.spec.model.hf.hub_cache import local_path
 
     # Before torch is imported, which takes seconds.
-    if not is_hugging_face(source):
+    if not is_hugging_face(local_path(str(source))):
         find_checkpoint(source, step)
     from meshwright.inference.generate import Sampling, TextStream, generate
     from meshwright.inference.loaded_model import load_model

@@ -15,13 +15,16 @@ from meshwright.cli.result_command import print_json, result_command
 def command(hf_folder: Path, run_folder: Path, as_json: bool) -> None:
     """Write the weights of HF_FOLDER, bit by bit, as checkpoint step-0 of the new run RUN_FOLDER.
 
+    HF_FOLDER may also be the id of a model of the Hugging Face Hub that was downloaded to this machine.
+
     Training from them needs no import: set model.source to the folder's config.json and model.initial_weights to
     HF_FOLDER.
     """
-    from meshwright.checkpoint.find_checkpoint import require_model_folder
+    from meshwright.checkpoint.find_checkpoint import model_folder
     from meshwright.units import format_count
 
-    require_model_folder(hf_folder)
+    # Before torch is imported, which takes seconds.
+    model_folder(hf_folder)
     from meshwright.checkpoint.hf.import_ import import_folder
 
     done = import_folder(hf_folder, run_folder)

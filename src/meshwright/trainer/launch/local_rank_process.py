@@ -27,6 +27,8 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 class Order:
     """What a rank runs: a function and its arguments, pickled, in the environment of the caller."""
 
+    module: str
+    """Where the function is defined."""
     pickled_call: bytes
     num_ranks: int
     timeout_s: float

@@ -42,10 +42,10 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
         watch.mark("restore")
         step = restore(training, run) if resume else 0
         speed = PeakFlops.of(job, ranks)
-        recorder = open_recorder(training, run, step, speed, estimate)
+        recorder = open_recorder(training, run, step, estimate)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with recorder or nullcontext(), profiler:
-            announce(training, step)
+            announce(training, step, speed.peak_name)
             # The tracker's hooks would be compiled with the model.
             tracked_step = None if training.layout.compile else step + 1
             asked = None
@@ -87,8 +87,8 @@ def restore(training: Training, run: Run) -> int:
     return steps[-1]
 
 
-def announce(training: Training, step: int) -> None:
-    """Log the size, the layout and the batch of the run."""
+def announce(training: Training, step: int, peak_name: str | None) -> None:
+    """Log the size, the layout and the batch of the run, and the FLOP/s that its MFU refers to."""
     if (note := dropout_note(resolve_architecture(training.job.model))) is not None:
         logger.warning("%s", note)
     ranks, layout = training.ranks, training.layout
@@ -107,6 +107,8 @@ def announce(training: Training, step: int) -> None:
         tokens,
         step,
     )
+    if peak_name is not None:
+        logger.info("MFU is of %s for each rank", peak_name)
     if step >= training.job.train.steps:
         logger.info("the run has %d steps and train.steps = %d: nothing to train", step, training.job.train.steps)
 

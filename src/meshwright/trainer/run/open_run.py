@@ -24,7 +24,6 @@ from meshwright.trainer.run.run_folder import (
     write_atomically,
 )
 from meshwright.trainer.run.run_recorder import RunRecorder
-from meshwright.trainer.step.speed import PeakFlops
 from meshwright.trainer.step.training import Training
 
 
@@ -57,7 +56,7 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
 
 
 def open_recorder(
-    training: Training, run: Run, start_step: int, speed: PeakFlops, estimate: Estimate | None = None
+    training: Training, run: Run, start_step: int, estimate: Estimate | None = None
 ) -> RunRecorder | None:
     """Return rank 0's recorder with this attempt in the manifest, None on the other ranks; a collective.
 
@@ -90,4 +89,4 @@ def open_recorder(
     )
     write_atomically(run.job, to_toml(job))
     keep_side_files(job, run)
-    return RunRecorder(job, run, ManifestFile(run, manifest), speed.peak_name)
+    return RunRecorder(job, run, ManifestFile(run, manifest))

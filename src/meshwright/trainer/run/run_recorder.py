@@ -23,6 +23,8 @@ from meshwright.units import format_bytes, format_count, format_duration
 # The remaining time is estimated from the latest steps, since the first ones of an attempt are slower.
 _RECENT_STEPS = 20
 _LEAST_DATA_SHARE = 0.01
+_LINE_COLUMNS = 100
+_LEFT_OUT_FIRST = ("eta", "lr", "mem", "skew")
 
 
 @dataclass(frozen=True)
@@ -49,29 +51,34 @@ class StepMetrics:
         experts = row.pop("experts")
         return {**row, **experts}
 
-    def line(self, num_steps: int, peak: str | None, left_s: float) -> str:
-        """Return the log line; `peak` names the FLOP/s that MFU refers to. Data waits below 1 % are omitted."""
+    def line(self, num_steps: int, left_s: float) -> str:
+        """Return the log line, in at most 100 columns: what does not fit is left out, the estimated time first.
+
+        Data waits below 1 % are omitted.
+        """
         speed = f"{format_count(self.samples_per_s)} samples/s"
         if self.tokens_per_s is not None:
             speed = f"{format_count(self.tokens_per_s)} tok/s"
-        mfu = () if self.mfu is None else (f"MFU {self.mfu:.1%} of {peak}",)
-        skew = (f"skew {self.experts['router_skew']:.2f}",) if self.experts else ()
         waits = self.data_wait_ms > _LEAST_DATA_SHARE * self.step_ms
-        return "  ".join(
-            (
-                f"step {self.step}/{num_steps}",
-                f"loss {self.loss:.4f}",
-                f"gnorm {self.grad_norm:.3f}",
-                f"lr {self.learning_rate:.1e}",
-                *skew,
-                speed,
-                f"{self.step_ms:.0f} ms",
-                *((f"data {self.data_wait_ms:.0f} ms",) if waits else ()),
-                f"mem {format_bytes(self.memory_bytes)}",
-                *mfu,
-                f"eta {timedelta(seconds=round(left_s))}",
-            )
-        )
+        parts = {
+            "step": f"step {self.step}/{num_steps}",
+            "loss": f"loss {self.loss:.4f}",
+            "gnorm": f"gnorm {self.grad_norm:.3f}",
+            "lr": f"lr {self.learning_rate:.1e}",
+            "skew": f"skew {self.experts['router_skew']:.2f}" if self.experts else "",
+            "speed": speed,
+            "time": f"{self.step_ms:.0f} ms",
+            "data": f"data {self.data_wait_ms:.0f} ms" if waits else "",
+            "mem": f"mem {format_bytes(self.memory_bytes)}",
+            "mfu": "" if self.mfu is None else f"MFU {self.mfu:.1%}",
+            "eta": f"eta {timedelta(seconds=round(left_s))}",
+        }
+        for name in ("", *_LEFT_OUT_FIRST):
+            parts.pop(name, None)
+            line = "  ".join(filter(None, parts.values()))
+            if len(line) <= _LINE_COLUMNS:
+                break
+        return line
 
 
 class ConsoleHandler(logging.Handler):
@@ -89,8 +96,8 @@ class ConsoleHandler(logging.Handler):
 class RunRecorder:
     """Writer of each step's metrics to all sinks of the job."""
 
-    def __init__(self, job: Job, run: Run, manifest: ManifestFile, peak_name: str | None) -> None:
-        self._job, self._manifest, self._peak_name = job, manifest, peak_name
+    def __init__(self, job: Job, run: Run, manifest: ManifestFile) -> None:
+        self._job, self._manifest = job, manifest
         self._sinks = open_sinks(run, job)
         self._step_ms: list[float] = []
         self._losses: dict[str, float] = {}
@@ -138,7 +145,7 @@ class RunRecorder:
         self._progress.update(self._task, completed=metrics.step)
         if metrics.step % self._job.run.log_interval == 0 or metrics.step == num_steps:
             left_s = (num_steps - metrics.step) * statistics.median(self._step_ms[-_RECENT_STEPS:]) / 1e3
-            logger.info("%s", metrics.line(num_steps, self._peak_name, left_s))
+            logger.info("%s", metrics.line(num_steps, left_s))
 
     def validation(self, step: int, loss: float) -> None:
         """Record a validation loss."""

@@ -23,7 +23,7 @@ from meshwright.spec.machine.device import Device, MatmulRates
 from meshwright.spec.machine.figure import Figure, Source
 from meshwright.spec.machine.measured import AttentionPoint, CollectivePoint, MatmulPoint, MemoryOp, MemoryOpPoint
 from meshwright.spec.model.model_spec import model_spec
-from meshwright.spec.model.op import Attention
+from meshwright.spec.model.op import CoreAttention
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
@@ -137,7 +137,7 @@ def test_attention_takes_what_was_measured_forward_and_backward() -> None:
         group.count * op.forward_flops_per_token(SEQ_LEN)
         for group in MODEL.groups
         for op in group.ops
-        if isinstance(op, Attention)
+        if isinstance(op, CoreAttention)
     )
     at_best = 3 * forward / 1e9
     assert step(of()).attention_s + at_best == pytest.approx(forward / 5e8 + 2.5 * forward / 1e9)

@@ -13,15 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.spec.job.value_rule import field_rule
+from meshwright.spec.job.field_docs import field_rule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.hf.hf_families import ALIASES, FAMILIES
-from meshwright.spec.model.hf.hf_family import HARMLESS, ONLY, WIDTH_OF_HEADS, Family
+from meshwright.spec.model.hf.hf_family import ELSEWHERE, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
 from meshwright.spec.model.hf.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-
-_ELSEWHERE = "choose another model.source, or bring the model as my_module:MyModel"
 
 _GPT2_DROPOUT = 0.1
 """That of transformers' GPT2Config where a rate is absent."""
@@ -37,7 +35,7 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
         *others, last = FAMILIES
         raise UnsupportedError(
             f"{source} has model_type = {config.get('model_type')!r}, but Meshwright reads {', '.join(others)} and "
-            f"{last} only: {_ELSEWHERE}"
+            f"{last} only: {ELSEWHERE}"
         )
     family = FAMILIES[model_type]
     written = {ALIASES.get(model_type, {}).get(key, key): key for key in config}
@@ -153,13 +151,13 @@ def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> 
         if config.get(key, allowed) != allowed:
             raise UnsupportedError(
                 f"{source} has {key} = {config[key]!r}, which Meshwright does not compute: it would have to be "
-                f"{allowed!r}; {_ELSEWHERE}"
+                f"{allowed!r}; {ELSEWHERE}"
             )
     unlike = sorted(set(config.get("layer_types") or ()) - {"full_attention"} - window)
     if unlike:
         raise UnsupportedError(
             f"{source} has layers of type {', '.join(unlike)} in layer_types, but Meshwright computes full_attention "
-            f"only: {_ELSEWHERE}"
+            f"only: {ELSEWHERE}"
         )
     of_family = {*family.sizes, *family.optional, *family.dropouts, *family.only, *family.harmless}
     known = {*of_family, *ONLY, *ROPE_KEYS, *HARMLESS}
@@ -219,7 +217,7 @@ def _derived(config: dict[str, Any], model_type: str, source: str) -> dict[str, 
         if dense != list(range(len(dense))):
             raise UnsupportedError(
                 f"{source} has mlp_only_layers = {dense}, but Meshwright computes models whose first layers are the "
-                f"dense ones: {_ELSEWHERE}"
+                f"dense ones: {ELSEWHERE}"
             )
         return {"num_dense_layers": len(dense)}
     return {}

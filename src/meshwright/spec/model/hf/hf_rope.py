@@ -10,12 +10,10 @@ from typing import Any
 
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.hf.hf_family import Family
+from meshwright.spec.model.hf.hf_family import ELSEWHERE, Family
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
-
-_ELSEWHERE = "choose another model.source, or bring the model as my_module:MyModel"
 
 
 def rope_from_hf(config: dict[str, Any], family: Family, source: str) -> dict[str, Any]:
@@ -34,14 +32,14 @@ def rope_from_hf(config: dict[str, Any], family: Family, source: str) -> dict[st
         computed = [f"'{name}'" for name in family.rope_types]
         raise UnsupportedError(
             f"{source} has rope_type = {rope_type!r}, but Meshwright computes {', '.join(computed[:-1])} and "
-            f"{computed[-1]} only: {_ELSEWHERE}"
+            f"{computed[-1]} only: {ELSEWHERE}"
         )
     names = {"original_max_position_embeddings": "original_max_seq_len"}
     scaling = {names.get(key, key): value for key, value in rope.items() if value is not None}
     if scaling.pop("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedError(
             f"{source} turns only a part of each head (partial_rotary_factor), which Meshwright does not compute: "
-            f"{_ELSEWHERE}"
+            f"{ELSEWHERE}"
         )
     if rope_type == "llama3":
         return {**fields, "rope_scaling": scaling}
@@ -82,7 +80,7 @@ def yarn_obstacle(mscale: float | None, mscale_all_dim: float | None) -> str | N
 def _yarn(scaling: dict[str, Any], source: str) -> dict[str, Any]:
     if scaling.pop("attention_factor", None) is not None or not scaling.pop("truncate", True):
         raise UnsupportedError(
-            f"{source} has attention_factor or truncate with its yarn, which Meshwright does not compute: {_ELSEWHERE}"
+            f"{source} has attention_factor or truncate with its yarn, which Meshwright does not compute: {ELSEWHERE}"
         )
     if obstacle := yarn_obstacle(scaling.get("mscale"), scaling.get("mscale_all_dim")):
         raise UnsupportedError(f"{source} has {obstacle}: give both, or mscale = 1 alone, in a copy of the file")
