@@ -12,8 +12,8 @@ import tomlkit
 
 import meshwright.cost
 import meshwright.evaluation.backtest
-from meshwright.cost.case import Floats
 from meshwright.cost.stacks import GENERIC, stacks
+from meshwright.cost.training_setup import Floats
 from meshwright.evaluation.backtest.null_model import fit_null_model
 from meshwright.evaluation.backtest.replay import load_runs
 from meshwright.evaluation.fitting.fit import Fit, fit
@@ -111,8 +111,8 @@ def _rounded(value: float) -> float:
 
 
 def _write_null_model(runs: TimedRuns) -> None:
-    settings = [run.setting for run in runs.runs if run.setting is not None]
-    shares = fit_null_model(settings, np.exp(runs.log_measured_s).tolist())
+    setups = [run.setup for run in runs.runs if run.setup is not None]
+    shares = fit_null_model(setups, np.exp(runs.log_measured_s).tolist())
     file = Path(meshwright.evaluation.backtest.__file__).with_name("null_model.toml")
     file.write_text(_NULL_MODEL_HEAD + tomlkit.dumps(shares), encoding="utf-8")
 

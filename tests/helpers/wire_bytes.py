@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from meshwright.cost.case import Cases
 from meshwright.cost.communication.communication import communication_of
 from meshwright.cost.communication.data_parallel import data_parallel_of, replicated_sums_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, Floats, fabric_of
@@ -15,6 +14,7 @@ from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, fsdp_expo
 from meshwright.cost.communication.messages import messages_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.pipeline.slots import slots_of
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, LAST, work_of
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 
@@ -31,16 +31,16 @@ _CONSTANTS = {
 _DP_AXES = ("fsdp", "expert_dp_shard", "dp_replicate")
 
 
-def unit_fabric(of: Cases) -> Fabric:
+def unit_fabric(of: Configurations) -> Fabric:
     """Return links that take a second for each byte that a rank sends, and nothing else."""
     nothing = {field.name: 0.0 for field in fields(FabricConstants) if field.name.endswith("_s")}
-    fabric = fabric_of(of.settings[0].cluster, FabricConstants(all_to_all_efficiency=1.0, **nothing))
+    fabric = fabric_of(of.setups[0].cluster, FabricConstants(all_to_all_efficiency=1.0, **nothing))
     one, most = np.asarray(1.0), np.asarray(np.inf)
     links = {"domain_size": np.asarray(1e6), "intra_bytes_per_s": one, "intra_bytes_per_s_per_peer": most}
     return replace(fabric, **links, nvls_bytes_per_s=np.asarray(0.0))
 
 
-def sent_by_formulas(of: Cases) -> Sent:
+def sent_by_formulas(of: Configurations) -> Sent:
     """Return what the first rank of the only one of the cases sends; pipeline sends are left out."""
     work, fabric, total = work_of(of), unit_fabric(of), Sent()
     communication, parallel = communication_of(of, work), data_parallel_of(of, work)
@@ -72,7 +72,7 @@ def sent_by_formulas(of: Cases) -> Sent:
     return +total
 
 
-def sent_to_next_stage(of: Cases) -> int:
+def sent_to_next_stage(of: Configurations) -> int:
     """Return the bytes that the first rank of a pipeline sends to the next one in a step."""
     work = work_of(of)
     c = {**_CONSTANTS, "pp_exposed": 1.0, "send_s": 0.0}

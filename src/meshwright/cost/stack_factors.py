@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.calibrated.measured_op import is_measured
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
 from meshwright.cost.rates import is_blackwell
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.spec.machine.cluster import Cluster
 
 
 @dataclass(frozen=True)
 class StackFactors:
-    """Times as multiples of the generic, tuned stack's, one element a case."""
+    """Times as multiples of the generic, tuned stack's, one element a configuration."""
 
     compute: Floats
     communication: Floats
@@ -31,7 +31,7 @@ class StackFactors:
 
 @dataclass(frozen=True)
 class Stacks:
-    """What the cases' stacks are, one element a case."""
+    """What the configurations' stacks are, one element a configuration."""
 
     fitted: StackFactors
     is_tuned: NDArray[np.bool_]
@@ -63,9 +63,9 @@ class Stacks:
         )
 
 
-def stacks_of(cases: Cases) -> Stacks:
-    """Return what the stacks of the cases are."""
-    each = cases.each
+def stacks_of(configs: Configurations) -> Stacks:
+    """Return what the stacks of the configurations are."""
+    each = configs.each
     return Stacks(
         StackFactors(
             each(lambda s: s.stack.compute), each(lambda s: s.stack.communication), each(lambda s: s.stack.overhead)

@@ -1,4 +1,4 @@
-"""StepPricer: seconds of one optimizer step, from the physical floor up, of many cases at once.
+"""StepPricer: seconds of one optimizer step, from the physical floor up, of many configurations at once.
 
     microbatch = sum over blocks (matmul + attention + memory [+ recompute] + exposed tp, cp, ep), or the host if longer
     fsdp       = max(block, gathers and scatters) + slowdown x the shorter of the two (ours: while the device computes)
@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from meshwright.cost.calibrated.measured_op import measured_update_s
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.communication import Communication, communication_of
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import (
@@ -41,6 +40,7 @@ from meshwright.cost.pipeline.slots import Slot, slots_of
 from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
 from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.stack_factors import StackFactors, Stacks, stacks_of
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
@@ -50,7 +50,7 @@ _OPTIMIZER_BYTES = 32.0
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Seconds by cause, one element a case; the fields are those of StepDecomposition."""
+    """Seconds by cause, one element a configuration; the fields are those of StepDecomposition."""
 
     floor_s: Floats
     matmul_s: Floats
@@ -75,36 +75,36 @@ class StepTerms:
         return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
 
     def decomposition(self, row: int) -> StepDecomposition:
-        """Return the step of the case at `row`."""
+        """Return the step of the configuration at `row`."""
         return StepDecomposition(
             **{field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)}
         )
 
 
 class StepPricer:
-    """Prices the same cases again and again with other constants; what does not depend on them is computed once."""
+    """Prices configurations again and again with other constants; what does not depend on them is computed once."""
 
-    def __init__(self, cases: Cases) -> None:
-        self.cases, self.layouts = cases, cases.layouts
-        settings = cases.settings
-        self.work = work_of(cases)
-        self.peaks = peaks_of(settings)
-        self.pricer = BlockPricer(self.work, settings, self.peaks)
-        fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in settings]
-        self.fabric = stack_fabrics(fabrics, cases.setting)
-        self.stacks: Stacks = stacks_of(cases)
-        self.microbatches = cases.num_microbatches
-        self.stage: Stages = stages_of(cases, self.work)
-        self.communication: Communication = communication_of(cases, self.work)
-        self.messages: Messages = messages_of(cases, self.work)
-        self.parallel: DataParallel = data_parallel_of(cases, self.work)
+    def __init__(self, configs: Configurations) -> None:
+        self.configs, self.layouts = configs, configs.layouts
+        setups = configs.setups
+        self.work = work_of(configs)
+        self.peaks = peaks_of(setups)
+        self.pricer = BlockPricer(self.work, setups, self.peaks)
+        fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in setups]
+        self.fabric = stack_fabrics(fabrics, configs.setup_index)
+        self.stacks: Stacks = stacks_of(configs)
+        self.microbatches = configs.num_microbatches
+        self.stage: Stages = stages_of(configs, self.work)
+        self.communication: Communication = communication_of(configs, self.work)
+        self.messages: Messages = messages_of(configs, self.work)
+        self.parallel: DataParallel = data_parallel_of(configs, self.work)
         self.slots = slots_of(self.work)
-        self.gradient_bytes = cases.each(lambda s: s.stack.gradient_bytes)
-        self.repeated = repeated_share(cases)
-        self.compute = compute_pricer_of(cases, self.parallel, self.stage)
+        self.gradient_bytes = configs.each(lambda s: s.stack.gradient_bytes)
+        self.repeated = repeated_share(configs)
+        self.compute = compute_pricer_of(configs, self.parallel, self.stage)
         self.copies = FsdpCopies(self.parallel, self.stacks, self.slots)
         self.senders = senders_of(self.communication, self.parallel)
-        self.update_s = measured_update_s(cases, self.parallel.updated)
+        self.update_s = measured_update_s(configs, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
     def use(self, fitted: StackFactors) -> None:
@@ -113,9 +113,9 @@ class StepPricer:
         self.copies = replace(self.copies, stacks=self.stacks)
 
     def price(self, constants: Constants) -> StepTerms:
-        """Return the step of each case by cause."""
+        """Return the step of each configuration by cause."""
         blocks, first, last = self.passes(constants)
-        memory_rate = rates_of(self.cases.settings, self.peaks, constants).memory[self.cases.setting]
+        memory_rate = rates_of(self.configs.setups, self.peaks, constants).memory[self.configs.setup_index]
         return self._step(blocks, first, last, self.stacks.slowed(self.fabric, constants), memory_rate, constants)
 
     def passes(self, constants: Constants) -> tuple[RankPass, RankPass, RankPass]:
@@ -130,19 +130,19 @@ class StepPricer:
 
     def slot_passes(self, constants: Constants) -> list[tuple[Slot, RankPass]]:
         """Return one microbatch through a single block of each slot, in the order of the model."""
-        rates = rates_of(self.cases.settings, self.peaks, constants)
+        rates = rates_of(self.configs.setups, self.peaks, constants)
         prices = Prices(
             constants=constants,
             slow=self.stacks.factors(constants),
             times=self.pricer.price(rates, constants),
             fabric=self.stacks.slowed(self.fabric, constants),
-            memory_rate=rates.memory[self.cases.setting],
-            matmul32_rate=rates.matmul32[self.cases.setting],
+            memory_rate=rates.memory[self.configs.setup_index],
+            matmul32_rate=rates.matmul32[self.configs.setup_index],
         )
         return [(slot, self._slot_pass(slot, prices)) for slot in self.slots]
 
     def _summed(self, parts: list[tuple[RankPass, Floats]]) -> RankPass:
-        total = RankPass(*(np.zeros(len(self.cases)) for _ in fields(RankPass)))
+        total = RankPass(*(np.zeros(len(self.configs)) for _ in fields(RankPass)))
         for one, count in parts:
             total = total + one * count
         return total
@@ -194,7 +194,7 @@ class StepPricer:
         """
         fabric, c = prices.fabric, prices.constants
         if slot.kind != BLOCK:
-            dp, first_dp = ends_exposed_s(self.parallel, slot.owner, fabric), np.zeros(len(self.cases))
+            dp, first_dp = ends_exposed_s(self.parallel, slot.owner, fabric), np.zeros(len(self.configs))
         else:
             computing = computing_shares(self.parallel, busy, whole)
             dp = fsdp_exposed_s(self.parallel, slot.owner, fabric, c, whole, computing)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.compute.eager_mixture import eager_elements
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
@@ -30,6 +29,7 @@ from meshwright.cost.compute.matmul_lines import (
 from meshwright.cost.compute.own_elements import own_elements
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.shares import Shares
+from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
@@ -110,48 +110,50 @@ class Owners:
 
 @dataclass(frozen=True)
 class Work:
-    """The keys of all cases, and what each asks for."""
+    """The keys of all configs, and what each asks for."""
 
-    key_of_case: Ints
-    """Position of each case's key."""
-    setting: Ints
-    """Position of each key's setting."""
+    key_of_config: Ints
+    """Position of each configuration's key."""
+    setup_index: Ints
+    """Position of each key's setup."""
     keys: LayoutTable
     """One layout for each key; only KEY_FIELDS of it mean something."""
     owners: Owners
     matmuls: Matmuls
 
 
-def work_of(cases: Cases) -> Work:
-    """Return what the cases' ranks do, each distinct (setting, tp, cp, ep, etp, microbatch_size) once."""
-    _, first, inverse = np.unique(_key_numbers(cases), return_index=True, return_inverse=True)
-    setting, keys = cases.setting[first], cases.layouts.take(first)
+def work_of(configs: Configurations) -> Work:
+    """Return what the configurations' ranks do, each distinct (setup, tp, cp, ep, etp, microbatch_size) once."""
+    _, first, inverse = np.unique(_key_numbers(configs), return_index=True, return_inverse=True)
+    setup_index, keys = configs.setup_index[first], configs.layouts.take(first)
     owners: list[dict[str, NDArray[Any]]] = []
     lines: list[dict[str, NDArray[Any]]] = []
     num_owners = 0
-    for position in np.unique(setting):
-        rows = np.flatnonzero(setting == position)
-        for group, kind in groups_of(cases.settings[position]):
+    for position in np.unique(setup_index):
+        rows = np.flatnonzero(setup_index == position)
+        for group, kind in groups_of(configs.setups[position]):
             index = num_owners + np.arange(len(rows))
-            shares = Shares(cases.settings[position], keys.take(rows))
+            shares = Shares(configs.setups[position], keys.take(rows))
             owners.append({"key": rows, **_owner(group, kind, shares)})
             lines += [{"owner": index, **line} for line in matmul_lines(group, shares)]
             num_owners += len(rows)
-    return Work(inverse.ravel(), setting, keys, Owners(**_joined(Owners, owners)), Matmuls(**_joined(Matmuls, lines)))
+    return Work(
+        inverse.ravel(), setup_index, keys, Owners(**_joined(Owners, owners)), Matmuls(**_joined(Matmuls, lines))
+    )
 
 
-def _key_numbers(cases: Cases) -> Ints:
-    """Return one number for each case, equal for equal keys and in their order: sorting rows of a table is slow."""
-    numbers = cases.setting
+def _key_numbers(configs: Configurations) -> Ints:
+    """Return one number for each, equal for equal keys and in their order: sorting rows of a table is slow."""
+    numbers = configs.setup_index
     for name in KEY_FIELDS:
-        values = getattr(cases.layouts, name)
+        values = getattr(configs.layouts, name)
         numbers = numbers * (values.max(initial=0) + 1) + values
     return np.asarray(numbers, np.int64)
 
 
-def groups_of(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
+def groups_of(setup: TrainingSetup) -> Iterator[tuple[BlockGroup, int]]:
     """Yield the model's groups and their kinds: the ones without a matmul before the blocks are FIRST."""
-    groups = setting.model.groups
+    groups = setup.model.groups
     for group in groups:
         if any(isinstance(op, Head) for op in group.ops):
             yield group, LAST

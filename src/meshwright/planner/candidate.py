@@ -15,7 +15,7 @@ from meshwright.planner.explain.unmeasured import unmeasured_features, widened
 from meshwright.planner.rate import dense_peak
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replayed_step
-from meshwright.planner.search.cases import cases_of
+from meshwright.planner.search.configurations import configs_of
 from meshwright.planner.search.price import Priced, price
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.plan import Candidate
@@ -52,7 +52,7 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
     step, is_replayed = priced.step.decomposition(row), num_actions(layout, request) <= max_actions
     if is_replayed:
         step = replayed_step(step, layout, request)
-    unmeasured = unmeasured_features(layout, request.setting)
+    unmeasured = unmeasured_features(layout, request.setup)
     mfu = None if peak_of(request) is None else step.floor_s / step.total_s
     candidate = Candidate(
         layout=layout,
@@ -61,7 +61,7 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
             memory=priced.memory_use(row),
             mfu=mfu,
             hfu=None if mfu is None else mfu * (1 + recomputed_share(layout, request)),
-            relative_error=widened(request.setting.stack.relative_error, len(unmeasured)),
+            relative_error=widened(request.setup.stack.relative_error, len(unmeasured)),
         ),
         unmeasured=unmeasured,
         headroom_bytes=round(float(priced.headroom_bytes[row])),
@@ -86,7 +86,7 @@ def recomputed_share(layout: Layout, request: PlanRequest) -> float:
     """Return the FLOPs that a step recomputes: activation checkpointing, or because a compiled block's backward runs
     in two parts, as a share of the model's FLOPs.
     """
-    model, seq_len, stack = request.setting.model, request.workload.seq_len, request.setting.stack
+    model, seq_len, stack = request.setup.model, request.workload.seq_len, request.setup.stack
     blocks = [group for group in model.groups if group.name == "blocks"]
     matmuls = sum(2 * group.count * group.num_matmul_parameters for group in blocks)
     attention = sum(group.count * group.forward_flops_per_token(seq_len) for group in blocks) - matmuls
@@ -95,7 +95,7 @@ def recomputed_share(layout: Layout, request: PlanRequest) -> float:
         again["selective"] = matmuls / 2
     elif stack.selective == "core-attention":
         again["selective"] = float(attention)
-    if drops_attention(request.setting):
+    if drops_attention(request.setup):
         again["selective"] += float(attention)
     given, table = layout.activation_checkpoint_blocks, layout_table([layout])
     if given is not None:
@@ -105,5 +105,5 @@ def recomputed_share(layout: Layout, request: PlanRequest) -> float:
         flops = again[layout.activation_checkpoint] * float(nth_share(table, num_blocks)[0])
     number = np.array([num_microbatches_of(layout, request)], np.float64)
     flops *= float(recompute_passes(table, number)[0])
-    flops += 2 * (matmuls + attention) * float(repeated_share(cases_of(table, request))[0])
+    flops += 2 * (matmuls + attention) * float(repeated_share(configs_of(table, request))[0])
     return flops / model.flops_per_token(seq_len)

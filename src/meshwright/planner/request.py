@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.cost.case import Setting
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
@@ -22,7 +22,7 @@ class PlanRequest:
     """The model as the user named it."""
     architecture: LlamaArchitecture
     """Its sizes."""
-    setting: Setting
+    setup: TrainingSetup
     """The model, the workload, the cluster and the software stack; every device of the cluster is used."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the layout that the search may not change, with their values."""
@@ -40,18 +40,18 @@ class PlanRequest:
     @property
     def workload(self) -> Workload:
         """Return what a step processes."""
-        return self.setting.workload
+        return self.setup.workload
 
     @property
     def cluster(self) -> Cluster:
         """Return the cluster."""
-        return self.setting.cluster
+        return self.setup.cluster
 
     @property
     def num_devices(self) -> int:
         """Return the devices that every layout uses."""
-        return self.setting.cluster.num_devices
+        return self.setup.cluster.num_devices
 
-    def with_setting(self, **changes: Any) -> PlanRequest:
+    def with_setup(self, **changes: Any) -> PlanRequest:
         """Return the same request with another model, workload, cluster or stack."""
-        return replace(self, setting=replace(self.setting, **changes))
+        return replace(self, setup=replace(self.setup, **changes))

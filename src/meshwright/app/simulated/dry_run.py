@@ -90,8 +90,8 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
 def _padding(subject: Subject) -> Padding | None:
     if subject.layout is None or subject.request is None:
         return None
-    setting = subject.request.setting
-    return padding_of(setting.model, subject.layout, setting.workload.activation_element_bytes)
+    setup = subject.request.setup
+    return padding_of(setup.model, subject.layout, setup.workload.activation_element_bytes)
 
 
 def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Outcome:

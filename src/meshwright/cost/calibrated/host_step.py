@@ -14,21 +14,21 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.cost.calibrated.measured_sharding import measured_exchanges_s
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.sent import Passes
 from meshwright.cost.compute.slot_compute import Prices
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.step import StepPricer
+from meshwright.cost.training_setup import Configurations, Floats
 
 
 class HostStepPricer(StepPricer):
-    """Prices cases whose devices are hosts (Device.is_host)."""
+    """Prices configurations whose devices are hosts (Device.is_host)."""
 
-    def __init__(self, cases: Cases) -> None:
-        super().__init__(cases)
-        never = np.zeros(len(cases), np.bool_)
+    def __init__(self, configs: Configurations) -> None:
+        super().__init__(configs)
+        never = np.zeros(len(configs), np.bool_)
         self.senders = replace(self.senders, contends=never)
         self.compute = replace(self.compute, makes_tables=never)
 
@@ -48,4 +48,4 @@ class HostStepPricer(StepPricer):
         return self._none()
 
     def _none(self) -> Floats:
-        return np.zeros(len(self.cases))
+        return np.zeros(len(self.configs))

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.shares import Shares
+from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
 from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
 from meshwright.spec.machine.measured import MemoryOp
@@ -44,34 +44,34 @@ class MeasuredTimes:
     host: tuple[Floats, Floats]
 
 
-def is_measured(setting: Setting) -> bool:
-    """Return whether matrix products were measured on the setting's device, in the format of its workload."""
-    dtype = setting.workload.matmul_dtype
-    return any(point.dtype == dtype for point in setting.cluster.device.matmul_points)
+def is_measured(setup: TrainingSetup) -> bool:
+    """Return whether matrix products were measured on the setup's device, in the format of its workload."""
+    dtype = setup.workload.matmul_dtype
+    return any(point.dtype == dtype for point in setup.cluster.device.matmul_points)
 
 
-def measured_times(work: Work, settings: tuple[Setting, ...]) -> MeasuredTimes | None:
-    """Return what was measured of each owner's kernels; None where none of the settings' devices was measured."""
-    measured = [position for position, setting in enumerate(settings) if is_measured(setting)]
+def measured_times(work: Work, setups: tuple[TrainingSetup, ...]) -> MeasuredTimes | None:
+    """Return what was measured of each owner's kernels; None where none of the setups' devices was measured."""
+    measured = [position for position, setup in enumerate(setups) if is_measured(setup)]
     if not measured:
         return None
     unknown = np.full(len(work.owners.key), np.nan)
     times = MeasuredTimes((unknown, unknown), unknown, *[(unknown, unknown)] * 3)
-    of_owner = work.setting[work.owners.key]
+    of_owner = work.setup_index[work.owners.key]
     for position in measured:
         here = of_owner == position
         if here.any():
-            times = _filled(times, here, _times_of(work, settings[position], here))
+            times = _filled(times, here, _times_of(work, setups[position], here))
     return times
 
 
-def measured_update_s(cases: Cases, num_parameters: Floats) -> Floats:
+def measured_update_s(configs: Configurations, num_parameters: Floats) -> Floats:
     """Return the seconds in which a rank clips and updates so many parameters; nan where that was not measured."""
-    seconds = np.full(len(cases), np.nan)
-    for position, setting in enumerate(cases.settings):
-        (update, _), (clip, _) = (memory_op_rates(setting.cluster.device, op, "float32") for op in _OPTIMIZER_OPS)
+    seconds = np.full(len(configs), np.nan)
+    for position, setup in enumerate(configs.setups):
+        (update, _), (clip, _) = (memory_op_rates(setup.cluster.device, op, "float32") for op in _OPTIMIZER_OPS)
         if update is not None and clip is not None:
-            here = cases.setting == position
+            here = configs.setup_index == position
             number = num_parameters[here]
             seconds[here] = number / update(number) + number / clip(number)
     return seconds
@@ -93,34 +93,34 @@ def _filled(times: MeasuredTimes, here: NDArray[np.bool_], part: MeasuredTimes) 
     )
 
 
-def _times_of(work: Work, setting: Setting, here: NDArray[np.bool_]) -> MeasuredTimes:
-    """Return the seconds on the setting's device; those of owners that are not `here` mean nothing."""
-    matmul, best = _matmuls(work, setting, here)
+def _times_of(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> MeasuredTimes:
+    """Return the seconds on the setup's device; those of owners that are not `here` mean nothing."""
+    matmul, best = _matmuls(work, setup, here)
     return MeasuredTimes(
         matmul=(matmul / 3, 2 * matmul / 3),
         best_matmul=best / 3,
-        attention=_attention(work, setting),
-        memory=_memory(work, setting, here),
-        host=_host(work, setting),
+        attention=_attention(work, setup),
+        memory=_memory(work, setup, here),
+        host=_host(work, setup),
     )
 
 
-def _matmuls(work: Work, setting: Setting, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _matmuls(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Return the seconds of all three products of each owner's matmuls, as measured and at the best rate."""
-    lines, dtype = work.matmuls, setting.workload.matmul_dtype
-    rate = matmul_rates(setting.cluster.device, dtype)
+    lines, dtype = work.matmuls, setup.workload.matmul_dtype
+    rate = matmul_rates(setup.cluster.device, dtype)
     assert rate is not None
     rows = here[lines.owner]
     m, n, k = (side[rows] for side in (lines.m, lines.n, lines.k))
     flops, owner, num_owners = 6 * lines.groups[rows] * m * n * k, lines.owner[rows], len(here)
-    best = max(point.flops_per_s.value for point in setting.cluster.device.matmul_points if point.dtype == dtype)
+    best = max(point.flops_per_s.value for point in setup.cluster.device.matmul_points if point.dtype == dtype)
     seconds, best_s = (np.bincount(owner, one, num_owners) for one in (flops / rate(m, n, k), flops / best))
     return np.asarray(seconds, np.float64), np.asarray(best_s, np.float64)
 
 
-def _attention(work: Work, setting: Setting) -> tuple[Floats, Floats]:
+def _attention(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
     owners = work.owners
-    forward, backward = attention_rates(setting.cluster.device, setting.workload.activation_dtype)
+    forward, backward = attention_rates(setup.cluster.device, setup.workload.activation_dtype)
     if forward is None or backward is None:
         unknown = np.full(len(owners.key), np.nan)
         return unknown, unknown
@@ -130,13 +130,13 @@ def _attention(work: Work, setting: Setting) -> tuple[Floats, Floats]:
     return flops / forward(*sizes), ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
 
 
-def _memory(work: Work, setting: Setting, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    device, dtype, num_owners = setting.cluster.device, setting.workload.activation_dtype, len(here)
+def _memory(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    device, dtype, num_owners = setup.cluster.device, setup.workload.activation_dtype, len(here)
     totals = np.zeros(num_owners), np.zeros(num_owners)
-    groups = list(groups_of(setting))
-    # work_of writes the owners of one setting group by group, each with the setting's keys in order.
+    groups = list(groups_of(setup))
+    # work_of writes the owners of one setup group by group, each with the setup's keys in order.
     for (group, _), owner in zip(groups, np.flatnonzero(here).reshape(len(groups), -1), strict=True):
-        shares = Shares(setting, work.keys.take(work.owners.key[owner]))
+        shares = Shares(setup, work.keys.take(work.owners.key[owner]))
         for op, elements in _memory_ops(group.ops, shares):
             for total, rate in zip(totals, memory_op_rates(device, op, dtype), strict=True):
                 total[owner] += np.nan if rate is None else elements / rate(np.maximum(elements, 1))
@@ -160,7 +160,7 @@ def _memory_ops(ops: tuple[Op, ...], shares: Shares) -> Iterator[tuple[MemoryOp,
             yield "swiglu" if op.keeps_inputs else "add", moved * written
 
 
-def _host(work: Work, setting: Setting) -> tuple[Floats, Floats]:
-    figure = setting.cluster.device.host_launch_s
+def _host(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
+    figure = setup.cluster.device.host_launch_s
     seconds = work.owners.num_ops * KERNELS_PER_OP * (np.nan if figure is None else figure.value)
     return seconds * _FORWARD_SHARE, seconds * (1 - _FORWARD_SHARE)

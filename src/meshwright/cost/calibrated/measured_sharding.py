@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import group_of
 from meshwright.cost.pipeline.slots import Slot
+from meshwright.cost.training_setup import Floats
 from meshwright.cost.work import BLOCK
 from meshwright.spec.machine.measured import CollectiveKind
 

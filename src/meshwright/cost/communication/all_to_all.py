@@ -27,7 +27,7 @@ from meshwright.cost.communication.link_rate import inside_bytes_per_s, spread_b
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens go to experts; each field a scalar or one element a case."""
+    """How tokens go to experts; each field a scalar or one element a configuration."""
 
     experts_per_token: ArrayLike
     """Experts that each token goes to."""

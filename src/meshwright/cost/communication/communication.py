@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, token_exchange_s
 from meshwright.cost.communication.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.communication.contention import LinkShares
@@ -36,6 +35,7 @@ from meshwright.cost.compute.recompute import share_of_blocks
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.pipeline.stage import split_share
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, FIRST, Work
 
 Index = NDArray[np.int64]
@@ -45,35 +45,35 @@ _LOW_SHARE = (0.5 + 1.0) / 2
 """Bytes of a pair of collectives whose all-gather is of 8 bits and whose reduce-scatter is of 16, over 16 for both."""
 
 
-def communication_of(cases: Cases, work: Work) -> Communication:
-    """Return the cases' communication, to be priced with a fabric and constants."""
+def communication_of(configs: Configurations, work: Work) -> Communication:
+    """Return the configurations' communication, to be priced with a fabric and constants."""
 
     def is_set(name: str) -> NDArray[np.bool_]:
-        return cases.each(lambda s: float(getattr(s.stack, name))) > 0
+        return configs.each(lambda s: float(getattr(s.stack, name))) > 0
 
-    full, selective = share_of_blocks(cases, "full"), share_of_blocks(cases, "selective")
+    full, selective = share_of_blocks(configs, "full"), share_of_blocks(configs, "selective")
     # With selective recomputation each part of a split backward does so, without any only that of the weights.
-    split = split_share(cases.layouts, cases.num_microbatches)
+    split = split_share(configs.layouts, configs.num_microbatches)
     return Communication(
-        layouts=cases.layouts,
+        layouts=configs.layouts,
         work=work,
-        element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
+        element_bytes=configs.each(lambda s: s.workload.activation_element_bytes),
         has_sequence_parallel=is_set("sequence_parallel"),
         orders_collectives=is_set("gathers_input_again"),
         gathers_input_again=is_set("gathers_input_again") * (1 - full - selective),
         recomputes_gathers=is_set("gathers_input_again") * selective * (1 + split),
-        overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
+        overlaps_tp=is_set("tp_overlap") | configs.layouts.async_tp,
         overlaps_ep=is_set("ep_overlap"),
         gathers_again=is_set("gathers_again"),
         gathers_routed_tokens=is_set("gathers_routed_tokens"),
-        gathers_low=cases.each(lambda s: float(s.gathers_low)) > 0,
-        is_deduplicated=cases.each(lambda s: float(s.stack.dispatcher == "fused")) > 0,
+        gathers_low=configs.each(lambda s: float(s.gathers_low)) > 0,
+        is_deduplicated=configs.each(lambda s: float(s.stack.dispatcher == "fused")) > 0,
     )
 
 
 @dataclass(frozen=True)
 class Communication:
-    """One element a case."""
+    """One element a configuration."""
 
     layouts: LayoutTable
     work: Work

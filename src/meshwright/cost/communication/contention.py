@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.data_parallel import DataParallel, block_collectives_s, replicas_all_reduce_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import Group, group_of
 from meshwright.cost.communication.link_rate import joins_pairs, neighbour_shares
+from meshwright.cost.training_setup import Floats
 
 Index = NDArray[np.int64]
 _TINY = 1e-12
@@ -33,7 +33,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class LinkShares:
-    """Shares of each rank's links that communication of a group takes, one element a case."""
+    """Shares of each rank's links that communication of a group takes, one element a configuration."""
 
     group: Group
     inside: Floats
@@ -47,7 +47,7 @@ Span = tuple[Floats, Floats]
 @dataclass(frozen=True)
 class FsdpTraffic:
     """What FSDP communicates during a block's passes, from their start on: for each of its groups the seconds of
-    latency and those in which bytes travel [2, cases].
+    latency and those in which bytes travel [2, configurations].
     """
 
     groups: tuple[Group, ...]
@@ -74,7 +74,7 @@ def computing_shares(
 
 
 def fsdp_traffic(dp: DataParallel, owner: Index, fabric: Fabric, contends: NDArray[np.bool_]) -> FsdpTraffic:
-    """Return what FSDP communicates during one block's passes, in the cases that contend."""
+    """Return what FSDP communicates during one block's passes, in the configurations that contend."""
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     is_each = layouts.reduces_each_microbatch
     # Where backward has two parts, gradients are reduced after it.
@@ -135,7 +135,7 @@ def _parts(dp: DataParallel, owner: Index, fabric: Fabric) -> Iterator[tuple[Gro
 
 
 def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -> tuple[Group, Floats, Floats]:
-    """Return the group, and its seconds [2, cases]: of latency, and those in which bytes travel."""
+    """Return the group, and its seconds [2, configurations]: of latency, and those in which bytes travel."""
     latency_s = all_gather_s(0.0, group, fabric)
     gather, reduction = (
         np.stack([np.minimum(latency_s, seconds), np.maximum(seconds - latency_s, 0.0)])

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import Group, group_of
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
@@ -33,7 +33,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DataParallel:
-    """One element a case."""
+    """One element a configuration."""
 
     layouts: LayoutTable
     work: Work
@@ -60,46 +60,46 @@ class DataParallel:
     """Of the model."""
 
 
-def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
+def data_parallel_of(configs: Configurations, work: Work) -> DataParallel:
     """Return what data-parallel ranks hold and exchange."""
-    layouts, owners = cases.layouts, work.owners
+    layouts, owners = configs.layouts, work.owners
     is_block = owners.kind == BLOCK
 
     def per_key(values: Floats, mask: NDArray[np.bool_]) -> Floats:
-        total = np.bincount(owners.key[mask], (values * owners.count)[mask], minlength=len(work.setting))
-        return np.asarray(total[work.key_of_case])
+        total = np.bincount(owners.key[mask], (values * owners.count)[mask], minlength=len(work.setup_index))
+        return np.asarray(total[work.key_of_config])
 
     def of_rank(values: Floats) -> Floats:
         ends = per_key(values, ~is_block)
         return per_key(values, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
 
-    is_ours = cases.each(lambda s: float(s.is_own)) > 0
+    is_ours = configs.each(lambda s: float(s.is_own)) > 0
     dense = of_rank(owners.dense_parameters) + (is_ours & (layouts.pp > 1)) * of_rank(owners.tied_parameters)
     experts = per_key(owners.expert_parameters, is_block) / layouts.pp
-    sharding = [setting.stack.sharding for setting in cases.settings]
-    shards = np.array([name == "parameters" for name in sharding])[cases.setting]
-    divides = np.array([name != "none" for name in sharding])[cases.setting]
+    sharding = [setup.stack.sharding for setup in configs.setups]
+    shards = np.array([name == "parameters" for name in sharding])[configs.setup_index]
+    divides = np.array([name != "none" for name in sharding])[configs.setup_index]
     updated = dense / np.where(divides, layouts.fsdp, 1) + experts / np.where(
         divides, np.maximum(layouts.expert_dp_shard, 1), 1
     )
-    low = cases.each(lambda s: float(s.gathers_low))
-    wide = cases.each(lambda s: s.workload.activation_element_bytes)
+    low = configs.each(lambda s: float(s.gathers_low))
+    wide = configs.each(lambda s: s.workload.activation_element_bytes)
     return DataParallel(
         layouts=layouts,
         work=work,
         shards_parameters=shards,
-        overlaps=cases.each(lambda s: float(s.stack.dp_overlap)) > 0,
-        fuses_sum=cases.each(lambda s: float(s.stack.fuses_gradient_sum)) > 0,
+        overlaps=configs.each(lambda s: float(s.stack.dp_overlap)) > 0,
+        fuses_sum=configs.each(lambda s: float(s.stack.fuses_gradient_sum)) > 0,
         element_bytes=wide,
         gather_bytes=np.where(low > 0, 1.0, wide),
-        reduce_bytes=cases.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype]),
+        reduce_bytes=configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype]),
         dense_parameters=dense,
         expert_parameters=experts,
         replicated_parameters=of_rank(owners.replicated_parameters)
-        * cases.each(lambda s: float(s.stack.sequence_parallel)),
+        * configs.each(lambda s: float(s.stack.sequence_parallel)),
         updated=updated,
         is_own=is_ours,
-        num_microbatches=cases.num_microbatches,
+        num_microbatches=configs.num_microbatches,
         num_blocks=per_key(np.ones(len(owners.key)), is_block),
     )
 

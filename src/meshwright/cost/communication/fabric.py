@@ -45,7 +45,7 @@ class FabricConstants:
 
 @dataclass(frozen=True)
 class Fabric:
-    """One cluster's links, or many clusters' as arrays with one element a case; an unknown link is nan."""
+    """One cluster's links, or many clusters' as arrays with one element a configuration; an unknown link is nan."""
 
     cluster: NDArray[np.str_]
     """Catalogue name, for messages."""
@@ -72,9 +72,9 @@ class Fabric:
     all_to_all_inter_s: Floats
     all_to_all_peer_s: Floats
     measured: MeasuredCollectives
-    """What was measured inside a domain: one table for each cluster, not for each case."""
+    """What was measured inside a domain: one table for each cluster, not for each configuration."""
     measured_at: NDArray[np.int64]
-    """Position of the case's cluster in `measured`."""
+    """Position of the configuration's cluster in `measured`."""
     measured_slowdown: Floats
     """Collectives that share what was measured with one."""
 
@@ -91,7 +91,7 @@ class Fabric:
         )
 
     def take(self, rows: NDArray[Any]) -> Fabric:
-        """Return the cases at `rows` (positions or a mask); one cluster for all cases stays that."""
+        """Return the configurations at `rows` (positions or a mask); one cluster for all configurations stays that."""
         if self.domain_size.ndim == 0:
             return self
         return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})

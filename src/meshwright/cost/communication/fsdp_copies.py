@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats
 from meshwright.cost.communication.data_parallel import DataParallel, Index, dense_parameters
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.stack_factors import Stacks
+from meshwright.cost.training_setup import Floats
 from meshwright.cost.work import BLOCK, FIRST
 
 _MASTER_BYTES = 4.0

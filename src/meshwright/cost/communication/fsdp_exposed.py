@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.contention import joint_load, ring_shares
 from meshwright.cost.communication.data_parallel import (
@@ -38,11 +37,12 @@ from meshwright.cost.communication.group import group_of
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, LayoutTable
 from meshwright.cost.memory.offload import copy_s, sums_on_host
+from meshwright.cost.training_setup import Floats
 
 
 @dataclass(frozen=True)
 class _Exchanges:
-    """The seconds of one block's exchanges, none hidden, one element a case."""
+    """The seconds of one block's exchanges, none hidden, one element a configuration."""
 
     gather: Floats
     again: Floats

@@ -20,7 +20,7 @@ from meshwright.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Group:
-    """The groups of one axis, one element a case."""
+    """The groups of one axis, one element a configuration."""
 
     num_ranks: Floats
     """Ranks of one group."""
@@ -40,7 +40,7 @@ class Group:
         return self.num_ranks * self.stride
 
     def take(self, rows: NDArray[Any]) -> Group:
-        """Return the cases at `rows` (positions or a mask)."""
+        """Return the configurations at `rows` (positions or a mask)."""
         return Group(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.group import Group, group_of
@@ -26,37 +25,38 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.pipeline.replay import Hops
 from meshwright.cost.stack_factors import stacks_of
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import Work, work_of
 from meshwright.spec.layout.layout import V_SCHEDULES
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 
-def messages_of(cases: Cases, work: Work) -> Messages:
-    """Return the cases' messages, to be priced with a fabric and constants."""
-    owners, layouts = work.owners, cases.layouts
-    tied = np.bincount(owners.key, owners.tied_parameters * owners.count, minlength=len(work.setting))
-    gradient_bytes = cases.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
-    has_copy = (cases.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
+def messages_of(configs: Configurations, work: Work) -> Messages:
+    """Return the configurations' messages, to be priced with a fabric and constants."""
+    owners, layouts = work.owners, configs.layouts
+    tied = np.bincount(owners.key, owners.tied_parameters * owners.count, minlength=len(work.setup_index))
+    gradient_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
+    has_copy = (configs.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
     return Messages(
         layouts=layouts,
         work=work,
-        element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
-        has_sequence_parallel=cases.each(lambda s: float(s.stack.sequence_parallel)) > 0,
-        overlaps=cases.each(lambda s: float(s.stack.p2p_overlap)) > 0,
-        tied_bytes=has_copy * tied[work.key_of_case] / layouts.fsdp * gradient_bytes,
+        element_bytes=configs.each(lambda s: s.workload.activation_element_bytes),
+        has_sequence_parallel=configs.each(lambda s: float(s.stack.sequence_parallel)) > 0,
+        overlaps=configs.each(lambda s: float(s.stack.p2p_overlap)) > 0,
+        tied_bytes=has_copy * tied[work.key_of_config] / layouts.fsdp * gradient_bytes,
     )
 
 
-def hops_of(cases: Cases, constants: Constants) -> Hops:
-    """Return how long messages are on their way between the pipeline ranks of the only case."""
-    fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in cases.settings]
-    fabric = stacks_of(cases).slowed(stack_fabrics(fabrics, cases.setting), constants)
-    return messages_of(cases, work_of(cases)).hops(fabric, constants)
+def hops_of(configs: Configurations, constants: Constants) -> Hops:
+    """Return how long messages are on their way between the pipeline ranks of the only configuration."""
+    fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in configs.setups]
+    fabric = stacks_of(configs).slowed(stack_fabrics(fabrics, configs.setup_index), constants)
+    return messages_of(configs, work_of(configs)).hops(fabric, constants)
 
 
 @dataclass(frozen=True)
 class Messages:
-    """One element a case."""
+    """One element a configuration."""
 
     layouts: LayoutTable
     work: Work
@@ -79,7 +79,7 @@ class Messages:
         return 2 * (steady + (layouts.pp - 1) * mean) + waits + self._tied_s(fabric)
 
     def hops(self, fabric: Fabric, c: Constants) -> Hops:
-        """Return how long messages are on their way between the pipeline ranks of the only case."""
+        """Return how long messages are on their way between the pipeline ranks of the only configuration."""
         group, added_s = self._group(fabric), self._added_s(fabric, c)
         ranks = np.arange(self.layouts.pp[0])
         per_domain = np.maximum(fabric.domain_size // group.stride, 1)
@@ -96,9 +96,9 @@ class Messages:
     def _bytes(self) -> Floats:
         """Return the bytes of a message. Each tp rank sends its part (Narayanan 2021, 4.1)."""
         owners = self.work.owners
-        first = np.zeros(len(self.work.setting), np.int64)
+        first = np.zeros(len(self.work.setup_index), np.int64)
         first[owners.key[::-1]] = np.arange(len(owners.key))[::-1]
-        owner = first[self.work.key_of_case]
+        owner = first[self.work.key_of_config]
         return owners.tokens[owner] * owners.width[owner] * self.element_bytes / self.layouts.tp
 
     def _added_s(self, fabric: Fabric, c: Constants) -> Floats:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import contended_fabrics, fsdp_traffic
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.repeats import Repeats
 from meshwright.cost.constants import Constants
+from meshwright.cost.training_setup import Floats
 
 Index = NDArray[np.int64]
 Passes = tuple[Floats, Floats]
@@ -29,7 +29,7 @@ FabricPairs = Sequence[tuple[Fabric, Fabric]]
 
 @dataclass(frozen=True)
 class Resent:
-    """How often backward sends what forward has sent, one element a case."""
+    """How often backward sends what forward has sent, one element a configuration."""
 
     tp: Floats
     cp: Floats
@@ -38,7 +38,7 @@ class Resent:
 
 @dataclass(frozen=True)
 class Sending:
-    """What a block's ranks send, and what hides it, one element a case."""
+    """What a block's ranks send, and what hides it, one element a configuration."""
 
     owner: Index
     matmul_s: Floats
@@ -50,7 +50,7 @@ class Sending:
 
 @dataclass(frozen=True)
 class Sent:
-    """Exposed seconds of a block by axis, one element a case."""
+    """Exposed seconds of a block by axis, one element a configuration."""
 
     tp: Passes
     cp: Passes
@@ -74,7 +74,7 @@ class Senders:
     communication: Communication
     parallel: DataParallel
     contends: NDArray[np.bool_]
-    """Whether the case's FSDP and its other axes may use the same links at once."""
+    """Whether the configuration's FSDP and its other axes may use the same links at once."""
 
     def sent_alone(self, block: Sending, fabric: Fabric, c: Constants) -> Sent:
         """Return what one block's ranks send while FSDP communicates nothing."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import Owners
 
 Index = NDArray[np.int64]
@@ -32,7 +32,7 @@ with the triangle (2), read (1). What is added to scores is written besides; tha
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """One element a case."""
+    """One element a configuration."""
 
     owners: Owners
     seq_len: Floats
@@ -61,18 +61,18 @@ class AttentionMask:
         return scores * (np.where(self.is_compiled, 0.0, eager) + masks * self.element_bytes)
 
 
-def attention_mask_of(cases: Cases, owners: Owners) -> AttentionMask:
-    """Return the masks of `cases`, whose work is `owners`."""
-    layouts = cases.layouts
-    is_split, is_plain = layouts.cp > 1, cases.each(lambda s: float(s.stack.plain_context_attention)) > 0
-    hides_documents = cases.each(lambda setting: float(setting.masks_scores)) > 0
+def attention_mask_of(configs: Configurations, owners: Owners) -> AttentionMask:
+    """Return the masks of `configs`, whose work is `owners`."""
+    layouts = configs.layouts
+    is_split, is_plain = layouts.cp > 1, configs.each(lambda s: float(s.stack.plain_context_attention)) > 0
+    hides_documents = configs.each(lambda setup: float(setup.masks_scores)) > 0
     is_ulysses = layouts.cp_method == CONTEXT_METHODS.index("ulysses")
     return AttentionMask(
         owners=owners,
-        seq_len=cases.each(lambda setting: float(setting.workload.seq_len)),
+        seq_len=configs.each(lambda setup: float(setup.workload.seq_len)),
         cp=layouts.cp.astype(np.float64),
         microbatch_size=layouts.microbatch_size.astype(np.float64),
-        element_bytes=cases.each(lambda s: float(s.workload.activation_element_bytes)),
+        element_bytes=configs.each(lambda s: float(s.workload.activation_element_bytes)),
         is_whole=hides_documents & (~is_split | is_ulysses),
         is_of_chunks=is_plain & is_split & (layouts.cp_method == CONTEXT_METHODS.index("all-gather")),
         hides_documents=hides_documents,

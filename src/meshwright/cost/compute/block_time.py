@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.calibrated.measured_op import MeasuredTimes, measured_times
-from meshwright.cost.case import Floats, Setting
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
 from meshwright.cost.rates import Peaks, Rates, is_blackwell
+from meshwright.cost.training_setup import Floats, TrainingSetup
 from meshwright.cost.work import Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
@@ -65,20 +65,20 @@ class BlockTimes:
 class BlockPricer:
     """What does not depend on constants, computed once: tiles, bytes, FLOPs."""
 
-    def __init__(self, work: Work, settings: tuple[Setting, ...], peaks: Peaks) -> None:
-        self.work, self.settings, self.peaks = work, settings, peaks
-        self.owner_setting = work.setting[work.owners.key]
+    def __init__(self, work: Work, setups: tuple[TrainingSetup, ...], peaks: Peaks) -> None:
+        self.work, self.setups, self.peaks = work, setups, peaks
+        self.owner_setup = work.setup_index[work.owners.key]
         lines = work.matmuls
-        self.line_setting = self.owner_setting[lines.owner]
-        low = np.array([s.is_low_precision for s in settings])
-        four = np.array([s.workload.matmul_dtype == "float4" for s in settings])
-        wide = np.array([s.workload.activation_element_bytes for s in settings], np.float64)
-        self.is_low = low[self.line_setting] & lines.is_low
-        self.element_bytes = np.where(self.is_low, np.where(four[self.line_setting], 0.5, 1.0), wide[self.line_setting])
+        self.line_setup = self.owner_setup[lines.owner]
+        low = np.array([s.is_low_precision for s in setups])
+        four = np.array([s.workload.matmul_dtype == "float4" for s in setups])
+        wide = np.array([s.workload.activation_element_bytes for s in setups], np.float64)
+        self.is_low = low[self.line_setup] & lines.is_low
+        self.element_bytes = np.where(self.is_low, np.where(four[self.line_setup], 0.5, 1.0), wide[self.line_setup])
         self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
-        self.activation_bytes = wide[self.owner_setting]
-        new = np.array([is_blackwell(s.cluster.device) for s in settings])
-        self.is_new = new[self.line_setting]
+        self.activation_bytes = wide[self.owner_setup]
+        new = np.array([is_blackwell(s.cluster.device) for s in setups])
+        self.is_new = new[self.line_setup]
         self.flops = 2 * lines.groups * lines.m * lines.n * lines.k
         self._tiles: dict[float, list[Floats]] = {}
         m, n, k, g = lines.m, lines.n, lines.k, lines.groups
@@ -87,13 +87,13 @@ class BlockPricer:
         self.misaligned = is_misaligned(n, k, self.element_bytes)
         self.weights = g * n * k
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
-        self.own_kernels = own_kernels(work, settings)
-        self.measured = measured_times(work, settings)
+        self.own_kernels = own_kernels(work, setups)
+        self.measured = measured_times(work, setups)
 
     def tiles(self, small_tile: float) -> list[Floats]:
         """Return the tile FLOPs of the three passes, kept for the constant they were made with."""
         if small_tile not in self._tiles:
-            sms = self.peaks.num_sms[self.line_setting]
+            sms = self.peaks.num_sms[self.line_setup]
             share = np.where(self.is_new, small_tile, 1.0)
             lines = self.work.matmuls
             # The last pass sums over rows, whose tiles are those of the weights.
@@ -112,7 +112,7 @@ class BlockPricer:
             for mask in (self.work.matmuls.is_expert, self.work.matmuls.is_attention)
         )
         attention, ideal_attention = self._attention(rates, constants)
-        ideal = self._by_owner(self.flops / self.peaks.dense[self.line_setting])
+        ideal = self._by_owner(self.flops / self.peaks.dense[self.line_setup])
         times = BlockTimes(
             ideal_matmul=ideal,
             ideal_attention=ideal_attention,
@@ -130,15 +130,15 @@ class BlockPricer:
         return np.asarray(np.bincount(self.work.matmuls.owner, values, len(self.work.owners.key)), np.float64)
 
     def _reached(self, rates: Rates, constants: Constants) -> Floats:
-        rate = np.where(self.is_low, rates.matmul[self.line_setting], rates.matmul16[self.line_setting])
-        rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setting], rate)
+        rate = np.where(self.is_low, rates.matmul[self.line_setup], rates.matmul16[self.line_setup])
+        rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setup], rate)
         slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)
         return np.asarray(rate / slower / constants["misaligned"] ** self.misaligned)
 
     def _matmuls(self, rates: Rates, reached: Floats, constants: Constants) -> list[Floats]:
         """Return the seconds of each line, forward and in the two passes of backward."""
-        memory = rates.memory[self.line_setting]
-        fused = np.array([s.stack.grouped_experts for s in self.settings])[self.line_setting]
+        memory = rates.memory[self.line_setup]
+        fused = np.array([s.stack.grouped_experts for s in self.setups])[self.line_setup]
         num_kernels = np.where(fused, 1.0, self.work.matmuls.groups)
         return [
             np.maximum(tiles / reached, num_bytes / memory) + constants["kernel_s"] * num_kernels
@@ -146,37 +146,37 @@ class BlockPricer:
         ]
 
     def _attention(self, rates: Rates, constants: Constants) -> tuple[tuple[Floats, Floats], Floats]:
-        owners, setting = self.work.owners, self.owner_setting
+        owners, setup = self.work.owners, self.owner_setup
         ramp = owners.context / (owners.context + constants["attention_ramp_tokens"])
         narrow = np.where(owners.head_width < NARROW_HEAD, constants["narrow_head"], 1.0)
-        rate = rates.attention[setting] * ramp * narrow
+        rate = rates.attention[setup] * ramp * narrow
         flash = owners.attention_flops / rate
         flash_back = ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
         whole = 4 * owners.score_elements * owners.head_width
         of_8, of_1 = constants["unaligned_head.8"], constants["unaligned_head.1"]
         alignment = np.where(owners.head_width % 64 == 0, 1.0, np.where(owners.head_width % 8 == 0, of_8, of_1))
-        products = whole / (rates.matmul16[setting] * constants["unfused_matmul"]) * alignment
-        passes = owners.score_elements * 2 * constants["unfused_passes"] / rates.memory[setting]
-        is_flash = np.array([s.stack.attention == "flash" for s in self.settings])[setting]
+        products = whole / (rates.matmul16[setup] * constants["unfused_matmul"]) * alignment
+        passes = owners.score_elements * 2 * constants["unfused_passes"] / rates.memory[setup]
+        is_flash = np.array([s.stack.attention == "flash" for s in self.setups])[setup]
         forward = np.where(is_flash, flash, products + passes)
         backward = np.where(is_flash, flash_back, 2 * products + constants["unfused_backward_passes"] * passes)
-        return (forward, backward), owners.attention_flops / self.peaks.dense[setting]
+        return (forward, backward), owners.attention_flops / self.peaks.dense[setup]
 
     def _memory(self, rates: Rates, constants: Constants) -> tuple[Floats, Floats]:
-        owners, setting = self.work.owners, self.owner_setting
-        memory = rates.memory[setting]
-        passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.settings])[setting]
-        biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.settings])[setting]
-        routed = np.array([_routing_passes(s, constants) for s in self.settings])[setting]
+        owners, setup = self.work.owners, self.owner_setup
+        memory = rates.memory[setup]
+        passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.setups])[setup]
+        biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.setups])[setup]
+        routed = np.array([_routing_passes(s, constants) for s in self.setups])[setup]
         is_routed = owners.routed_copies > 0
         passes = passes * np.where(is_routed, routed, 1.0)
         elements = owners.memory_elements * passes + owners.biased_elements * biased
         forward = elements * self.activation_bytes / memory
         loss_f, loss_b = (owners.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
-        casts = np.array([_casts(s, constants) for s in self.settings])[self.line_setting]
-        casts = np.where(self.is_low, _CAST_BYTES * casts, 0.0) / rates.memory[self.line_setting]
+        casts = np.array([_casts(s, constants) for s in self.setups])[self.line_setup]
+        casts = np.where(self.is_low, _CAST_BYTES * casts, 0.0) / rates.memory[self.line_setup]
         cast_forward, cast_backward = (self._by_owner(casts * elements) for elements in self.casts)
-        sums = np.array([_sum_bytes(s, constants) for s in self.settings])[setting]
+        sums = np.array([_sum_bytes(s, constants) for s in self.setups])[setup]
         sums = self._by_owner(self.weights) * sums / memory
         started = constants["launches_per_op"] * owners.num_ops
         starts_f, starts_b = (
@@ -197,7 +197,7 @@ class BlockPricer:
 
     def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
         """Return what the loss moves of each logit, forward and backward."""
-        is_plain = np.array([s.stack.has_plain_loss for s in self.settings])[self.owner_setting]
+        is_plain = np.array([s.stack.has_plain_loss for s in self.setups])[self.owner_setup]
         # A cast is all of it that a wider or narrower format changes.
         wider = self.activation_bytes - 2
         is_shared = self.work.keys.tp[self.work.owners.key] > 1
@@ -209,10 +209,10 @@ class BlockPricer:
         return forward, backward
 
     def _host(self, constants: Constants) -> tuple[Floats, Floats]:
-        owners, setting = self.work.owners, self.owner_setting
-        launch = np.array([_launch_s(s, constants) for s in self.settings])[setting]
-        exchange = np.array([_exchange_launches(s, constants) for s in self.settings])[setting]
-        low = np.array([s.is_low_precision for s in self.settings])[setting]
+        owners, setup = self.work.owners, self.owner_setup
+        launch = np.array([_launch_s(s, constants) for s in self.setups])[setup]
+        exchange = np.array([_exchange_launches(s, constants) for s in self.setups])[setup]
+        low = np.array([s.is_low_precision for s in self.setups])[setup]
         count = owners.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
         count = count + constants["collective_launches"] * owners.num_tp_collectives
         count = count + np.where(owners.routed_copies > 0, exchange, 0.0)
@@ -245,19 +245,19 @@ def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
     )
 
 
-def _casts(setting: Setting, constants: Constants) -> float:
-    if setting.workload.matmul_dtype == "float4":
+def _casts(setup: TrainingSetup, constants: Constants) -> float:
+    if setup.workload.matmul_dtype == "float4":
         return constants["casts.float4"]
-    if setting.workload.precision == "mxfp8":
+    if setup.workload.precision == "mxfp8":
         return constants["casts.mx"]
     # Scales of rows suit one of the two matmuls that a tensor goes to: it is cast again for the other.
-    layouts = 2.0 if setting.workload.precision == "float8-rowwise" else 1.0
-    return layouts * constants["casts.compiled" if setting.stack.kernels != "fused" else "casts.fused"]
+    layouts = 2.0 if setup.workload.precision == "float8-rowwise" else 1.0
+    return layouts * constants["casts.compiled" if setup.stack.kernels != "fused" else "casts.fused"]
 
 
-def _sum_bytes(setting: Setting, constants: Constants) -> float:
+def _sum_bytes(setup: TrainingSetup, constants: Constants) -> float:
     """Return the bytes that a microbatch moves to add a parameter's gradient to the sum; FSDP's: data_parallel.py."""
-    stack = setting.stack
+    stack = setup.stack
     if stack.sharding == "parameters":
         return 0.0
     element_bytes = BYTES_PER_ELEMENT[stack.gradient_accumulation_dtype]
@@ -266,24 +266,24 @@ def _sum_bytes(setting: Setting, constants: Constants) -> float:
     return 2 * element_bytes * constants["accumulate"]
 
 
-def _routing_passes(setting: Setting, constants: Constants) -> float:
-    return constants["routing_passes"] * _unfused(setting, constants)
+def _routing_passes(setup: TrainingSetup, constants: Constants) -> float:
+    return constants["routing_passes"] * _unfused(setup, constants)
 
 
-def _unfused(setting: Setting, constants: Constants) -> float:
+def _unfused(setup: TrainingSetup, constants: Constants) -> float:
     """Return the share of the passes around experts that their kernel does not do itself."""
-    return constants["fused_experts"] if setting.stack.fused_experts else 1.0
+    return constants["fused_experts"] if setup.stack.fused_experts else 1.0
 
 
-def _launch_s(setting: Setting, constants: Constants) -> float:
-    stack = setting.stack
+def _launch_s(setup: TrainingSetup, constants: Constants) -> float:
+    stack = setup.stack
     name = "unfused" if stack.attention == "unfused" else stack.kernels
     share = 1.0 if stack.cuda_graphs == "none" else constants[f"graph_launches.{stack.cuda_graphs}"]
     return constants[f"launch_s.{name}"] * share
 
 
-def _exchange_launches(setting: Setting, constants: Constants) -> float:
-    name = "exchange_launches" if setting.stack.dispatcher == "fused" else "plain_exchange_launches"
+def _exchange_launches(setup: TrainingSetup, constants: Constants) -> float:
+    name = "exchange_launches" if setup.stack.dispatcher == "fused" else "plain_exchange_launches"
     return constants[name]
 
 

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats, Setting
 from meshwright.cost.compute.row_attention import Passes, RowAttention
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
 from meshwright.cost.rates import is_blackwell, num_sms
+from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
 from meshwright.cost.work import Owners
 
 Index = NDArray[np.int64]
@@ -52,7 +52,7 @@ _CHUNK_KERNELS = 4.0
 
 @dataclass(frozen=True)
 class ContextAttention:
-    """One element a case."""
+    """One element a configuration."""
 
     owners: Owners
     cp: Floats
@@ -138,17 +138,17 @@ def _times(first: Passes, others: Passes, count: Floats) -> Passes:
     return first[0] + count * others[0], first[1] + count * others[1]
 
 
-def _has_no_kernel(setting: Setting) -> bool:
+def _has_no_kernel(setup: TrainingSetup) -> bool:
     """Return whether torch has no kernel for the pieces of a ring, as parallelism/torch_private/torch_attention.py
     says.
     """
-    return setting.masks_scores or setting.lacks_flash_attention
+    return setup.masks_scores or setup.lacks_flash_attention
 
 
-def context_attention_of(cases: Cases, owners: Owners) -> ContextAttention:
-    """Return what the cases' attention computes besides."""
-    layouts = cases.layouts
-    is_plain = (cases.each(lambda s: float(s.stack.plain_context_attention)) > 0) & (layouts.cp > 1)
+def context_attention_of(configs: Configurations, owners: Owners) -> ContextAttention:
+    """Return what the configurations' attention computes besides."""
+    layouts = configs.layouts
+    is_plain = (configs.each(lambda s: float(s.stack.plain_context_attention)) > 0) & (layouts.cp > 1)
 
     def uses(method: str) -> NDArray[np.bool_]:
         return np.asarray(is_plain & (layouts.cp_method == CONTEXT_METHODS.index(method)))
@@ -161,8 +161,8 @@ def context_attention_of(cases: Cases, owners: Owners) -> ContextAttention:
         is_ring=is_ring,
         gathers_keys=uses("all-gather"),
         is_compiled=layouts.compiles_blocks,
-        element_bytes=cases.each(lambda s: float(s.workload.activation_element_bytes)),
-        by_rows=is_ring & (cases.each(lambda setting: float(_has_no_kernel(setting))) > 0),
-        num_sms=cases.each(lambda setting: num_sms(setting.cluster.device)),
-        is_new=cases.each(lambda s: float(is_blackwell(s.cluster.device))) > 0,
+        element_bytes=configs.each(lambda s: float(s.workload.activation_element_bytes)),
+        by_rows=is_ring & (configs.each(lambda setup: float(_has_no_kernel(setup))) > 0),
+        num_sms=configs.each(lambda setup: num_sms(setup.cluster.device)),
+        is_new=configs.each(lambda s: float(is_blackwell(s.cluster.device))) > 0,
     )

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.case import Floats
 from meshwright.cost.shares import Shares
+from meshwright.cost.training_setup import Floats
 from meshwright.spec.model.op import GroupedMatmul, Op
 
 _ROW_PASSES = (12.0, 19.0)

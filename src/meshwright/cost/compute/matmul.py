@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.constants import fixed_constant
+from meshwright.cost.training_setup import Floats
 
 _LARGEST_TILE = 256 * 128
 _TILES = (

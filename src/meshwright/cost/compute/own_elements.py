@@ -21,9 +21,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.case import Floats
 from meshwright.cost.compute.eager_mixture import is_eager
 from meshwright.cost.shares import Shares
+from meshwright.cost.training_setup import Floats
 from meshwright.spec.model.op import Attention, Elementwise, Embedding, Matmul, Norm, Op, Rope
 
 _NORM = (2.0, 3.0)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.case import Floats, Setting
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Floats, TrainingSetup
 from meshwright.cost.work import BLOCK, FIRST, LAST, Ints, Owners, Work
 
 _DENSE = {"compiled": (6.0, 8.0), "eager": (20.0, 24.0)}
@@ -31,11 +31,11 @@ _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 _POSITIONS = 13.0
 
 
-def own_kernels(work: Work, settings: Sequence[Setting]) -> tuple[Floats, Floats]:
+def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> tuple[Floats, Floats]:
     """Return the kernels forward and backward of each owner, NaN where the software is another; 0 around blocks."""
-    owners, setting = work.owners, work.setting[work.owners.key]
-    is_ours = np.array([one.is_own for one in settings])[setting]
-    is_compiled = np.array([one.stack.kernels != "eager" for one in settings])[setting]
+    owners, setup = work.owners, work.setup_index[work.owners.key]
+    is_ours = np.array([one.is_own for one in setups])[setup]
+    is_compiled = np.array([one.stack.kernels != "eager" for one in setups])[setup]
     is_mixture, is_eager = owners.routed_copies > 0, owners.eager_forward_elements > 0
     has_exchange = is_mixture & (work.keys.ep[owners.key] > 1)
     is_block = owners.attention_flops > 0

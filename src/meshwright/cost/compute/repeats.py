@@ -16,11 +16,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.pipeline.stage import split_share
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, Owners
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import GroupedMatmul
@@ -30,7 +30,7 @@ _RING = CONTEXT_METHODS.index("ring")
 
 @dataclass(frozen=True)
 class Repeats:
-    """Shares of the backwards of a slot's blocks that run twice, one element a case."""
+    """Shares of the backwards of a slot's blocks that run twice, one element a configuration."""
 
     matmul: Floats
     attention: Floats
@@ -69,22 +69,22 @@ class RepeatPricer:
         )
 
 
-def repeats_of(cases: Cases, owners: Owners) -> RepeatPricer:
-    """Return what finds the repeated parts of `cases`."""
-    return RepeatPricer(cases.layouts, owners, _repeated_passes(cases))
+def repeats_of(configs: Configurations, owners: Owners) -> RepeatPricer:
+    """Return what finds the repeated parts of `configs`."""
+    return RepeatPricer(configs.layouts, owners, _repeated_passes(configs))
 
 
-def repeated_share(cases: Cases) -> Floats:
+def repeated_share(configs: Configurations) -> Floats:
     """Return the share of a pipeline's backwards, by FLOPs, that compiled blocks compute twice, once in each part."""
-    return _repeated_passes(cases) * compiled_share(cases)
+    return _repeated_passes(configs) * compiled_share(configs)
 
 
-def compiled_share(cases: Cases) -> Floats:
+def compiled_share(configs: Configurations) -> Floats:
     """Return the share of blocks' FLOPs in what is compiled where blocks are."""
-    flops = [_flops(setting.model, setting.workload.seq_len) for setting in cases.settings]
-    experts, attention = np.array(flops)[cases.setting].T
-    layouts = cases.layouts
-    is_ours = cases.each(lambda setting: float(setting.is_own)) > 0
+    flops = [_flops(setup.model, setup.workload.seq_len) for setup in configs.setups]
+    experts, attention = np.array(flops)[configs.setup_index].T
+    layouts = configs.layouts
+    is_ours = configs.each(lambda setup: float(setup.is_own)) > 0
     stays = (layouts.ep > 1) | (layouts.tp > 1)
     eager = np.where(stays, experts, 0.0) + np.where(has_ring(layouts), attention, 0.0)
     return np.where(is_ours, 1 - eager, 1.0)
@@ -100,9 +100,11 @@ def has_ring(layouts: LayoutTable) -> NDArray[np.bool_]:
     return np.asarray((layouts.cp > 1) & (layouts.cp_method == _RING))
 
 
-def _repeated_passes(cases: Cases) -> Floats:
-    repeats = cases.each(lambda setting: float(setting.stack.repeats_compiled_backward))
-    return np.asarray(repeats * cases.layouts.compiles_blocks * split_share(cases.layouts, cases.num_microbatches))
+def _repeated_passes(configs: Configurations) -> Floats:
+    repeats = configs.each(lambda setup: float(setup.stack.repeats_compiled_backward))
+    return np.asarray(
+        repeats * configs.layouts.compiles_blocks * split_share(configs.layouts, configs.num_microbatches)
+    )
 
 
 @lru_cache(maxsize=64)

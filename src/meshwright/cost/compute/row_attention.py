@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.case import Floats
 from meshwright.cost.compute.matmul import MatmulSizes, tile_flops
+from meshwright.cost.training_setup import Floats
 from meshwright.spec.job.row_attention import SCORES_AT_ONCE
 
 Passes = tuple[Floats, Floats]
@@ -35,7 +35,7 @@ _KERNELS = (12.0, 24.0)
 
 @dataclass(frozen=True)
 class RowAttention:
-    """Attention of some queries to some keys; one element a case."""
+    """Attention of some queries to some keys; one element a configuration."""
 
     sequences: Floats
     queries: Floats

@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.case import Floats
 from meshwright.cost.compute.recompute import Recomputed
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Floats
 from meshwright.cost.work import BLOCK, Bools, Ints, Owners
 
 _READ_AND_WRITE = 2.0
 
 
 class SequenceCopies(NamedTuple):
-    """Elements that one microbatch moves in one block, or before or after them; one element a case."""
+    """Elements that one microbatch moves in one block, or before or after them; one element a configuration."""
 
     forward: Floats
     backward: Floats
@@ -36,7 +36,7 @@ class SequenceCopies(NamedTuple):
 def sequence_copies(
     owners: Owners, owner: Ints, layouts: LayoutTable, again: Recomputed, is_own: Bools
 ) -> SequenceCopies:
-    """Return what is copied for `owner` of each case; nothing where the software is another."""
+    """Return what is copied for `owner` of each configuration; nothing where the software is another."""
     is_block, is_compiled = owners.kind[owner] == BLOCK, layouts.compiles_blocks
     copies = np.where(is_own & ~(is_block & layouts.async_tp), _READ_AND_WRITE, 0.0)
     sequence = copies * owners.tokens[owner] * owners.width[owner]

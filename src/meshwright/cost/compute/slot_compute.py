@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.sent import Passes, Resent, Sending
@@ -30,6 +29,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.pipeline.stage import Stages, recompute_passes
 from meshwright.cost.stack_factors import StackFactors
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, Bools
 
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
@@ -50,7 +50,7 @@ class Prices(NamedTuple):
 
 @dataclass(frozen=True)
 class Computed:
-    """Seconds of one slot and one microbatch, one element a case."""
+    """Seconds of one slot and one microbatch, one element a configuration."""
 
     matmul: Passes
     attention: Passes
@@ -180,16 +180,16 @@ class ComputePricer:
         return np.where(self.makes_tables, starts_s * slower, 0.0)
 
 
-def compute_pricer_of(cases: Cases, parallel: DataParallel, stage: Stages) -> ComputePricer:
-    """Return what prices the computation of `cases`."""
+def compute_pricer_of(configs: Configurations, parallel: DataParallel, stage: Stages) -> ComputePricer:
+    """Return what prices the computation of `configs`."""
     return ComputePricer(
         parallel=parallel,
-        split_attention=context_attention_of(cases, parallel.work.owners),
-        mask=attention_mask_of(cases, parallel.work.owners),
-        recomputed=recomputed_of(cases),
-        recompute_passes=recompute_passes(cases.layouts, cases.num_microbatches),
-        repeated=repeats_of(cases, parallel.work.owners),
-        activation_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
+        split_attention=context_attention_of(configs, parallel.work.owners),
+        mask=attention_mask_of(configs, parallel.work.owners),
+        recomputed=recomputed_of(configs),
+        recompute_passes=recompute_passes(configs.layouts, configs.num_microbatches),
+        repeated=repeats_of(configs, parallel.work.owners),
+        activation_bytes=configs.each(lambda s: s.workload.activation_element_bytes),
         num_blocks=stage.num_blocks,
         makes_tables=parallel.is_own,
     )

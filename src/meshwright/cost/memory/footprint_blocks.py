@@ -11,13 +11,13 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats, Setting
 from meshwright.cost.compute.recompute import drops_attention
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.memory.footprint_constants import KEPT_LOSS_BYTES, LOSS_BYTES
 from meshwright.cost.memory.footprint_stages import Ints, StageCuts
 from meshwright.cost.memory.footprint_states import Elements, elements_of
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
+from meshwright.cost.training_setup import Floats, TrainingSetup
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Norm, Op
@@ -84,19 +84,19 @@ class Ends:
 
 
 class Memory:
-    """What the parts of one setting's model take under each layout."""
+    """What the parts of one setup's model take under each layout."""
 
-    def __init__(self, setting: Setting, layouts: LayoutTable) -> None:
-        self.setting, self.layouts = setting, layouts
-        self.tokens = layouts.microbatch_size * setting.workload.seq_len / layouts.cp
-        self.element_bytes = float(setting.workload.activation_element_bytes)
+    def __init__(self, setup: TrainingSetup, layouts: LayoutTable) -> None:
+        self.setup, self.layouts = setup, layouts
+        self.tokens = layouts.microbatch_size * setup.workload.seq_len / layouts.cp
+        self.element_bytes = float(setup.workload.activation_element_bytes)
         self.is_wide = self.element_bytes > BYTES_PER_ELEMENT["bfloat16"]
         # A layout may compile an eager stack's blocks.
         self._by_formats = [(formats, chosen) for formats, chosen in self._formats() if chosen.any()]
-        first, *groups, last = setting.model.groups
+        first, *groups, last = setup.model.groups
         self.blocks = [self._block(group) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
-        self.cuts = StageCuts(setting, layouts)
+        self.cuts = StageCuts(setup, layouts)
         width = next(op.width for op in last.ops if isinstance(op, Norm))
         self.stream_bytes = self.tokens * width * self.element_bytes
         """Of the residual stream of one microbatch, whole."""
@@ -123,18 +123,18 @@ class Memory:
 
     def _formats(self) -> Iterator[tuple[Formats, NDArray[np.bool_]]]:
         """Yield the formats of kernels that layouts make, with the layouts that do."""
-        setting, layouts, name = self.setting, self.layouts, self.setting.stack.kernels
+        setup, layouts, name = self.setup, self.layouts, self.setup.stack.kernels
         compiled = layouts.compiles_blocks
         by_kernels = {"eager": ~compiled, "compiled": compiled} if name == "eager" else {name: compiled | True}
-        stay_eager = setting.stack.eager_mixtures & ((layouts.ep > 1) | (layouts.tp > 1))
+        stay_eager = setup.stack.eager_mixtures & ((layouts.ep > 1) | (layouts.tp > 1))
         for (kernels, chosen), has_eager in product(by_kernels.items(), (False, True)):
             formats = Formats.of(
-                setting.workload,
-                setting.stack,
+                setup.workload,
+                setup.stack,
                 kernels,
                 has_eager_mixtures=has_eager,
-                drops_attention=drops_attention(setting),
-                repeats_keys=setting.is_own and setting.lacks_flash_attention,
+                drops_attention=drops_attention(setup),
+                repeats_keys=setup.is_own and setup.lacks_flash_attention,
             )
             yield formats, chosen & (stay_eager == has_eager)
 
@@ -148,7 +148,7 @@ class Memory:
         by_policy = np.stack([kept(policy) for policy in get_args(ActivationCheckpoint)])
         return Block(
             count=group.count,
-            elements=elements_of(group.ops, self.layouts, self.setting.stack),
+            elements=elements_of(group.ops, self.layouts, self.setup.stack),
             kept_bytes=by_policy,
             all_kept_bytes=by_policy[0],
             transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
@@ -156,7 +156,7 @@ class Memory:
         )
 
     def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> Ends:
-        layouts, stack = self.layouts, self.setting.stack
+        layouts, stack = self.layouts, self.setup.stack
         head = next(op for op in last if isinstance(op, Head))
         own, with_copy = (elements_of(last, layouts, stack, has_copy=copy) for copy in (False, True))
         is_piped = layouts.pp > 1
@@ -178,7 +178,7 @@ class Memory:
 
     def _of_loss(self, bytes_by_kind: Mapping[str, tuple[float, float]]) -> Floats:
         """Return the bytes of a logit by how the loss is computed, which compiled blocks leave as it is."""
-        stack, tp = self.setting.stack, self.layouts.tp
+        stack, tp = self.setup.stack, self.layouts.tp
         of_kind = {kind: of_format[self.is_wide] for kind, of_format in bytes_by_kind.items()}
         if stack.joins_loss:
             return of_kind["joined"] + np.zeros(len(tp))
@@ -198,7 +198,7 @@ class Memory:
 
     def _shares(self, *, is_one_graph: bool) -> dict[Split, Floats]:
         """Return the share of a tensor that a rank holds, by how tp ranks divide it."""
-        tp, cp, stack, method = self.layouts.tp, self.layouts.cp, self.setting.stack, self.layouts.cp_method
+        tp, cp, stack, method = self.layouts.tp, self.layouts.cp, self.setup.stack, self.layouts.cp_method
         whole, part = np.ones(len(self.layouts)), 1 / tp
         stream = part if stack.sequence_parallel else whole
         keeps_shards = stack.gathers_again or stack.gathers_input_again
@@ -222,7 +222,7 @@ class Memory:
     def _mask_share(self, gathers_keys: NDArray[np.bool_]) -> Floats:
         """Return what a rank keeps of a mask for each of its queries, over that of half of a sequence's keys."""
         layouts = self.layouts
-        if not self.setting.masks_scores:
+        if not self.setup.masks_scores:
             # One for all sequences.
             return np.where(gathers_keys, 1 / layouts.microbatch_size, 0.0)
         # A ring keeps none. Else, where keys are not gathered, each rank has the mask of the whole sequence.

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.memory.footprint_stages import Ints, fullest_moments
+from meshwright.cost.training_setup import Floats
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.schedule_orders import order_of_rank
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.memory.footprint_blocks import Memory
 from meshwright.cost.memory.footprint_chunks import ChunkBytes
 from meshwright.cost.memory.footprint_rank_blocks import RankBlocks, held_by_chunks
 from meshwright.cost.memory.footprint_stages import Ints, chunks_in_flight, losses_in_flight, losses_pending
+from meshwright.cost.training_setup import Floats
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES
 from meshwright.spec.step.stack import Stack
 
@@ -72,7 +72,7 @@ def kept_of_rank(memory: Memory, blocks: RankBlocks, is_last: Floats, num_microb
 
 def _passed_on(memory: Memory, chunks: Floats) -> Floats:
     """Return the bytes of what a pipeline's stages have sent and still hold, and of what they receive early."""
-    layouts, stack = memory.layouts, memory.setting.stack
+    layouts, stack = memory.layouts, memory.setup.stack
     passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)
     # Of what is sent the newest of each stage is held, both ways, and the next message each way is received early.
     on_the_way = passed * (2 * layouts.stages_per_rank + 2) * stack.frees_sent

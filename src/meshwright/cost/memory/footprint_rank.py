@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.case import Floats
 from meshwright.cost.memory.footprint_blocks import Memory
 from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.memory.footprint_kept import kept_of_rank
@@ -32,6 +31,7 @@ from meshwright.cost.memory.footprint_stages import (
     runs_forwards_first,
 )
 from meshwright.cost.memory.footprint_states import Elements, state_bytes
+from meshwright.cost.training_setup import Floats
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 Parts = dict[str, Floats]
@@ -40,7 +40,7 @@ Parts = dict[str, Floats]
 
 def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts:
     """Return the bytes of pipeline rank `pp_rank` by tensor class, but context_bytes."""
-    of_kind = _HeldOnHost if memory.setting.cluster.device.is_host else _Held
+    of_kind = _HeldOnHost if memory.setup.cluster.device.is_host else _Held
     held = of_kind(memory, num_microbatches, pp_rank)
     states = held.states()
     moments = [held.loss(), held.backward(), held.end(), held.block_reduction(), held.last_reduction()]
@@ -73,7 +73,7 @@ class _Held:
     """Of libraries, throughout a step."""
 
     def __init__(self, memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> None:
-        self.memory, layouts, stack = memory, memory.layouts, memory.setting.stack
+        self.memory, layouts, stack = memory, memory.layouts, memory.setup.stack
         self.is_first, self.is_last, counts = blocks_of_rank(memory, pp_rank)
         self.after_blocks = memory.ends.last * self.is_last
         self.outside = memory.ends.first * self.is_first + self.after_blocks
@@ -84,18 +84,18 @@ class _Held:
         self.elements, self.block = self.blocks.elements, self.blocks.largest
         self.kept = kept_of_rank(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
         self.rounds = backward_rounds(layouts, num_microbatches, pp_rank)
-        self.bytes = state_bytes(memory.setting.workload, stack)
+        self.bytes = state_bytes(memory.setup.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
         self.accumulates = num_microbatches > 1
         self.reduces_each = self.accumulates & layouts.reduces_each_microbatch
         # Our runtime frees nothing that one rank holds whole.
-        self.is_resharded = layouts.is_resharded & ((layouts.fsdp > 1) | (not memory.setting.is_own))
+        self.is_resharded = layouts.is_resharded & ((layouts.fsdp > 1) | (not memory.setup.is_own))
         self.stays_gathered = self.reduces_each & ~self.is_resharded
         """Whether parameters stay gathered from one microbatch to the next."""
         self.reduces_last = (layouts.pp > 1) & stack.reduces_after_pipeline & self.is_sharded & ~self.reduces_each
         self.compute_bytes = memory.element_bytes
-        self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
-        self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
+        self.gather_bytes = 1.0 if memory.setup.gathers_low else memory.element_bytes
+        self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setup.workload.gradient_dtype])
         self.num_gathered = 1.0 + np.maximum(layouts.prefetch, 1)
         """Blocks at work and gathered ahead; forward gathers one ahead anyway, since the host does not wait."""
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
@@ -239,7 +239,7 @@ class _Held:
         freed = self.is_last * self.memory.ends.freed_logits_bytes + self.kept.gaps
         computing[0] = computing[0] + freed + self.kept.most - self.kept.at_loss
         most: Floats = np.max(np.stack(computing), axis=0)
-        gaps = FRAGMENTATION["expandable" if self.memory.setting.stack.expandable_segments else "fixed"]
+        gaps = FRAGMENTATION["expandable" if self.memory.setup.stack.expandable_segments else "fixed"]
         return np.asarray(most * (1 + gaps) + ahead + reduced + divided)
 
     def _moment(self, **bytes_by_class: Floats) -> Parts:
@@ -284,7 +284,7 @@ class _Held:
         """
         adds_up, layouts = self.accumulates & ~self.reduces_each & self.is_sharded, self.memory.layouts
         # The one published run with few rounds does not say its microbatch: other software keeps the simple rule.
-        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & self.memory.setting.is_own
+        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & self.memory.setup.is_own
         in_rounds = np.where(has_rounds, self._added_in_rounds(), self._sums())
         return np.where(adds_up, np.where(runs_forwards_first(layouts), self._added_later(), in_rounds), 0)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
 from meshwright.cost.memory.footprint_blocks import Memory
 from meshwright.cost.memory.footprint_chunks import ChunkBytes, HeldBytes, held_bytes
 from meshwright.cost.memory.footprint_stages import Ints, stages_of_rank
 from meshwright.cost.memory.footprint_states import Elements
+from meshwright.cost.training_setup import Floats
 
 
 def blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
@@ -71,7 +71,7 @@ def held_by_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints, chun
     """Return what the chunks in flight take, of unequal stages where the stack balances them."""
     stages = stages_of_rank(memory.layouts, pp_rank)
     blocks = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
-    is_balanced = memory.setting.stack.stages == "balanced"
+    is_balanced = memory.setup.stack.stages == "balanced"
     counted = blocks if is_balanced else np.ones_like(blocks)
     return held_bytes(memory.layouts, num_microbatches, pp_rank, counted, chunk)
 

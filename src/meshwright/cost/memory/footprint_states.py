@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Floats
 from meshwright.spec.model.op import Embedding, GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload

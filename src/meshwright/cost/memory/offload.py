@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.layout_table import Bools, LayoutTable
 from meshwright.cost.memory.host_memory import HOST_BYTES, HOST_BYTES_PER_S, PCIE_BYTES_PER_S
+from meshwright.cost.training_setup import Configurations, Floats
 
 _STATE_BYTES = 16.0
 _UPDATE_BYTES, _CLIP_BYTES, _SCALE_BYTES, _SUM_BYTES = 28.0, 12.0, 8.0, 12.0
@@ -31,23 +31,23 @@ def sums_on_host(layouts: LayoutTable) -> Bools:
     return np.asarray(layouts.cpu_offload & layouts.reduces_each_microbatch & (layouts.dp_replicate == 1))
 
 
-def host_s(cases: Cases) -> Floats:
+def host_s(configs: Configurations) -> Floats:
     """Return the seconds in which the host sums, scales and clips gradients and updates parameters in each step."""
-    layouts, per_node = cases.layouts, cases.each(lambda setting: setting.cluster.devices_per_node)
-    is_scaled = cases.num_microbatches * layouts.dp * layouts.cp > 1
-    num_sums = np.where(sums_on_host(layouts), cases.num_microbatches - 1, 0)
+    layouts, per_node = configs.layouts, configs.each(lambda setup: setup.cluster.devices_per_node)
+    is_scaled = configs.num_microbatches * layouts.dp * layouts.cp > 1
+    num_sums = np.where(sums_on_host(layouts), configs.num_microbatches - 1, 0)
     num_bytes = _UPDATE_BYTES + _CLIP_BYTES + _SCALE_BYTES * is_scaled + _SUM_BYTES * num_sums
-    seconds = _own_parameters(cases) * num_bytes * per_node / HOST_BYTES_PER_S
+    seconds = _own_parameters(configs) * num_bytes * per_node / HOST_BYTES_PER_S
     return np.where(layouts.cpu_offload, seconds, 0.0)
 
 
-def host_headroom_bytes(cases: Cases) -> Floats:
+def host_headroom_bytes(configs: Configurations) -> Floats:
     """Return what offload leaves to each rank of its share of the host's memory; infinite where a layout has none."""
-    share = HOST_BYTES / cases.each(lambda setting: setting.cluster.devices_per_node)
-    return np.where(cases.layouts.cpu_offload, share - _STATE_BYTES * _own_parameters(cases), np.inf)
+    share = HOST_BYTES / configs.each(lambda setup: setup.cluster.devices_per_node)
+    return np.where(configs.layouts.cpu_offload, share - _STATE_BYTES * _own_parameters(configs), np.inf)
 
 
-def _own_parameters(cases: Cases) -> Floats:
+def _own_parameters(configs: Configurations) -> Floats:
     """Return the parameters that each rank keeps a part of the state for."""
-    parameters = cases.each(lambda setting: setting.model.num_parameters)
-    return np.asarray(parameters * cases.layouts.dp_replicate / cases.layouts.num_ranks)
+    parameters = configs.each(lambda setup: setup.model.num_parameters)
+    return np.asarray(parameters * configs.layouts.dp_replicate / configs.layouts.num_ranks)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from meshwright.cost.case import Floats
+from meshwright.cost.training_setup import Floats
 
 
 @dataclass(frozen=True)
 class RankPass:
-    """One microbatch through one rank's share of the whole model, one element a case."""
+    """One microbatch through one rank's share of the whole model, one element a configuration."""
 
     ideal_matmul: Floats
     ideal_attention: Floats

@@ -1,4 +1,4 @@
-"""Slots: the block groups of all cases' models side by side, so that each position is priced for all cases at once."""
+"""Slots: the block groups of all configurations' models side by side, each position priced for all at once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats
+from meshwright.cost.training_setup import Floats
 from meshwright.cost.work import BLOCK, FIRST, LAST, Ints, Work
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The block group at one position of every case's model, one element a case."""
+    """The block group at one position of every configuration's model, one element a configuration."""
 
     kind: int
     owner: Ints
@@ -34,9 +34,9 @@ def slots_of(work: Work) -> list[Slot]:
             rows = np.flatnonzero((position == slot) & (owners.kind == kind))
             if not len(rows):
                 continue
-            owner = np.full(len(work.setting), -1)
+            owner = np.full(len(work.setup_index), -1)
             owner[owners.key[rows]] = rows
-            of_case = owner[work.key_of_case]
-            count = np.where(of_case >= 0, owners.count[of_case], 0.0)
-            slots.append(Slot(kind, np.maximum(of_case, 0), count))
+            of_config = owner[work.key_of_config]
+            count = np.where(of_config >= 0, owners.count[of_config], 0.0)
+            slots.append(Slot(kind, np.maximum(of_config, 0), count))
     return slots

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.layout.layout import SCHEDULES
 
@@ -26,7 +26,7 @@ _ZBV_CODE, _LOOP_CODE = SCHEDULES.index("ZBVZeroBubble"), SCHEDULES.index("Inter
 
 @dataclass(frozen=True)
 class Stages:
-    """Blocks of the fullest ranks, one element a case."""
+    """Blocks of the fullest ranks, one element a configuration."""
 
     num_ranks: Floats
     num_blocks: Floats
@@ -56,18 +56,18 @@ class Stages:
         return np.where(self.num_ranks > 1, slowest, blocks_s + first_s + last_s)
 
 
-def stages_of(cases: Cases, work: Work) -> Stages:
-    """Return how many blocks the ranks of each case hold."""
+def stages_of(configs: Configurations, work: Work) -> Stages:
+    """Return how many blocks the ranks of each configuration hold."""
     owners = work.owners
     is_block = owners.kind == BLOCK
-    count = np.bincount(owners.key[is_block], owners.count[is_block], minlength=len(work.setting))
-    num_blocks = count[work.key_of_case]
-    pp, v = cases.layouts.pp.astype(float), cases.layouts.stages_per_rank.astype(float)
+    count = np.bincount(owners.key[is_block], owners.count[is_block], minlength=len(work.setup_index))
+    num_blocks = count[work.key_of_config]
+    pp, v = configs.layouts.pp.astype(float), configs.layouts.stages_per_rank.astype(float)
     counts_ends = (np.mod(num_blocks + 2, pp * v) == 0) & (np.mod(num_blocks, pp * v) != 0)
     inside = np.where(counts_ends, (num_blocks + 2) / pp, np.ceil(num_blocks / (pp * v) - 1e-9) * v)
     uneven = np.where(v == 1, np.maximum(num_blocks - inside * (pp - 1), 1), inside)
     last = np.where(counts_ends, inside - 1, np.minimum(uneven, inside))
-    balanced = cases.each(lambda setting: float(setting.stack.stages == "balanced")) > 0
+    balanced = configs.each(lambda setup: float(setup.stack.stages == "balanced")) > 0
     return Stages(pp, np.maximum(num_blocks, 1), inside, last, balanced, v)
 
 

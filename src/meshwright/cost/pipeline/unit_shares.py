@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from meshwright.cost.case import Cases
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.step_times import step_pricer
+from meshwright.cost.training_setup import Configurations
 
 
-def unit_shares(case: Cases) -> list[float]:
+def unit_shares(config: Configurations) -> list[float]:
     """Return what each unit that a stage can hold (embedding, blocks, norm with head and loss) takes of a microbatch's
-    time through the whole model, of one case.
+    time through the whole model, of one configuration.
 
     Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
     """
     seconds = [
         float(one.total[0] - one.dp[0])
-        for slot, one in step_pricer(case).slot_passes(fitted_constants())
+        for slot, one in step_pricer(config).slot_passes(fitted_constants())
         for _ in range(int(slot.count[0]))
     ]
     total_s = sum(seconds)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.constants import all_constants
+from meshwright.cost.training_setup import Floats
 from meshwright.errors import ConfigError
 from meshwright.evaluation.backtest.null_model import null_by_fold
 from meshwright.evaluation.backtest.report import Sizes, backtest

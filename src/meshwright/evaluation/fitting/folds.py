@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
 from meshwright.cost.stacks import stacks
+from meshwright.cost.training_setup import Floats
 from meshwright.evaluation.dataset.read import measured_run
 from meshwright.evaluation.fitting.fit import Fit, fit
 from meshwright.evaluation.fitting.given import fit_given

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.cost.case import Floats
 from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.training_setup import Floats
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS
 from meshwright.evaluation.fitting.robust import Problem, Unknowns, minimise
@@ -53,9 +53,9 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """Return the calibration by the timed runs of one stack, starting from its own multipliers, 1 if unknown."""
     timed = TimedRuns(runs)
     assert len(timed.stacks) == 1, f"runs of {len(timed.stacks)} stacks"
-    setting = runs[0].setting
-    assert setting is not None, "a run that cannot be priced"
-    start = np.log([getattr(setting.stack, name) for name in MULTIPLIERS])
+    setup = runs[0].setup
+    assert setup is not None, "a run that cannot be priced"
+    start = np.log([getattr(setup.stack, name) for name in MULTIPLIERS])
     logarithms, half_width = fit_given(timed, fitted_constants(), start)
     compute, communication, overhead = np.exp(logarithms).tolist()
     return Calibration(timed.stacks[0], (compute, communication, overhead), len(timed), half_width)

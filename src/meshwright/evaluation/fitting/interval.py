@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
+from meshwright.cost.training_setup import Floats
 
 SHARE = 0.8
 _OTHERS_WEIGHT = 8.0

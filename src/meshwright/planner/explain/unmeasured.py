@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import math
 
-from meshwright.cost.case import Setting
 from meshwright.cost.stacks import GENERIC, load_stack
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 
 LEFT_OUT_ERROR = load_stack(GENERIC).relative_error
 """Half width of the interval that holds 80 % of the runs of stacks that were left out of the fit."""
 
 
-def unmeasured_features(layout: Layout, setting: Setting) -> tuple[str, ...]:
+def unmeasured_features(layout: Layout, setup: TrainingSetup) -> tuple[str, ...]:
     """Return the features of `layout` that no measured run of this software has, as a job would write them."""
     found = []
-    if setting.is_low_precision and setting.is_own:
-        found.append(f"precision={setting.workload.precision} (meshwright does not train in it yet)")
+    if setup.is_low_precision and setup.is_own:
+        found.append(f"precision={setup.workload.precision} (meshwright does not train in it yet)")
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES:
         found.append(f"schedule={layout.schedule} (split backward)")
     if layout.cp > 1 and layout.cp_method != "all-gather":

@@ -17,7 +17,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.messages import hops_of
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.constants import fitted_constants
@@ -26,8 +25,9 @@ from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, pipelin
 from meshwright.cost.pipeline.stage import bubble_share, split_share
 from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.step import StepTerms
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.cases import cases_of
+from meshwright.planner.search.configurations import configs_of
 from meshwright.planner.search.rules import cuts_model, runs_schedule
 from meshwright.planner.search.stage_times import BackwardShares, StageShare, stage_times
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
@@ -47,11 +47,11 @@ Pipeline = tuple[int, int, str, int]
 """Pipeline ranks, stages on each, schedule, microbatches."""
 
 
-def with_bubbles(step: StepTerms, cases: Cases, request: PlanRequest) -> StepTerms:
+def with_bubbles(step: StepTerms, configs: Configurations, request: PlanRequest) -> StepTerms:
     """Return the steps with the bubbles of stages that are cut by FLOPs."""
-    layouts = cases.layouts
-    number = cases.num_microbatches
-    waiting = _imbalance(layouts, request) + _waiting_share(layouts, number, repeated_share(cases)) / number
+    layouts = configs.layouts
+    number = configs.num_microbatches
+    waiting = _imbalance(layouts, request) + _waiting_share(layouts, number, repeated_share(configs)) / number
     return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.bubble_s))
 
 
@@ -89,14 +89,14 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
         steady_s -= step.dp_s
     number = num_microbatches_of(layout, request)
     # Not only what is exposed: the replay itself finds what hides a transfer.
-    cases = cases_of(layout_table([layout]), request)
-    hops = hops_of(cases, fitted_constants())
+    configs = configs_of(layout_table([layout]), request)
+    hops = hops_of(configs, fitted_constants())
     # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
     # for more than a mixture of experts.
-    units = tuple(_rounded(share) for share in unit_shares(cases))
+    units = tuple(_rounded(share) for share in unit_shares(configs))
     boundaries = layout.stage_boundaries
     if boundaries is None:
-        boundaries = best_boundaries(request.setting.model, request.workload.seq_len, layout.num_stages)
+        boundaries = best_boundaries(request.setup.model, request.workload.seq_len, layout.num_stages)
     replayed = replayed_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, units),
@@ -112,7 +112,7 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
     )
     waiting_s = (replayed.total_s - 1) * steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
-    pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setting.is_own else step.pp_s
+    pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setup.is_own else step.pp_s
     return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
 
 
@@ -189,7 +189,7 @@ def _imbalance(layouts: LayoutTable, request: PlanRequest) -> Floats:
     is_v = layouts.has_schedule(V_SCHEDULES)
     keys, which = np.unique((layouts.pp << 32) + (layouts.stages_per_rank << 1) + is_v, return_inverse=True)
     boundaries = request.fixed.get("stage_boundaries")
-    model, seq_len = request.setting.model, request.workload.seq_len
+    model, seq_len = request.setup.model, request.workload.seq_len
     excess = [
         _excess(key >> 32, (key & 0xFFFF_FFFF) >> 1, bool(key & 1), boundaries, model, seq_len) for key in keys.tolist()
     ]

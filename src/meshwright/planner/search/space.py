@@ -155,7 +155,7 @@ def with_other_fine_choices(table: LayoutTable, request: PlanRequest, menu: Menu
 
 def _recomputes_as_much(table: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
     """Return which layouts recompute every n-th block of stages that have fewer: the first alone, as a lower n does."""
-    num_blocks = sum(group.count for group in request.setting.model.groups[1:-1])
+    num_blocks = sum(group.count for group in request.setup.model.groups[1:-1])
     stage_blocks = np.ceil(num_blocks / table.num_stages)
     has_choice = len(menu.activation_checkpoint_every) > 1
     every = table.activation_checkpoint_every
@@ -187,7 +187,7 @@ def _with_compile(table: LayoutTable, request: PlanRequest, menu: Menu) -> Layou
     Their order with whole backwards is then faster, and is there unless the menu has split backwards alone.
     """
     splits = table.splits_backward
-    if len(menu.compile) == 1 or not splits.any() or not request.setting.stack.repeats_compiled_backward:
+    if len(menu.compile) == 1 or not splits.any() or not request.setup.stack.repeats_compiled_backward:
         return vary(table, {"compile": menu.compile[:1]})
     has_others = any(schedule not in SPLIT_BACKWARD_SCHEDULES for schedule, _ in menu.pipelines)
     whole = vary(table.take(~splits), {"compile": menu.compile[:1]})

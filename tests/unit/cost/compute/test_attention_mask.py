@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cost_cases import cases, changed, setting
-from meshwright.cost.case import Setting
+from cost_configs import changed, configs, training_setup
 from meshwright.cost.compute.attention_mask import AttentionMask, attention_mask_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection
@@ -23,14 +23,14 @@ GIB = 2**30
 METHODS: tuple[ContextMethod, ...] = ("all-gather", "ring", "ulysses")
 
 
-def ours(*, masks_documents: bool = True, **workload: object) -> Setting:
+def ours(*, masks_documents: bool = True, **workload: object) -> TrainingSetup:
     sizes = {"seq_len": SEQ_LEN, "masks_documents": masks_documents} | workload
-    return setting("llama3-8b", stack="meshwright", **sizes)
+    return training_setup("llama3-8b", stack="meshwright", **sizes)
 
 
-def of(layout: Layout, given: Setting) -> tuple[AttentionMask, np.ndarray]:
+def of(layout: Layout, given: TrainingSetup) -> tuple[AttentionMask, np.ndarray]:
     """Return the mask of one layout, and which owner its blocks are."""
-    table = cases(given, layout)
+    table = configs(given, layout)
     owners = work_of(table).owners
     return attention_mask_of(table, owners), np.flatnonzero(owners.kind == BLOCK)
 
@@ -84,9 +84,9 @@ def test_masks_are_read_and_written_operator_by_operator(precision: str, size: i
 def test_documents_cost_only_ours_more(method: ContextMethod | None) -> None:
     layout = Layout(dp_shard=8) if method is None else Layout(dp_shard=2, cp=CP, cp_method=method)
     for stack, costs in (("meshwright", True), ("torchtitan-2025", False), ("megatron-core-2026", False)):
-        plain = setting("llama3-8b", stack=stack, seq_len=SEQ_LEN)
+        plain = training_setup("llama3-8b", stack=stack, seq_len=SEQ_LEN)
         masked = replace(plain, workload=plain.workload.replace(masks_documents=True))
-        without, with_documents = (step_times(cases(one, layout)).total_s[0] for one in (plain, masked))
+        without, with_documents = (step_times(configs(one, layout)).total_s[0] for one in (plain, masked))
         # Gathered keys have a mask anyhow, and documents make another one for each sequence.
         least = 1.0 if method == "all-gather" else 1.01
         assert (with_documents > least * without) if costs else (with_documents == without), stack
@@ -97,7 +97,7 @@ def test_a_mask_is_kept_of_each_block_unless_its_ops_run_again() -> None:
     selective, ring = whole.replace(activation_checkpoint="selective"), Layout(dp_shard=2, cp=CP, cp_method="ring")
     ulysses, gathered = (Layout(dp_shard=2, cp=CP, cp_method=name) for name in ("ulysses", "all-gather"))
     layouts = (whole, compiled, ulysses, gathered.replace(microbatch_size=2), ring, selective)
-    plain, masked = (footprint(cases(ours(masks_documents=on), *layouts)) for on in (False, True))
+    plain, masked = (footprint(configs(ours(masks_documents=on), *layouts)) for on in (False, True))
     more = (masked.activations_bytes - plain.activations_bytes).tolist()
     of_sequence = 2 * SEQ_LEN**2 * NUM_BLOCKS
     assert more[:3] == pytest.approx([of_sequence] * 3)
@@ -108,19 +108,19 @@ def test_a_mask_is_kept_of_each_block_unless_its_ops_run_again() -> None:
 
 def test_selective_recomputation_makes_the_mask_again() -> None:
     selective = Layout(dp_shard=8, activation_checkpoint="selective")
-    without, with_documents = (step_times(cases(ours(masks_documents=on), selective)) for on in (False, True))
+    without, with_documents = (step_times(configs(ours(masks_documents=on), selective)) for on in (False, True))
     assert with_documents.recompute_s[0] > without.recompute_s[0]
 
 
 def test_a_pipeline_computes_hidden_scores_on_every_stage() -> None:
     without, with_documents = (
-        step_times(cases(ours(masks_documents=on), Layout(pp=4, dp_shard=2))).total_s[0] for on in (False, True)
+        step_times(configs(ours(masks_documents=on), Layout(pp=4, dp_shard=2))).total_s[0] for on in (False, True)
     )
     assert with_documents > 1.2 * without
 
 
 def test_foreign_stacks_keep_what_they_kept() -> None:
-    plain = changed(setting("llama3-8b", seq_len=SEQ_LEN), name="theirs")
+    plain = changed(training_setup("llama3-8b", seq_len=SEQ_LEN), name="theirs")
     masked = replace(plain, workload=plain.workload.replace(masks_documents=True))
-    kept, kept_masked = (footprint(cases(one, Layout(dp_shard=8))).activations_bytes[0] for one in (plain, masked))
+    kept, kept_masked = (footprint(configs(one, Layout(dp_shard=8))).activations_bytes[0] for one in (plain, masked))
     assert kept == kept_masked

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_cases import cases, changed, setting
-from meshwright.cost.case import Setting
+from cost_configs import changed, configs, training_setup
 from meshwright.cost.compute.context_attention import ContextAttention, context_attention_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import ContextMethod, Layout
 
@@ -21,13 +21,13 @@ QUERIES, KEYS_AND_VALUES, HEADS = POSITIONS * 4096, POSITIONS * 2 * 1024, POSITI
 """Elements of Llama 3 8B on one rank; scores' logsumexps are one for each head."""
 
 
-def ours() -> Setting:
-    return changed(setting("llama3-8b", seq_len=SEQ_LEN), plain_context_attention=True)
+def ours() -> TrainingSetup:
+    return changed(training_setup("llama3-8b", seq_len=SEQ_LEN), plain_context_attention=True)
 
 
-def of(layout: Layout, given: Setting | None = None) -> tuple[ContextAttention, np.ndarray]:
+def of(layout: Layout, given: TrainingSetup | None = None) -> tuple[ContextAttention, np.ndarray]:
     """Return the attention of one layout, and which owner its blocks are."""
-    table = cases(given or ours(), layout)
+    table = configs(given or ours(), layout)
     owners = work_of(table).owners
     return context_attention_of(table, owners), np.flatnonzero(owners.kind == BLOCK)
 
@@ -71,15 +71,15 @@ def test_gathered_keys_are_put_in_order() -> None:
 @pytest.mark.parametrize("method", ["ring", "all-gather", "ulysses"])
 def test_only_plain_operators_cost_more(method: ContextMethod) -> None:
     layout = Layout(dp_shard=2, cp=CP, cp_method=method)
-    plain, fused = (step_times(cases(changed(ours(), plain_context_attention=on), layout)) for on in (True, False))
+    plain, fused = (step_times(configs(changed(ours(), plain_context_attention=on), layout)) for on in (True, False))
     costs = plain.total_s[0] > 1.01 * fused.total_s[0]
     assert costs == (method != "ulysses")
 
 
 def test_only_whole_recomputation_merges_and_sends_a_ring_again() -> None:
     none, selective, full = (RING.replace(activation_checkpoint=kind) for kind in ("none", "selective", "full"))
-    plain = step_times(cases(changed(ours(), plain_context_attention=False), none, selective, full))
-    merged = step_times(cases(ours(), none, selective, full))
+    plain = step_times(configs(changed(ours(), plain_context_attention=False), none, selective, full))
+    merged = step_times(configs(ours(), none, selective, full))
     more = merged.recompute_s - plain.recompute_s
     assert more[:2].tolist() == [0.0, 0.0]
     assert more[2] > 0

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
-from meshwright.cost.case import Cases
+from cost_configs import configs, training_setup
 from meshwright.cost.communication.data_parallel import data_parallel_of
 from meshwright.cost.communication.fsdp_copies import reordered_experts
 from meshwright.cost.memory.footprint import footprint
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work, work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op import GroupedMatmul
@@ -15,9 +15,9 @@ from meshwright.spec.model.op import GroupedMatmul
 MODEL = "mixtral-8x7b"
 
 
-def priced(kernels: str, layout: Layout, stack: str = "meshwright") -> Cases:
-    of = setting(MODEL, "h100-ib400", stack, seq_len=4096)
-    return cases(type(of)(of.model, of.workload, of.cluster, of.stack.replace(kernels=kernels)), layout)
+def priced(kernels: str, layout: Layout, stack: str = "meshwright") -> Configurations:
+    of = training_setup(MODEL, "h100-ib400", stack, seq_len=4096)
+    return configs(type(of)(of.model, of.workload, of.cluster, of.stack.replace(kernels=kernels)), layout)
 
 
 def blocks(work: Work) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
@@ -40,7 +40,7 @@ def test_a_mixture_is_compiled_with_its_block_only(kernels: str, layout: Layout,
 
 def test_exchanged_rows_are_put_in_order_once_more_each_way() -> None:
     alone, exchanged = (work_of(priced("eager", Layout(dp_shard=8, ep=ep))).owners for ep in (1, 8))
-    model = setting(MODEL, "h100-ib400", "meshwright", seq_len=4096).model
+    model = training_setup(MODEL, "h100-ib400", "meshwright", seq_len=4096).model
     experts = next(op for group in model.groups for op in group.ops if isinstance(op, GroupedMatmul))
     rows = experts.experts_per_token * 4096 * experts.in_features
     for name in ("eager_forward_elements", "eager_backward_elements"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_cases import MODELS, cases, setting
+from cost_configs import MODELS, configs, training_setup
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.op_bytes import moved_bytes
 from meshwright.cost.compute.op_time import op_seconds
@@ -52,11 +52,11 @@ def attention(heads: int, seq_len: int, width: int, *, is_backward: bool) -> Sig
 @pytest.mark.parametrize("cluster", ["h100-ib400", "dgx-a100", "dgx-b200"])
 @pytest.mark.parametrize("tp", [1, 4])
 def test_matmuls_and_attention_take_what_the_planner_says(cluster: str, tp: int) -> None:
-    of = setting("llama3-8b", cluster, "meshwright", seq_len=4096)
-    in_cases = cases(of, Layout(tp=tp))
-    work, peaks, constants = work_of(in_cases), peaks_of((of,)), fitted_constants()
+    of = training_setup("llama3-8b", cluster, "meshwright", seq_len=4096)
+    in_configs = configs(of, Layout(tp=tp))
+    work, peaks, constants = work_of(in_configs), peaks_of((of,)), fitted_constants()
     times = BlockPricer(work, (of,), peaks).price(rates_of((of,), peaks, constants), constants)
-    slow = float(stacks_of(in_cases).factors(constants).compute[0])
+    slow = float(stacks_of(in_configs).factors(constants).compute[0])
     block = int(np.flatnonzero(work.owners.kind == BLOCK)[0])
     lines = [[int(getattr(work.matmuls, side)[at]) for side in "mnk"] for at in _lines_of(work.matmuls.owner, block)]
     device = of.cluster.device

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
-from meshwright.cost.case import Cases, Setting
+from cost_configs import configs, training_setup
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels, position_kernels
 from meshwright.cost.compute.recompute import recomputed_of
 from meshwright.cost.compute.sequence_copies import SequenceCopies, sequence_copies
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import BLOCK, FIRST, LAST, Work, work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -25,18 +25,18 @@ TRACED_MB = {
 """Of one block and microbatch of 4096 tokens, forward and backward, with what a compiled one computes again."""
 
 
-def priced(kernels: str, layout: Layout, stack: str = "meshwright") -> Cases:
-    of = setting("llama3-8b", "h100-ib400", stack, seq_len=4096)
-    of = Setting(model_spec(NARROW), of.workload, of.cluster, of.stack.replace(kernels=kernels))
-    return cases(of, layout.replace(compile=kernels == "compiled"))
+def priced(kernels: str, layout: Layout, stack: str = "meshwright") -> Configurations:
+    of = training_setup("llama3-8b", "h100-ib400", stack, seq_len=4096)
+    of = TrainingSetup(model_spec(NARROW), of.workload, of.cluster, of.stack.replace(kernels=kernels))
+    return configs(of, layout.replace(compile=kernels == "compiled"))
 
 
 def block_of(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.flatnonzero(work.owners.kind == BLOCK)[:1]
 
 
-def copies_of(case: Cases, work: Work) -> SequenceCopies:
-    return sequence_copies(work.owners, block_of(work), case.layouts, recomputed_of(case), np.array([True]))
+def copies_of(config: Configurations, work: Work) -> SequenceCopies:
+    return sequence_copies(work.owners, block_of(work), config.layouts, recomputed_of(config), np.array([True]))
 
 
 @pytest.mark.parametrize(("kernels", "tp"), TRACED_MB)
@@ -85,7 +85,7 @@ def test_other_software_is_priced_by_its_operators() -> None:
 def test_a_block_launches_what_was_traced(kernels: str, tp: int, expected: tuple[int, int]) -> None:
     case = priced(kernels, Layout(tp=tp))
     work = work_of(case)
-    assert tuple(float(one[block_of(work)][0]) for one in own_kernels(work, case.settings)) == expected
+    assert tuple(float(one[block_of(work)][0]) for one in own_kernels(work, case.setups)) == expected
     assert not any(one[block_of(work)].any() for one in end_kernels(work))
 
 
@@ -93,9 +93,9 @@ def test_a_block_launches_what_was_traced(kernels: str, tp: int, expected: tuple
     ("kernels", "ep", "expected"), [("compiled", 1, (27, 13)), ("eager", 1, (70, 49)), ("compiled", 4, (86, 53))]
 )
 def test_a_mixture_launches_what_was_traced(kernels: str, ep: int, expected: tuple[int, int]) -> None:
-    of = setting("mixtral-8x7b", stack="meshwright")
-    of = Setting(of.model, of.workload, of.cluster, of.stack.replace(kernels=kernels))
-    work = work_of(cases(of, Layout(dp_shard=4, ep=ep)))
+    of = training_setup("mixtral-8x7b", stack="meshwright")
+    of = TrainingSetup(of.model, of.workload, of.cluster, of.stack.replace(kernels=kernels))
+    work = work_of(configs(of, Layout(dp_shard=4, ep=ep)))
     assert tuple(float(one[block_of(work)][0]) for one in own_kernels(work, (of,))) == expected
 
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.cost.case import Cases
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.host_memory import HOST_BYTES, PCIE_BYTES_PER_S
 from meshwright.cost.memory.offload import host_headroom_bytes, host_s
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.layout.layout import Layout
 from questions import ask
 
 
-def cases(*layouts: Layout) -> Cases:
-    return Cases.of_one(ask("llama3-8b", 8, batch=16).setting, layout_table(list(layouts)))
+def configs(*layouts: Layout) -> Configurations:
+    return Configurations.of_one(ask("llama3-8b", 8, batch=16).setup, layout_table(list(layouts)))
 
 
 def test_without_offload_nothing_is_added() -> None:
-    without = cases(Layout(dp_shard=8))
+    without = configs(Layout(dp_shard=8))
     assert host_s(without).tolist() == [0.0]
     assert np.isinf(host_headroom_bytes(without)).all()
 
 
 def exposed_s(*layouts: Layout) -> list[float]:
     """Return the seconds of FSDP in a step that nothing hides, with its copies between device and host."""
-    return [float(seconds) for seconds in step_times(cases(*layouts)).dp_s]
+    return [float(seconds) for seconds in step_times(configs(*layouts)).dp_s]
 
 
 def test_copies_take_the_longer_the_less_hides_them() -> None:
@@ -60,13 +60,13 @@ def test_replicas_copy_gradients_to_the_host_once_a_step() -> None:
 
 
 def test_the_state_of_all_ranks_of_a_node_must_fit_its_memory() -> None:
-    (left,) = host_headroom_bytes(cases(Layout(dp_shard=8, cpu_offload=True)))
+    (left,) = host_headroom_bytes(configs(Layout(dp_shard=8, cpu_offload=True)))
     assert left == pytest.approx(HOST_BYTES / 8 - 16 * 8.03e9 / 8, rel=1e-3)
 
 
 def test_the_host_sums_each_microbatch_that_is_reduced() -> None:
     few, many, once = host_s(
-        cases(
+        configs(
             *(Layout(dp_shard=8, cpu_offload=True, microbatch_size=size) for size in (2, 1)),
             Layout(dp_shard=8, cpu_offload=True, gradient_sync="step"),
         )

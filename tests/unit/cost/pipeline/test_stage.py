@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cost_cases import cases, changed, setting
-from meshwright.cost.case import Floats
+from cost_configs import changed, configs, training_setup
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
+from meshwright.cost.training_setup import Floats
 from meshwright.cost.work import work_of
 from meshwright.spec.layout.layout import (
     LOOPED_SCHEDULES,
@@ -104,7 +104,7 @@ def test_a_split_backward_fills_some_of_the_bubble_and_never_all(schedule: str) 
 
 
 def stages(model: str, *layouts: Layout, kind: str = "even") -> Stages:
-    these = cases(changed(setting(model), stages=kind), *layouts)
+    these = configs(changed(training_setup(model), stages=kind), *layouts)
     return stages_of(these, work_of(these))
 
 
