@@ -7,13 +7,13 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from meshwright.cost.block_positions import block_positions
 from meshwright.cost.communication.communication import communication_of
 from meshwright.cost.communication.data_parallel import data_parallel_of, replicated_sums_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, Floats, fabric_of
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, fsdp_exposed_s
 from meshwright.cost.communication.messages import messages_of
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.pipeline.slots import slots_of
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, LAST, work_of
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
@@ -50,22 +50,22 @@ def sent_by_formulas(of: Configurations) -> Sent:
     def add(axis: str, phase: str, seconds: Floats, times: float) -> None:
         total[axis, phase] += round(float(seconds[0]) * times)
 
-    for slot in slots_of(work):
-        if slot.kind == LAST and pp > 1:
+    for position in block_positions(work):
+        if position.kind == LAST and pp > 1:
             continue
-        often = n * float(slot.count[0]) / (pp if slot.kind == BLOCK else 1)
+        often = n * float(position.count[0]) / (pp if position.kind == BLOCK else 1)
         by_axis = {
-            "tp": communication.tensor(slot.owner, fabric, _CONSTANTS, zero),
-            "cp": communication.context(slot.owner, fabric, _CONSTANTS, zero, zero),
-            "ep": communication.expert(slot.owner, fabric, _CONSTANTS),
+            "tp": communication.tensor(position.row, fabric, _CONSTANTS, zero),
+            "cp": communication.context(position.row, fabric, _CONSTANTS, zero, zero),
+            "ep": communication.expert(position.row, fabric, _CONSTANTS),
         }
         for axis, (forward, backward) in by_axis.items():
             add(axis, "forward", forward, often)
             add(axis, "backward", backward, often)
-        if slot.kind == BLOCK:
-            dp = fsdp_exposed_s(parallel, slot.owner, fabric, _CONSTANTS, (zero, zero), (zero, zero))
+        if position.kind == BLOCK:
+            dp = fsdp_exposed_s(parallel, position.row, fabric, _CONSTANTS, (zero, zero), (zero, zero))
         else:
-            dp = ends_exposed_s(parallel, slot.owner, fabric)
+            dp = ends_exposed_s(parallel, position.row, fabric)
         add("dp", "", dp, often)
     if pp == 1:
         add("tp", "optimizer", replicated_sums_s(parallel, fabric), 1)

@@ -5,7 +5,7 @@
     step       = microbatches x slowest stage + bubble + exposed sends
                  + last gradients + optimizer + fixed host work, all x straggling
 
-One op list (work.py) is priced cause by cause (block_time.py, slot_compute.py, sent.py, data_parallel.py); this page
+One op list (work.py) is priced cause by cause (block_time.py, block_compute.py, sent.py, data_parallel.py); this page
 adds the causes up. It holds for devices, next to which the host launches kernels; calibrated/host_step.py overrides
 what differs where kernels run on the host itself. Ignored: that stages differ in more than their number of blocks
 (replay_s prices the finalists exactly).
@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from meshwright.cost.block_positions import BlockPosition, block_positions
 from meshwright.cost.calibrated.measured_op import measured_update_s
 from meshwright.cost.communication.communication import Communication, communication_of
 from meshwright.cost.communication.contention import computing_shares
@@ -31,12 +32,11 @@ from meshwright.cost.communication.fsdp_copies import FsdpCopies
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
 from meshwright.cost.communication.messages import Messages, messages_of
 from meshwright.cost.communication.sent import Passes, Sent, senders_of
+from meshwright.cost.compute.block_compute import Computed, Prices, compute_pricer_of
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.repeats import repeated_share
-from meshwright.cost.compute.slot_compute import Computed, Prices, compute_pricer_of
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.rank_pass import RankPass
-from meshwright.cost.pipeline.slots import Slot, slots_of
 from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
 from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.stack_factors import StackFactors, Stacks, stacks_of
@@ -98,11 +98,11 @@ class StepPricer:
         self.communication: Communication = communication_of(configs, self.work)
         self.messages: Messages = messages_of(configs, self.work)
         self.parallel: DataParallel = data_parallel_of(configs, self.work)
-        self.slots = slots_of(self.work)
+        self.positions = block_positions(self.work)
         self.gradient_bytes = configs.each(lambda s: s.stack.gradient_bytes)
         self.repeated = repeated_share(configs)
         self.compute = compute_pricer_of(configs, self.parallel, self.stage)
-        self.copies = FsdpCopies(self.parallel, self.stacks, self.slots)
+        self.copies = FsdpCopies(self.parallel, self.stacks, self.positions)
         self.senders = senders_of(self.communication, self.parallel)
         self.update_s = measured_update_s(configs, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
@@ -121,15 +121,15 @@ class StepPricer:
     def passes(self, constants: Constants) -> tuple[RankPass, RankPass, RankPass]:
         """Return one microbatch through all blocks, through the embedding, and through norm, head and loss."""
         found: dict[int, list[tuple[RankPass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
-        for slot, one in self.slot_passes(constants):
-            found[slot.kind].append((one, slot.count))
+        for position, one in self.block_passes(constants):
+            found[position.kind].append((one, position.count))
         blocks = self._summed(found[BLOCK])
         num_blocks = sum(count for _, count in found[BLOCK])
         blocks = replace(blocks, dp=blocks.dp + blocks.first_dp / np.maximum(num_blocks, 1))
         return blocks, self._summed(found[FIRST]), self._summed(found[LAST])
 
-    def slot_passes(self, constants: Constants) -> list[tuple[Slot, RankPass]]:
-        """Return one microbatch through a single block of each slot, in the order of the model."""
+    def block_passes(self, constants: Constants) -> list[tuple[BlockPosition, RankPass]]:
+        """Return one microbatch through a single block of each position, in the order of the model."""
         rates = rates_of(self.configs.setups, self.peaks, constants)
         prices = Prices(
             constants=constants,
@@ -139,7 +139,7 @@ class StepPricer:
             memory_rate=rates.memory[self.configs.setup_index],
             matmul32_rate=rates.matmul32[self.configs.setup_index],
         )
-        return [(slot, self._slot_pass(slot, prices)) for slot in self.slots]
+        return [(position, self._block_pass(position, prices)) for position in self.positions]
 
     def _summed(self, parts: list[tuple[RankPass, Floats]]) -> RankPass:
         total = RankPass(*(np.zeros(len(self.configs)) for _ in fields(RankPass)))
@@ -147,19 +147,19 @@ class StepPricer:
             total = total + one * count
         return total
 
-    def _slot_pass(self, slot: Slot, prices: Prices) -> RankPass:
+    def _block_pass(self, position: BlockPosition, prices: Prices) -> RankPass:
         """Return one block's passes for one microbatch, forward and backward together."""
-        owner, times, c = slot.owner, prices.times, prices.constants
-        block, copies = self.compute.of_slot(slot, prices), self._copies_s(slot, prices)
-        sending = self.compute.sending(slot, block, times)
+        row, times, c = position.row, prices.times, prices.constants
+        block, copies = self.compute.at(position, prices), self._copies_s(position, prices)
+        sending = self.compute.sending(position, block, times)
         sent = self.senders.sent_alone(sending, prices.fabric, c)
         waits = self._waits(block, sent, c)
         # Of our own software copies hide communication, too: multipliers of other software were fitted without.
         copies_hide = np.where(self.parallel.is_own, 1.0, 0.0)
         busy = block.forward + copies_hide * copies[0], block.backward + copies_hide * copies[1]
         whole = busy[0] + sent.forward + waits[0], busy[1] + sent.backward + waits[1]
-        dp, first_dp = self._fsdp_s(slot, prices, busy, whole)
-        if slot.kind == BLOCK and self.senders.contends.any():
+        dp, first_dp = self._fsdp_s(position, prices, busy, whole)
+        if position.kind == BLOCK and self.senders.contends.any():
             attention = (
                 block.attention[0] + block.merges[0] + sent.cp[0],
                 block.attention[1] + block.merges[1] + sent.cp[1],
@@ -167,9 +167,9 @@ class StepPricer:
             sent = self.senders.sent_next_to_fsdp(sending, prices.fabric, c, whole, attention)
             waits = self._waits(block, sent, c)
         return RankPass(
-            ideal_matmul=3 * times.ideal_matmul[owner],
-            ideal_attention=3 * times.ideal_attention[owner],
-            reached=3 * times.reached_matmul[owner] * prices.slow.compute,
+            ideal_matmul=3 * times.ideal_matmul[row],
+            ideal_attention=3 * times.ideal_attention[row],
+            reached=3 * times.reached_matmul[row] * prices.slow.compute,
             matmul=block.matmul[0] + block.matmul[1],
             attention=block.attention[0] + block.attention[1],
             memory=block.memory[0] + block.memory[1] + copies[0] + copies[1],
@@ -183,23 +183,23 @@ class StepPricer:
             first_dp=first_dp,
         )
 
-    def _copies_s(self, slot: Slot, prices: Prices) -> Passes:
-        """Return the seconds of what FSDP computes for a slot, forward and backward."""
-        return self.copies.of_slot(slot, prices.memory_rate, prices.constants)
+    def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
+        """Return the seconds of what FSDP computes for a position, forward and backward."""
+        return self.copies.at(position, prices.memory_rate, prices.constants)
 
-    def _fsdp_s(self, slot: Slot, prices: Prices, busy: Passes, whole: Passes) -> tuple[Floats, Floats]:
-        """Return the exposed seconds that FSDP adds to a slot's passes, and those that it adds to a first block's.
+    def _fsdp_s(self, position: BlockPosition, prices: Prices, busy: Passes, whole: Passes) -> tuple[Floats, Floats]:
+        """Return the exposed seconds that FSDP adds to a position's passes, and those that it adds to a first block's.
 
         Of the `whole` passes the device computes for `busy`.
         """
         fabric, c = prices.fabric, prices.constants
-        if slot.kind != BLOCK:
-            dp, first_dp = ends_exposed_s(self.parallel, slot.owner, fabric), np.zeros(len(self.configs))
+        if position.kind != BLOCK:
+            dp, first_dp = ends_exposed_s(self.parallel, position.row, fabric), np.zeros(len(self.configs))
         else:
             computing = computing_shares(self.parallel, busy, whole)
-            dp = fsdp_exposed_s(self.parallel, slot.owner, fabric, c, whole, computing)
+            dp = fsdp_exposed_s(self.parallel, position.row, fabric, c, whole, computing)
             ends = self.copies.before_blocks(prices.times, prices.memory_rate)
-            first_dp = first_block_exposed_s(self.parallel, slot.owner, fabric, c, whole, ends)
+            first_dp = first_block_exposed_s(self.parallel, position.row, fabric, c, whole, ends)
         return dp, first_dp
 
     def _waits(self, block: Computed, sent: Sent, c: Constants) -> Passes:

@@ -37,13 +37,13 @@ def test_flops_are_the_formulas(tp: int, policy: str) -> None:
     layout = Layout(tp=tp, dp_shard=dp, microbatch_size=2, activation_checkpoint=policy)
     of = configs(training_setup("llama-1m", stack="meshwright", seq_len=SEQ_LEN, global_batch_size=batch), layout)
     work, again = work_of(of), recomputed_of(of)
-    lines, owners = work.matmuls, work.owners
-    forward = np.bincount(lines.owner, 2 * lines.groups * lines.m * lines.n * lines.k, len(owners.key)) * owners.count
-    is_block = owners.kind == BLOCK
-    shares = (owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
+    lines, blocks = work.matmuls, work.blocks
+    forward = np.bincount(lines.block, 2 * lines.groups * lines.m * lines.n * lines.k, len(blocks.key)) * blocks.count
+    is_block = blocks.kind == BLOCK
+    shares = (blocks.last_matmul_share, blocks.second_matmuls_share, blocks.early_terms_share)
     recomputed = forward * again.of_matmuls(*shares) * is_block
     assert flops_of(found, "aten.mm", "aten.addmm") == NUM_MICROBATCHES * (3 * forward + recomputed).sum()
-    attended = float((owners.attention_flops * owners.count).sum())
+    attended = float((blocks.attention_flops * blocks.count).sum())
     # torch counts the whole square of pairs, the convention the half that the mask leaves; backward has five products
     # for the two of the forward pass.
     passes = 1 + 2.5 + float(again.attention[0])

@@ -23,18 +23,18 @@ STACKS = ("generic", "megatron-core-2024")  # Matmuls one by one, and joined.
 def matmul_flops(work: Work, *, of_experts: bool | None = None) -> float:
     """Return the forward FLOPs of all matmuls of the first key."""
     lines = work.matmuls
-    flops = 2 * lines.groups * lines.m * lines.n * lines.k * work.owners.count[lines.owner]
+    flops = 2 * lines.groups * lines.m * lines.n * lines.k * work.blocks.count[lines.block]
     wanted = slice(None) if of_experts is None else lines.is_expert == of_experts
     return float(flops[wanted].sum())
 
 
 def attention_flops(work: Work) -> float:
-    return float((work.owners.attention_flops * work.owners.count).sum())
+    return float((work.blocks.attention_flops * work.blocks.count).sum())
 
 
 def parameters(work: Work) -> float:
-    owners = work.owners
-    return float(((owners.dense_parameters + owners.expert_parameters) * owners.count).sum())
+    blocks = work.blocks
+    return float(((blocks.dense_parameters + blocks.expert_parameters) * blocks.count).sum())
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -59,7 +59,7 @@ def test_ranks_share_the_work_evenly(case: tuple[str, Layout], stack: str) -> No
     assert matmul_flops(part, of_experts=False) == pytest.approx(matmul_flops(whole, of_experts=False) / sharing)
     # Each rank sends its tokens' copies away and gets as many: ep changes whose experts they go to, not how many.
     assert matmul_flops(part, of_experts=True) == pytest.approx(matmul_flops(whole, of_experts=True) / sharing)
-    experts = [float((work.owners.expert_parameters * work.owners.count).sum()) for work in (whole, part)]
+    experts = [float((work.blocks.expert_parameters * work.blocks.count).sum()) for work in (whole, part)]
     assert experts[1] == experts[0] / layout.ep
 
 
@@ -77,7 +77,7 @@ def test_experts_that_tp_splits_see_all_tokens_and_a_part_of_their_width() -> No
     whole, split = (work_of(configs(of, Layout(tp=4, dp_shard=2, ep=2, etp=etp))) for etp in (1, 4))
     assert matmul_flops(split) == pytest.approx(matmul_flops(whole))
     assert (split.matmuls.m[split.matmuls.is_expert] == 4 * whole.matmuls.m[whole.matmuls.is_expert]).all()
-    assert (split.owners.num_tp_collectives.max() > whole.owners.num_tp_collectives.max()).all()
+    assert (split.blocks.num_tp_collectives.max() > whole.blocks.num_tp_collectives.max()).all()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -87,8 +87,8 @@ def test_fused_matmuls_are_fewer_and_as_much(model: str) -> None:
     assert len(joined.matmuls.m) < len(apart.matmuls.m)
     assert matmul_flops(joined) == matmul_flops(apart)
     # Query, key and value of the first block are one.
-    of_block = joined.matmuls.owner == int(np.flatnonzero(joined.owners.kind == BLOCK)[0])
-    assert of_block.sum() < (apart.matmuls.owner == int(np.flatnonzero(apart.owners.kind == BLOCK)[0])).sum()
+    of_block = joined.matmuls.block == int(np.flatnonzero(joined.blocks.kind == BLOCK)[0])
+    assert of_block.sum() < (apart.matmuls.block == int(np.flatnonzero(apart.blocks.kind == BLOCK)[0])).sum()
 
 
 def test_a_tensor_is_cast_once_for_all_that_read_it() -> None:
@@ -118,10 +118,10 @@ def test_what_is_gathered_in_low_precision_is_cast_before() -> None:
 
 
 def test_each_part_of_a_model_is_of_its_kind() -> None:
-    owners = work_of(configs(training_setup("deepseek-v3"), Layout())).owners
-    assert owners.kind.tolist() == [FIRST, BLOCK, BLOCK, LAST]
-    assert owners.count.tolist() == [1, 3, 58, 1]
-    assert owners.routed_copies.tolist() == [0, 0, 8, 0]
+    blocks = work_of(configs(training_setup("deepseek-v3"), Layout())).blocks
+    assert blocks.kind.tolist() == [FIRST, BLOCK, BLOCK, LAST]
+    assert blocks.count.tolist() == [1, 3, 58, 1]
+    assert blocks.routed_copies.tolist() == [0, 0, 8, 0]
 
 
 def test_equal_keys_are_priced_once() -> None:
@@ -136,8 +136,8 @@ def test_keys_of_several_setups_stay_apart() -> None:
     table = configs(first, Layout(), Layout(), Layout(tp=2)).layouts
     work = work_of(Configurations((first, second), np.array([1, 0, 1]), table))
     totals = np.zeros(len(work.setup_index))
-    owners = work.owners
-    np.add.at(totals, owners.key, (owners.dense_parameters + owners.expert_parameters) * owners.count)
+    blocks = work.blocks
+    np.add.at(totals, blocks.key, (blocks.dense_parameters + blocks.expert_parameters) * blocks.count)
     assert totals[work.key_of_config[0]] == second.model.num_parameters
     assert totals[work.key_of_config[1]] == first.model.num_parameters
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.calibrated.measured_sharding import measured_exchanges_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.sent import Passes
-from meshwright.cost.compute.slot_compute import Prices
+from meshwright.cost.compute.block_compute import Prices
 from meshwright.cost.constants import Constants
-from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.step import StepPricer
 from meshwright.cost.training_setup import Configurations, Floats
 
@@ -32,17 +32,17 @@ class HostStepPricer(StepPricer):
         self.senders = replace(self.senders, contends=never)
         self.compute = replace(self.compute, makes_tables=never)
 
-    def _copies_s(self, slot: Slot, prices: Prices) -> Passes:
+    def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
         return self._none(), self._none()
 
-    def _fsdp_s(self, slot: Slot, prices: Prices, busy: Passes, whole: Passes) -> Passes:
+    def _fsdp_s(self, position: BlockPosition, prices: Prices, busy: Passes, whole: Passes) -> Passes:
         return self._none(), self._none()
 
     def _wait_s(self, device_s: Floats, host_s: Floats, c: Constants) -> Floats:
         return host_s
 
     def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
-        return measured_exchanges_s(self.parallel, self.slots, fabric)
+        return measured_exchanges_s(self.parallel, self.positions, fabric)
 
     def _fixed_s(self, c: Constants) -> Floats:
         return self._none()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.shares import Shares
+from meshwright.cost.partition import Partition
 from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
 from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
@@ -34,7 +34,7 @@ _FORWARD_SHARE = 1 / (1 + fixed_constant("backward_launches"))
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Forward and backward seconds, one element an owner; nan where the owner's device was not measured."""
+    """Forward and backward seconds, one element a row; nan where the row's device was not measured."""
 
     matmul: tuple[Floats, Floats]
     best_matmul: Floats
@@ -51,15 +51,15 @@ def is_measured(setup: TrainingSetup) -> bool:
 
 
 def measured_times(work: Work, setups: tuple[TrainingSetup, ...]) -> MeasuredTimes | None:
-    """Return what was measured of each owner's kernels; None where none of the setups' devices was measured."""
+    """Return what was measured of each row's kernels; None where none of the setups' devices was measured."""
     measured = [position for position, setup in enumerate(setups) if is_measured(setup)]
     if not measured:
         return None
-    unknown = np.full(len(work.owners.key), np.nan)
+    unknown = np.full(len(work.blocks.key), np.nan)
     times = MeasuredTimes((unknown, unknown), unknown, *[(unknown, unknown)] * 3)
-    of_owner = work.setup_index[work.owners.key]
+    of_block = work.setup_index[work.blocks.key]
     for position in measured:
-        here = of_owner == position
+        here = of_block == position
         if here.any():
             times = _filled(times, here, _times_of(work, setups[position], here))
     return times
@@ -94,7 +94,7 @@ def _filled(times: MeasuredTimes, here: NDArray[np.bool_], part: MeasuredTimes) 
 
 
 def _times_of(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> MeasuredTimes:
-    """Return the seconds on the setup's device; those of owners that are not `here` mean nothing."""
+    """Return the seconds on the setup's device; those of blocks that are not `here` mean nothing."""
     matmul, best = _matmuls(work, setup, here)
     return MeasuredTimes(
         matmul=(matmul / 3, 2 * matmul / 3),
@@ -106,49 +106,49 @@ def _times_of(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> Meas
 
 
 def _matmuls(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return the seconds of all three products of each owner's matmuls, as measured and at the best rate."""
+    """Return the seconds of all three products of each row's matmuls, as measured and at the best rate."""
     lines, dtype = work.matmuls, setup.workload.matmul_dtype
     rate = matmul_rates(setup.cluster.device, dtype)
     assert rate is not None
-    rows = here[lines.owner]
+    rows = here[lines.block]
     m, n, k = (side[rows] for side in (lines.m, lines.n, lines.k))
-    flops, owner, num_owners = 6 * lines.groups[rows] * m * n * k, lines.owner[rows], len(here)
+    flops, row, num_rows = 6 * lines.groups[rows] * m * n * k, lines.block[rows], len(here)
     best = max(point.flops_per_s.value for point in setup.cluster.device.matmul_points if point.dtype == dtype)
-    seconds, best_s = (np.bincount(owner, one, num_owners) for one in (flops / rate(m, n, k), flops / best))
+    seconds, best_s = (np.bincount(row, one, num_rows) for one in (flops / rate(m, n, k), flops / best))
     return np.asarray(seconds, np.float64), np.asarray(best_s, np.float64)
 
 
 def _attention(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
-    owners = work.owners
+    blocks = work.blocks
     forward, backward = attention_rates(setup.cluster.device, setup.workload.activation_dtype)
     if forward is None or backward is None:
-        unknown = np.full(len(owners.key), np.nan)
+        unknown = np.full(len(blocks.key), np.nan)
         return unknown, unknown
     # A causal token attends to half of the sequence in the mean; blocks without attention have no FLOPs either.
-    sizes = np.maximum(2 * owners.context, 1), np.maximum(owners.head_width, 1)
-    flops = owners.attention_flops
+    sizes = np.maximum(2 * blocks.context, 1), np.maximum(blocks.head_width, 1)
+    flops = blocks.attention_flops
     return flops / forward(*sizes), ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
 
 
 def _memory(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    device, dtype, num_owners = setup.cluster.device, setup.workload.activation_dtype, len(here)
-    totals = np.zeros(num_owners), np.zeros(num_owners)
+    device, dtype, num_rows = setup.cluster.device, setup.workload.activation_dtype, len(here)
+    totals = np.zeros(num_rows), np.zeros(num_rows)
     groups = list(groups_of(setup))
-    # work_of writes the owners of one setup group by group, each with the setup's keys in order.
-    for (group, _), owner in zip(groups, np.flatnonzero(here).reshape(len(groups), -1), strict=True):
-        shares = Shares(setup, work.keys.take(work.owners.key[owner]))
-        for op, elements in _memory_ops(group.ops, shares):
+    # work_of writes the blocks of one setup group by group, each with the setup's keys in order.
+    for (group, _), row in zip(groups, np.flatnonzero(here).reshape(len(groups), -1), strict=True):
+        partition = Partition(setup, work.keys.take(work.blocks.key[row]))
+        for op, elements in _memory_ops(group.ops, partition):
             for total, rate in zip(totals, memory_op_rates(device, op, dtype), strict=True):
-                total[owner] += np.nan if rate is None else elements / rate(np.maximum(elements, 1))
+                total[row] += np.nan if rate is None else elements / rate(np.maximum(elements, 1))
     return totals
 
 
-def _memory_ops(ops: tuple[Op, ...], shares: Shares) -> Iterator[tuple[MemoryOp, Floats]]:
+def _memory_ops(ops: tuple[Op, ...], partition: Partition) -> Iterator[tuple[MemoryOp, Floats]]:
     """Yield the measured operation that each op is, or is nearest to, and the elements of its result."""
     for op in ops:
-        moved = moved_elements(op, shares)
+        moved = moved_elements(op, partition)
         if isinstance(op, Head):
-            yield "loss", shares.tokens * op.vocab_size / shares.tp
+            yield "loss", partition.tokens * op.vocab_size / partition.tp
         elif isinstance(op, Norm):
             yield "norm", moved / 2
         elif isinstance(op, Rope):
@@ -162,5 +162,5 @@ def _memory_ops(ops: tuple[Op, ...], shares: Shares) -> Iterator[tuple[MemoryOp,
 
 def _host(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
     figure = setup.cluster.device.host_launch_s
-    seconds = work.owners.num_ops * KERNELS_PER_OP * (np.nan if figure is None else figure.value)
+    seconds = work.blocks.num_ops * KERNELS_PER_OP * (np.nan if figure is None else figure.value)
     return seconds * _FORWARD_SHARE, seconds * (1 - _FORWARD_SHARE)

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import group_of
-from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.training_setup import Floats
 from meshwright.cost.work import BLOCK
 from meshwright.spec.machine.measured import CollectiveKind
@@ -30,20 +30,20 @@ _NUM_BYTES = 8.0
 """Of one number: the loss, and the norm of the gradients."""
 
 
-def measured_exchanges_s(dp: DataParallel, slots: Sequence[Slot], fabric: Fabric) -> Floats:
+def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], fabric: Fabric) -> Floats:
     """Return the seconds of a step's exchanges."""
     layouts, n = dp.layouts, dp.num_microbatches
     blocks_s, root = np.zeros(len(layouts)), np.zeros(len(layouts))
-    for slot in slots:
-        parameters = dp.work.owners.dense_parameters[slot.owner]
-        if slot.kind != BLOCK:
-            root = root + parameters * slot.count
+    for position in positions:
+        parameters = dp.work.blocks.dense_parameters[position.row]
+        if position.kind != BLOCK:
+            root = root + parameters * position.count
             continue
-        experts = dp.work.owners.expert_parameters[slot.owner]
+        experts = dp.work.blocks.expert_parameters[position.row]
         gathers = np.where(layouts.is_resharded, 2 * n, 1.0)
         one_s = _unit_s(dp, parameters, layouts.fsdp, gathers, fabric)
         more_s = _unit_s(dp, experts, np.maximum(layouts.expert_dp_shard, 1), gathers, fabric)
-        blocks_s = blocks_s + slot.count * (one_s + np.where(experts > 0, more_s, 0.0))
+        blocks_s = blocks_s + position.count * (one_s + np.where(experts > 0, more_s, 0.0))
     root = np.where(layouts.pp > 1, root / 2, root)
     root_s = _unit_s(dp, root, layouts.fsdp, np.where(layouts.is_resharded, n, 1.0), fabric)
     numbers_s = 2 * all_reduce_s(_NUM_BYTES, group_of(1, layouts.num_ranks, fabric), fabric)

@@ -108,49 +108,49 @@ class Communication:
             LinkShares(ep, *spread_shares(ep, fabric)),
         )
 
-    def tensor(self, owner: Index, fabric: Fabric, c: Constants, matmul_s: Floats) -> tuple[Floats, Floats]:
+    def tensor(self, row: Index, fabric: Fabric, c: Constants, matmul_s: Floats) -> tuple[Floats, Floats]:
         """Return tp's exposed seconds of one block, or of what stands before or after them, forward and backward.
 
         `matmul_s` are the seconds of its matmuls, forward.
         """
-        owners = self.work.owners
+        blocks = self.work.blocks
         # No matmul comes before the embedding's.
-        has_matmuls = owners.kind[owner] != FIRST
+        has_matmuls = blocks.kind[row] != FIRST
         group = group_of(1, self.layouts.tp, fabric)
         element_bytes = self.element_bytes * np.where(self.gathers_low, _LOW_SHARE, 1.0)
-        num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
+        num_bytes = blocks.tokens[row] * blocks.width[row] * element_bytes
         # As many gathers as scatters, which take as long unless they were timed.
         pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
         one = 0.5 * pair
         exposed = one * np.where(self.overlaps_tp & has_matmuls, c["tp_exposed"], 1.0)
-        count = owners.num_tp_collectives[owner]
+        count = blocks.num_tp_collectives[row]
         gathers_all = self.has_sequence_parallel & self.gathers_again & has_matmuls
-        ours = owners.num_tp_inputs[owner] * self.gathers_input_again
+        ours = blocks.num_tp_inputs[row] * self.gathers_input_again
         num_again = np.where(gathers_all, count / 2, ours)
-        recomputed = owners.num_tp_inputs[owner] * self.recomputes_gathers
+        recomputed = blocks.num_tp_inputs[row] * self.recomputes_gathers
         # What is recomputed has no other gradients to hide behind.
         num_exposed = num_again * c["tp_again_exposed"] + recomputed
         usual = exposed * count, exposed * (count + num_exposed)
         whole = one * count, one * (count + num_again + recomputed)
         compiled = tuple(
             left + c["overlap_slowdown"] * (all_of - left)
-            for all_of, left in zip(whole, self._compiled(owner, one, num_again + recomputed, matmul_s), strict=True)
+            for all_of, left in zip(whole, self._compiled(row, one, num_again + recomputed, matmul_s), strict=True)
         )
-        is_compiled = self.orders_collectives & self.layouts.compiles_blocks & (owners.kind[owner] == BLOCK)
+        is_compiled = self.orders_collectives & self.layouts.compiles_blocks & (blocks.kind[row] == BLOCK)
         forward, backward = (np.where(is_compiled, *both) for both in zip(compiled, usual, strict=True))
         return forward, backward
 
-    def _compiled(self, owner: Index, one: Floats, num_again: Floats, matmul_s: Floats) -> tuple[Floats, Floats]:
+    def _compiled(self, row: Index, one: Floats, num_again: Floats, matmul_s: Floats) -> tuple[Floats, Floats]:
         """Return the same of our compiled blocks; `one` is a collective alone, `num_again` those that gather again.
 
         Async tp joins all but the reduce-scatters of backward with a matmul, which can start on one of tp parts only
         after the collective has ended. What is not joined hides in backward behind matmuls that need nothing of it,
         but for the first all-gather of a block: all wait for it.
         """
-        owners, layouts = self.work.owners, self.layouts
-        row_shares = owners.last_matmul_share[owner], owners.early_terms_share[owner]
+        blocks, layouts = self.work.blocks, self.layouts
+        row_shares = blocks.last_matmul_share[row], blocks.early_terms_share[row]
         column_share = 1 - row_shares[0] - row_shares[1]
-        pairs, hides = owners.num_tp_collectives[owner] / 2, 1 - 1 / layouts.tp
+        pairs, hides = blocks.num_tp_collectives[row] / 2, 1 - 1 / layouts.tp
 
         def left(collectives_s: Floats, matmuls_s: Floats) -> Floats:
             return np.asarray(np.maximum(collectives_s - matmuls_s, 0.0))
@@ -165,21 +165,21 @@ class Communication:
         return forward, np.where(layouts.async_tp, rows + behind_joined, behind_all)
 
     def context(
-        self, owner: Index, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats
+        self, row: Index, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats
     ) -> tuple[Floats, Floats]:
         """Return cp's exposed seconds of one block, forward and backward."""
-        owners, layouts = self.work.owners, self.layouts
+        blocks, layouts = self.work.blocks, self.layouts
         cp = layouts.cp
         group = group_of(layouts.tp, cp, fabric)
-        local = owners.kv_elements[owner] * self.element_bytes
+        local = blocks.kv_elements[row] * self.element_bytes
         gathered = all_gather_s(local * cp, group, fabric)
         one = send_s(local, group, fabric)
-        wide = send_s(owners.kv_elements[owner] * _FLOAT32_BYTES, group, fabric)
+        wide = send_s(blocks.kv_elements[row] * _FLOAT32_BYTES, group, fabric)
         ring = (cp - 1) * one
         ring_back = ring + np.where(self.gathers_again, ring, cp * wide)
         # Heads x their width, which is not the residual stream's in every model.
-        queries = owners.attention_flops[owner] / (4 * owners.context[owner])
-        swapped = all_to_all_s((2 * queries + owners.swapped_kv_elements[owner]) * self.element_bytes, group, fabric)
+        queries = blocks.attention_flops[row] / (4 * blocks.context[row])
+        swapped = all_to_all_s((2 * queries + blocks.swapped_kv_elements[row]) * self.element_bytes, group, fabric)
         is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
         is_swap = layouts.cp_method == CONTEXT_METHODS.index("ulysses")
         ring_f, ring_b = (
@@ -189,16 +189,16 @@ class Communication:
         forward = np.where(is_ring, ring_f, np.where(is_swap, swapped, gathered))
         back = np.where(self.gathers_again, 2.0, 1.0) * gathered
         backward = np.where(is_ring, ring_b, np.where(is_swap, swapped, back))
-        has_attention = owners.attention_flops[owner] > 0
+        has_attention = blocks.attention_flops[row] > 0
         return forward * has_attention, backward * has_attention
 
-    def expert(self, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
+    def expert(self, row: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
         """Return ep's exposed seconds of one block, forward and backward."""
-        owners, layouts = self.work.owners, self.layouts
-        copies = owners.routed_copies[owner]
+        blocks, layouts = self.work.blocks, self.layouts
+        copies = blocks.routed_copies[row]
         group = self._experts(fabric)
         senders = np.where(self.gathers_routed_tokens, layouts.tp, layouts.tp / layouts.etp)
-        num_bytes = owners.tokens[owner] / senders * owners.width[owner] * self.element_bytes
+        num_bytes = blocks.tokens[row] / senders * blocks.width[row] * self.element_bytes
         routing = Routing(np.maximum(copies, 1), self.is_deduplicated)
         one = token_exchange_s(num_bytes, routing, group, fabric)
         one = one * np.where(copies > 0, 1.0, 0.0) * np.where(self.overlaps_ep, c["ep_exposed"], 1.0)

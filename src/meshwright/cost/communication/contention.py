@@ -73,13 +73,13 @@ def computing_shares(
     return forward, backward
 
 
-def fsdp_traffic(dp: DataParallel, owner: Index, fabric: Fabric, contends: NDArray[np.bool_]) -> FsdpTraffic:
+def fsdp_traffic(dp: DataParallel, row: Index, fabric: Fabric, contends: NDArray[np.bool_]) -> FsdpTraffic:
     """Return what FSDP communicates during one block's passes, in the configurations that contend."""
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     is_each = layouts.reduces_each_microbatch
     # Where backward has two parts, gradients are reduced after it.
     is_hidden = contends & ~(is_each & layouts.splits_backward)
-    parts = tuple(_parts(dp, owner, fabric))
+    parts = tuple(_parts(dp, row, fabric))
     gathers = [np.where(is_hidden, gather_s, 0.0) for _, gather_s, _ in parts]
     again = [np.where(layouts.is_resharded, seconds, 0.0) for seconds in gathers]
     reductions = [np.where(is_hidden, reduction_s, 0.0) for *_, reduction_s in parts]
@@ -121,16 +121,16 @@ def _longer_by(fsdp_s: tuple[Floats, ...], more: list[Floats], span: Span) -> Fl
     return np.asarray(covered * weighed / np.maximum(whole, _TINY))
 
 
-def _parts(dp: DataParallel, owner: Index, fabric: Fabric) -> Iterator[tuple[Group, Floats, Floats]]:
+def _parts(dp: DataParallel, row: Index, fabric: Fabric) -> Iterator[tuple[Group, Floats, Floats]]:
     """Yield the groups of dense parameters, of experts and of replicas, and their seconds to gather and to reduce."""
     layouts = dp.layouts
-    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=False)
+    gather, scatter = block_collectives_s(dp, row, fabric, with_experts=False)
     yield _part(group_of(layouts.tp, layouts.fsdp, fabric), gather, scatter, fabric)
-    if dp.work.owners.expert_parameters[owner].any():
-        whole_gather, whole_scatter = block_collectives_s(dp, owner, fabric)
+    if dp.work.blocks.expert_parameters[row].any():
+        whole_gather, whole_scatter = block_collectives_s(dp, row, fabric)
         experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
         yield _part(experts, whole_gather - gather, whole_scatter - scatter, fabric)
-    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
+    replicas, summed = replicas_all_reduce_s(dp, row, fabric)
     yield _part(replicas, np.zeros(len(summed)), summed, fabric)
 
 

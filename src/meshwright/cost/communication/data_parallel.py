@@ -62,11 +62,11 @@ class DataParallel:
 
 def data_parallel_of(configs: Configurations, work: Work) -> DataParallel:
     """Return what data-parallel ranks hold and exchange."""
-    layouts, owners = configs.layouts, work.owners
-    is_block = owners.kind == BLOCK
+    layouts, blocks = configs.layouts, work.blocks
+    is_block = blocks.kind == BLOCK
 
     def per_key(values: Floats, mask: NDArray[np.bool_]) -> Floats:
-        total = np.bincount(owners.key[mask], (values * owners.count)[mask], minlength=len(work.setup_index))
+        total = np.bincount(blocks.key[mask], (values * blocks.count)[mask], minlength=len(work.setup_index))
         return np.asarray(total[work.key_of_config])
 
     def of_rank(values: Floats) -> Floats:
@@ -74,8 +74,8 @@ def data_parallel_of(configs: Configurations, work: Work) -> DataParallel:
         return per_key(values, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
 
     is_ours = configs.each(lambda s: float(s.is_own)) > 0
-    dense = of_rank(owners.dense_parameters) + (is_ours & (layouts.pp > 1)) * of_rank(owners.tied_parameters)
-    experts = per_key(owners.expert_parameters, is_block) / layouts.pp
+    dense = of_rank(blocks.dense_parameters) + (is_ours & (layouts.pp > 1)) * of_rank(blocks.tied_parameters)
+    experts = per_key(blocks.expert_parameters, is_block) / layouts.pp
     sharding = [setup.stack.sharding for setup in configs.setups]
     shards = np.array([name == "parameters" for name in sharding])[configs.setup_index]
     divides = np.array([name != "none" for name in sharding])[configs.setup_index]
@@ -95,21 +95,21 @@ def data_parallel_of(configs: Configurations, work: Work) -> DataParallel:
         reduce_bytes=configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype]),
         dense_parameters=dense,
         expert_parameters=experts,
-        replicated_parameters=of_rank(owners.replicated_parameters)
+        replicated_parameters=of_rank(blocks.replicated_parameters)
         * configs.each(lambda s: float(s.stack.sequence_parallel)),
         updated=updated,
         is_own=is_ours,
         num_microbatches=configs.num_microbatches,
-        num_blocks=per_key(np.ones(len(owners.key)), is_block),
+        num_blocks=per_key(np.ones(len(blocks.key)), is_block),
     )
 
 
 def block_collectives_s(
-    dp: DataParallel, owner: Index, fabric: Fabric, *, with_experts: NDArray[np.bool_] | bool = True
+    dp: DataParallel, row: Index, fabric: Fabric, *, with_experts: NDArray[np.bool_] | bool = True
 ) -> tuple[Floats, Floats]:
     """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, experts = owners.dense_parameters[owner], np.where(with_experts, owners.expert_parameters[owner], 0.0)
+    blocks, layouts = dp.work.blocks, dp.layouts
+    dense, experts = blocks.dense_parameters[row], np.where(with_experts, blocks.expert_parameters[row], 0.0)
     group = group_of(layouts.tp, layouts.fsdp, fabric)
     expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
 
@@ -120,13 +120,13 @@ def block_collectives_s(
     return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
 
 
-def gather_again_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Group, Floats]:
+def gather_again_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[Group, Floats]:
     """Return the groups that kept a copy of one block after forward, and the seconds in which they gather it again.
 
     Experts on ranks of their own have none, and are gathered as in forward.
     """
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    blocks, layouts = dp.work.blocks, dp.layouts
+    dense, experts = blocks.dense_parameters[row], blocks.expert_parameters[row]
     kept = group_of(layouts.tp, np.maximum(layouts.kept_on, 1), fabric)
     expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
     are_apart = (layouts.ep > 1) & (experts > 0)
@@ -134,20 +134,20 @@ def gather_again_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Grou
     return kept, apart_s + all_gather_s((dense + np.where(are_apart, 0.0, experts)) * dp.gather_bytes, kept, fabric)
 
 
-def replicas_all_reduce_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Group, Floats]:
+def replicas_all_reduce_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[Group, Floats]:
     """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    blocks, layouts = dp.work.blocks, dp.layouts
+    dense, experts = blocks.dense_parameters[row], blocks.expert_parameters[row]
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     shard = (dense / layouts.fsdp + experts / np.maximum(layouts.expert_dp_shard, 1)) * dp.reduce_bytes
     return replicas, all_reduce_s(shard, replicas, fabric)
 
 
-def dense_parameters(dp: DataParallel, owner: Index) -> Floats:
-    """Return the dense parameters of one owner, with those of which a pipeline's last stage has a copy (ours)."""
-    owners = dp.work.owners
-    copied = np.where(dp.is_own & (dp.layouts.pp > 1), owners.tied_parameters[owner], 0.0)
-    return np.asarray(owners.dense_parameters[owner] + copied)
+def dense_parameters(dp: DataParallel, row: Index) -> Floats:
+    """Return the dense parameters of one row, with those of which a pipeline's last stage has a copy (ours)."""
+    blocks = dp.work.blocks
+    copied = np.where(dp.is_own & (dp.layouts.pp > 1), blocks.tied_parameters[row], 0.0)
+    return np.asarray(blocks.dense_parameters[row] + copied)
 
 
 def replicated_sums_s(dp: DataParallel, fabric: Fabric) -> Floats:

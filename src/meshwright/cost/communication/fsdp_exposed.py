@@ -62,7 +62,7 @@ class _Exchanges:
 
 def fsdp_exposed_s(
     dp: DataParallel,
-    owner: Index,
+    row: Index,
     fabric: Fabric,
     c: Constants,
     block: tuple[Floats, Floats],
@@ -74,26 +74,26 @@ def fsdp_exposed_s(
     of them in which the device computes, which is what communication slows down.
     """
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
-    unit = _exchanges_of(dp, owner, fabric)
+    unit = _exchanges_of(dp, row, fabric)
     # Shares of microbatches: what is freed is gathered for each, what is kept for one.
     gathered = np.where(unit.is_freed, 1.0, last)
     forward = gathered * _exposed(np.maximum(unit.gather, unit.copied), block[0], c, computes[0])
     usual, at_end = _backward_exposed_s(dp, unit, c, block[1], computes[1])
-    is_shared = (layouts.dp * layouts.cp > 1) | _shares_experts(dp, owner) | layouts.cpu_offload
+    is_shared = (layouts.dp * layouts.cp > 1) | _shares_experts(dp, row) | layouts.cpu_offload
     exposed = forward + (1 - last) * usual + last * at_end
     return np.where(dp.shards_parameters & is_shared, exposed, 0.0)
 
 
-def _exchanges_of(dp: DataParallel, owner: Index, fabric: Fabric) -> _Exchanges:
-    owners, layouts = dp.work.owners, dp.layouts
-    gather, scatter = block_collectives_s(dp, owner, fabric)
-    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
-    kept, from_kept = gather_again_s(dp, owner, fabric)
+def _exchanges_of(dp: DataParallel, row: Index, fabric: Fabric) -> _Exchanges:
+    blocks, layouts = dp.work.blocks, dp.layouts
+    gather, scatter = block_collectives_s(dp, row, fabric)
+    replicas, summed = replicas_all_reduce_s(dp, row, fabric)
+    kept, from_kept = gather_again_s(dp, row, fabric)
     shards = group_of(layouts.tp, layouts.fsdp, fabric)
-    is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | _shares_experts(dp, owner))
+    is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | _shares_experts(dp, row))
     is_kept = layouts.kept_on > 0
     load = joint_load(ring_shares(kept, fabric), ring_shares(shards, fabric), fabric) if is_kept.any() else 2.0
-    own = owners.dense_parameters[owner] / layouts.fsdp + owners.expert_parameters[owner] / np.maximum(
+    own = blocks.dense_parameters[row] / layouts.fsdp + blocks.expert_parameters[row] / np.maximum(
         layouts.expert_dp_shard, 1
     )
     copied = copy_s(layouts, own)
@@ -112,9 +112,9 @@ def _exchanges_of(dp: DataParallel, owner: Index, fabric: Fabric) -> _Exchanges:
     )
 
 
-def _shares_experts(dp: DataParallel, owner: Index) -> Bools:
+def _shares_experts(dp: DataParallel, row: Index) -> Bools:
     """Return where ranks that share their tokens, by tp alone, still share out experts (ours)."""
-    return np.asarray(dp.is_own & (dp.layouts.expert_dp_shard > 1) & (dp.work.owners.expert_parameters[owner] > 0))
+    return np.asarray(dp.is_own & (dp.layouts.expert_dp_shard > 1) & (dp.work.blocks.expert_parameters[row] > 0))
 
 
 def _backward_exposed_s(
@@ -182,7 +182,7 @@ def _hidden_after_stage(dp: DataParallel, scatter: Floats, backward_s: Floats, c
 
 def first_block_exposed_s(
     dp: DataParallel,
-    owner: Index,
+    row: Index,
     fabric: Fabric,
     c: Constants,
     block: tuple[Floats, Floats],
@@ -197,7 +197,7 @@ def first_block_exposed_s(
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     # Experts on ranks of their own are a unit within their block, which hides behind the rest of it.
     is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
-    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=is_one_unit)
+    gather, scatter = block_collectives_s(dp, row, fabric, with_experts=is_one_unit)
     gathers = np.where(layouts.is_resharded, 1.0, last)
     # What the host waits for is exposed of all blocks, as is what is queued.
     reduces = np.where(layouts.reduces_each_microbatch & ~sums_on_host(layouts), 1.0, last)
@@ -210,11 +210,11 @@ def first_block_exposed_s(
     return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
 
 
-def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric) -> Floats:
+def ends_exposed_s(dp: DataParallel, row: Index, fabric: Fabric) -> Floats:
     """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
     gradients: at the ends of a pass there is nothing to hide them behind.
     """
-    layouts, parameters = dp.layouts, dense_parameters(dp, owner)
+    layouts, parameters = dp.layouts, dense_parameters(dp, row)
     group = group_of(layouts.tp, layouts.fsdp, fabric)
     replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
     whole = all_gather_s(parameters * dp.element_bytes, group, fabric)

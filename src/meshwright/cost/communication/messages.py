@@ -33,8 +33,8 @@ from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 def messages_of(configs: Configurations, work: Work) -> Messages:
     """Return the configurations' messages, to be priced with a fabric and constants."""
-    owners, layouts = work.owners, configs.layouts
-    tied = np.bincount(owners.key, owners.tied_parameters * owners.count, minlength=len(work.setup_index))
+    blocks, layouts = work.blocks, configs.layouts
+    tied = np.bincount(blocks.key, blocks.tied_parameters * blocks.count, minlength=len(work.setup_index))
     gradient_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
     has_copy = (configs.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
     return Messages(
@@ -95,11 +95,11 @@ class Messages:
 
     def _bytes(self) -> Floats:
         """Return the bytes of a message. Each tp rank sends its part (Narayanan 2021, 4.1)."""
-        owners = self.work.owners
+        blocks = self.work.blocks
         first = np.zeros(len(self.work.setup_index), np.int64)
-        first[owners.key[::-1]] = np.arange(len(owners.key))[::-1]
-        owner = first[self.work.key_of_config]
-        return owners.tokens[owner] * owners.width[owner] * self.element_bytes / self.layouts.tp
+        first[blocks.key[::-1]] = np.arange(len(blocks.key))[::-1]
+        row = first[self.work.key_of_config]
+        return blocks.tokens[row] * blocks.width[row] * self.element_bytes / self.layouts.tp
 
     def _added_s(self, fabric: Fabric, c: Constants) -> Floats:
         """Return what a hop takes besides: without sequence parallelism tp ranks gather the whole again."""

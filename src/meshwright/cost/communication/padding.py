@@ -2,7 +2,7 @@
 
     rows gathered = shards x ceil(rows / shards)
 
-so that with more ranks than rows most of what travels is nothing. tp divides dim 0 first. Source: FSDP2's own shards
+so that with more ranks tha rows most of what travels is nothing. tp divides dim 0 first. Source: FSDP2's own shards
 (torch.distributed.fsdp), which a traced step shows to be so. Ignored: experts,
 which are cut in a dim that divides evenly.
 """

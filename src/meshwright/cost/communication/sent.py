@@ -40,7 +40,7 @@ class Resent:
 class Sending:
     """What a block's ranks send, and what hides it, one element a configuration."""
 
-    owner: Index
+    row: Index
     matmul_s: Floats
     """Forward."""
     attention_s: Passes
@@ -91,7 +91,7 @@ class Senders:
             ((none, attention[0]), (others, whole[1])),
             ((attention[0], whole[0]), (none, others)),
         )
-        fsdp = fsdp_traffic(self.parallel, block.owner, fabric, self.contends)
+        fsdp = fsdp_traffic(self.parallel, block.row, fabric, self.contends)
         links = [
             contended_fabrics(fsdp, shares, forward, backward, fabric)
             for shares, (forward, backward) in zip(self.communication.shares(fabric), spans, strict=True)
@@ -99,10 +99,10 @@ class Senders:
         return self._sent(block, links, c)
 
     def _sent(self, block: Sending, links: FabricPairs, c: Constants) -> Sent:
-        owner, communication, resent = block.owner, self.communication, block.resent
-        tp = _over(links[0], lambda one: communication.tensor(owner, one, c, block.matmul_s))
-        cp = _over(links[1], lambda one: communication.context(owner, one, c, *block.attention_s))
-        ep = _over(links[2], lambda one: communication.expert(owner, one, c))
+        row, communication, resent = block.row, self.communication, block.resent
+        tp = _over(links[0], lambda one: communication.tensor(row, one, c, block.matmul_s))
+        cp = _over(links[1], lambda one: communication.context(row, one, c, *block.attention_s))
+        ep = _over(links[2], lambda one: communication.expert(row, one, c))
         tp, cp, ep = (
             (forward, (1 + twice) * backward + again * forward)
             for (forward, backward), twice, again in (

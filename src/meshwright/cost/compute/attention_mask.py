@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
 from meshwright.cost.training_setup import Configurations, Floats
-from meshwright.cost.work import Owners
+from meshwright.cost.work import BlockTable
 
 Index = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ with the triangle (2), read (1). What is added to scores is written besides; tha
 class AttentionMask:
     """One element a configuration."""
 
-    owners: Owners
+    blocks: BlockTable
     seq_len: Floats
     cp: Floats
     microbatch_size: Floats
@@ -46,10 +46,10 @@ class AttentionMask:
     hides_documents: NDArray[np.bool_]
     is_compiled: NDArray[np.bool_]
 
-    def slowdown(self, owner: Index, c: Constants) -> Floats:
+    def slowdown(self, row: Index, c: Constants) -> Floats:
         """Return the time of attention kernels over that of the causal ones."""
         ramp = c["attention_ramp_tokens"]
-        whole = (self.seq_len + ramp) / (self.owners.context[owner] + ramp)
+        whole = (self.seq_len + ramp) / (self.blocks.context[row] + ramp)
         return np.where(self.is_whole, whole, np.where(self.is_of_chunks, 1 + 0.5 / self.cp, 1.0))
 
     def moved_bytes(self) -> Floats:
@@ -61,14 +61,14 @@ class AttentionMask:
         return scores * (np.where(self.is_compiled, 0.0, eager) + masks * self.element_bytes)
 
 
-def attention_mask_of(configs: Configurations, owners: Owners) -> AttentionMask:
-    """Return the masks of `configs`, whose work is `owners`."""
+def attention_mask_of(configs: Configurations, blocks: BlockTable) -> AttentionMask:
+    """Return the masks of `configs`, whose work is `blocks`."""
     layouts = configs.layouts
     is_split, is_plain = layouts.cp > 1, configs.each(lambda s: float(s.stack.plain_context_attention)) > 0
     hides_documents = configs.each(lambda setup: float(setup.masks_scores)) > 0
     is_ulysses = layouts.cp_method == CONTEXT_METHODS.index("ulysses")
     return AttentionMask(
-        owners=owners,
+        blocks=blocks,
         seq_len=configs.each(lambda setup: float(setup.workload.seq_len)),
         cp=layouts.cp.astype(np.float64),
         microbatch_size=layouts.microbatch_size.astype(np.float64),

@@ -44,7 +44,7 @@ cast (6)."""
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """One element an owner; seconds unless the name says otherwise."""
+    """One element a row; seconds unless the name says otherwise."""
 
     ideal_matmul: Floats
     """Forward matmuls at the dense peak."""
@@ -67,16 +67,16 @@ class BlockPricer:
 
     def __init__(self, work: Work, setups: tuple[TrainingSetup, ...], peaks: Peaks) -> None:
         self.work, self.setups, self.peaks = work, setups, peaks
-        self.owner_setup = work.setup_index[work.owners.key]
+        self.block_setup = work.setup_index[work.blocks.key]
         lines = work.matmuls
-        self.line_setup = self.owner_setup[lines.owner]
+        self.line_setup = self.block_setup[lines.block]
         low = np.array([s.is_low_precision for s in setups])
         four = np.array([s.workload.matmul_dtype == "float4" for s in setups])
         wide = np.array([s.workload.activation_element_bytes for s in setups], np.float64)
         self.is_low = low[self.line_setup] & lines.is_low
         self.element_bytes = np.where(self.is_low, np.where(four[self.line_setup], 0.5, 1.0), wide[self.line_setup])
         self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
-        self.activation_bytes = wide[self.owner_setup]
+        self.activation_bytes = wide[self.block_setup]
         new = np.array([is_blackwell(s.cluster.device) for s in setups])
         self.is_new = new[self.line_setup]
         self.flops = 2 * lines.groups * lines.m * lines.n * lines.k
@@ -103,20 +103,20 @@ class BlockPricer:
         return self._tiles[small_tile]
 
     def price(self, rates: Rates, constants: Constants) -> BlockTimes:
-        """Return the seconds of every owner."""
+        """Return the seconds of every row."""
         reached = self._reached(rates, constants)
         seconds = self._matmuls(rates, reached, constants)
-        forward, backward = self._by_owner(seconds[0]), self._by_owner(seconds[1] + seconds[2])
+        forward, backward = self._by_block(seconds[0]), self._by_block(seconds[1] + seconds[2])
         experts, around = (
-            self._by_owner(np.where(mask, seconds[1] + seconds[2], 0.0)) / np.maximum(backward, 1e-30)
+            self._by_block(np.where(mask, seconds[1] + seconds[2], 0.0)) / np.maximum(backward, 1e-30)
             for mask in (self.work.matmuls.is_expert, self.work.matmuls.is_attention)
         )
         attention, ideal_attention = self._attention(rates, constants)
-        ideal = self._by_owner(self.flops / self.peaks.dense[self.line_setup])
+        ideal = self._by_block(self.flops / self.peaks.dense[self.line_setup])
         times = BlockTimes(
             ideal_matmul=ideal,
             ideal_attention=ideal_attention,
-            reached_matmul=self._by_owner(self.flops / reached),
+            reached_matmul=self._by_block(self.flops / reached),
             matmul=(forward, backward),
             expert_share=experts,
             attention_share=around,
@@ -126,8 +126,8 @@ class BlockPricer:
         )
         return times if self.measured is None else _measured_first(times, self.measured)
 
-    def _by_owner(self, values: Floats) -> Floats:
-        return np.asarray(np.bincount(self.work.matmuls.owner, values, len(self.work.owners.key)), np.float64)
+    def _by_block(self, values: Floats) -> Floats:
+        return np.asarray(np.bincount(self.work.matmuls.block, values, len(self.work.blocks.key)), np.float64)
 
     def _reached(self, rates: Rates, constants: Constants) -> Floats:
         rate = np.where(self.is_low, rates.matmul[self.line_setup], rates.matmul16[self.line_setup])
@@ -146,39 +146,39 @@ class BlockPricer:
         ]
 
     def _attention(self, rates: Rates, constants: Constants) -> tuple[tuple[Floats, Floats], Floats]:
-        owners, setup = self.work.owners, self.owner_setup
-        ramp = owners.context / (owners.context + constants["attention_ramp_tokens"])
-        narrow = np.where(owners.head_width < NARROW_HEAD, constants["narrow_head"], 1.0)
+        blocks, setup = self.work.blocks, self.block_setup
+        ramp = blocks.context / (blocks.context + constants["attention_ramp_tokens"])
+        narrow = np.where(blocks.head_width < NARROW_HEAD, constants["narrow_head"], 1.0)
         rate = rates.attention[setup] * ramp * narrow
-        flash = owners.attention_flops / rate
+        flash = blocks.attention_flops / rate
         flash_back = ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
-        whole = 4 * owners.score_elements * owners.head_width
+        whole = 4 * blocks.score_elements * blocks.head_width
         of_8, of_1 = constants["unaligned_head.8"], constants["unaligned_head.1"]
-        alignment = np.where(owners.head_width % 64 == 0, 1.0, np.where(owners.head_width % 8 == 0, of_8, of_1))
+        alignment = np.where(blocks.head_width % 64 == 0, 1.0, np.where(blocks.head_width % 8 == 0, of_8, of_1))
         products = whole / (rates.matmul16[setup] * constants["unfused_matmul"]) * alignment
-        passes = owners.score_elements * 2 * constants["unfused_passes"] / rates.memory[setup]
+        passes = blocks.score_elements * 2 * constants["unfused_passes"] / rates.memory[setup]
         is_flash = np.array([s.stack.attention == "flash" for s in self.setups])[setup]
         forward = np.where(is_flash, flash, products + passes)
         backward = np.where(is_flash, flash_back, 2 * products + constants["unfused_backward_passes"] * passes)
-        return (forward, backward), owners.attention_flops / self.peaks.dense[setup]
+        return (forward, backward), blocks.attention_flops / self.peaks.dense[setup]
 
     def _memory(self, rates: Rates, constants: Constants) -> tuple[Floats, Floats]:
-        owners, setup = self.work.owners, self.owner_setup
+        blocks, setup = self.work.blocks, self.block_setup
         memory = rates.memory[setup]
         passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.setups])[setup]
         biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.setups])[setup]
         routed = np.array([_routing_passes(s, constants) for s in self.setups])[setup]
-        is_routed = owners.routed_copies > 0
+        is_routed = blocks.routed_copies > 0
         passes = passes * np.where(is_routed, routed, 1.0)
-        elements = owners.memory_elements * passes + owners.biased_elements * biased
+        elements = blocks.memory_elements * passes + blocks.biased_elements * biased
         forward = elements * self.activation_bytes / memory
-        loss_f, loss_b = (owners.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
+        loss_f, loss_b = (blocks.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
         casts = np.array([_casts(s, constants) for s in self.setups])[self.line_setup]
         casts = np.where(self.is_low, _CAST_BYTES * casts, 0.0) / rates.memory[self.line_setup]
-        cast_forward, cast_backward = (self._by_owner(casts * elements) for elements in self.casts)
+        cast_forward, cast_backward = (self._by_block(casts * elements) for elements in self.casts)
         sums = np.array([_sum_bytes(s, constants) for s in self.setups])[setup]
-        sums = self._by_owner(self.weights) * sums / memory
-        started = constants["launches_per_op"] * owners.num_ops
+        sums = self._by_block(self.weights) * sums / memory
+        started = constants["launches_per_op"] * blocks.num_ops
         starts_f, starts_b = (
             constants["kernel_s"] * np.where(np.isnan(own), times * started, own + around)
             for own, around, times in zip(self.own_kernels, end_kernels(self.work), (1, 2), strict=True)
@@ -186,8 +186,8 @@ class BlockPricer:
         own_forward, own_backward = (
             moved * self.activation_bytes / memory
             for moved in (
-                owners.own_forward_elements + owners.eager_forward_elements,
-                owners.own_backward_elements + owners.eager_backward_elements,
+                blocks.own_forward_elements + blocks.eager_forward_elements,
+                blocks.own_backward_elements + blocks.eager_backward_elements,
             )
         )
         return (
@@ -197,10 +197,10 @@ class BlockPricer:
 
     def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
         """Return what the loss moves of each logit, forward and backward."""
-        is_plain = np.array([s.stack.has_plain_loss for s in self.setups])[self.owner_setup]
+        is_plain = np.array([s.stack.has_plain_loss for s in self.setups])[self.block_setup]
         # A cast is all of it that a wider or narrower format changes.
         wider = self.activation_bytes - 2
-        is_shared = self.work.keys.tp[self.work.owners.key] > 1
+        is_shared = self.work.keys.tp[self.work.blocks.key] > 1
         plain = (
             np.where(is_shared, shared, whole) + wider
             for whole, shared in zip(_PLAIN_LOSS_BYTES["whole"], _PLAIN_LOSS_BYTES["over tp"], strict=True)
@@ -209,18 +209,18 @@ class BlockPricer:
         return forward, backward
 
     def _host(self, constants: Constants) -> tuple[Floats, Floats]:
-        owners, setup = self.work.owners, self.owner_setup
+        blocks, setup = self.work.blocks, self.block_setup
         launch = np.array([_launch_s(s, constants) for s in self.setups])[setup]
         exchange = np.array([_exchange_launches(s, constants) for s in self.setups])[setup]
         low = np.array([s.is_low_precision for s in self.setups])[setup]
-        count = owners.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
-        count = count + constants["collective_launches"] * owners.num_tp_collectives
-        count = count + np.where(owners.routed_copies > 0, exchange, 0.0)
-        tp = self.work.keys.tp[owners.key]
+        count = blocks.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
+        count = count + constants["collective_launches"] * blocks.num_tp_collectives
+        count = count + np.where(blocks.routed_copies > 0, exchange, 0.0)
+        tp = self.work.keys.tp[blocks.key]
         slowest = 1 + constants["host_jitter"] * (tp - 1)
-        matmuls, attention = self._by_owner(np.ones(len(self.flops))), owners.attention_flops > 0
+        matmuls, attention = self._by_block(np.ones(len(self.flops))), blocks.attention_flops > 0
         own_f, own_b = (
-            kernels + passes * matmuls + attention + constants["collective_launches"] * owners.num_tp_collectives
+            kernels + passes * matmuls + attention + constants["collective_launches"] * blocks.num_tp_collectives
             for kernels, passes in zip(self.own_kernels, (1, 2), strict=True)
         )
         forward = np.where(np.isnan(own_f), count, own_f)

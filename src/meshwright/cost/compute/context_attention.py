@@ -31,7 +31,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
 from meshwright.cost.rates import is_blackwell, num_sms
 from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
-from meshwright.cost.work import Owners
+from meshwright.cost.work import BlockTable
 
 Index = NDArray[np.int64]
 
@@ -54,7 +54,7 @@ _CHUNK_KERNELS = 4.0
 class ContextAttention:
     """One element a configuration."""
 
-    owners: Owners
+    blocks: BlockTable
     cp: Floats
     microbatch_size: Floats
     is_ring: NDArray[np.bool_]
@@ -67,32 +67,32 @@ class ContextAttention:
     is_new: NDArray[np.bool_]
     """Whether small tiles are less efficient."""
 
-    def slowdown(self, owner: Index, c: Constants) -> Floats:
+    def slowdown(self, row: Index, c: Constants) -> Floats:
         """Return the time of attention kernels over that of the rank's share of the causal whole."""
-        context, ramp = self.owners.context[owner], c["attention_ramp_tokens"]
+        context, ramp = self.blocks.context[row], c["attention_ramp_tokens"]
         pieces = (1 + ramp * self.cp / context) / (1 + ramp / context)
         return np.where(self.is_ring, pieces, 1.0)
 
-    def rows_s(self, owner: Index, matmul_rate: Floats, memory_rate: Floats, c: Constants) -> tuple[Passes, Passes]:
+    def rows_s(self, row: Index, matmul_rate: Floats, memory_rate: Floats, c: Constants) -> tuple[Passes, Passes]:
         """Return the seconds of pieces by rows, each forward and backward: of matrix products, and of the rest."""
-        own, other = self._rows(owner, 1.0), self._rows(owner, 0.5)
+        own, other = self._rows(row, 1.0), self._rows(row, 0.5)
         small_tile = np.where(self.is_new, c["small_tile.blackwell"], 1.0)
         rates = matmul_rate, memory_rate, self.num_sms, small_tile
         products, more = own.products_s(*rates), other.products_s(*rates)
         passes, others = own.passes_s(memory_rate, c["kernel_s"]), other.passes_s(memory_rate, c["kernel_s"])
         return _times(products, more, self.cp - 1), _times(passes, others, self.cp - 1)
 
-    def _rows(self, owner: Index, share: float) -> RowAttention:
+    def _rows(self, row: Index, share: float) -> RowAttention:
         """Return the attention of a `share` of the rank's queries to as many keys as it has of all."""
-        owners = self.owners
-        tokens, width = owners.tokens[owner], np.maximum(owners.head_width[owner], 1.0)
+        blocks = self.blocks
+        tokens, width = blocks.tokens[row], np.maximum(blocks.head_width[row], 1.0)
         positions = tokens / self.microbatch_size
         return RowAttention(
             sequences=self.microbatch_size,
             queries=positions * share,
             keys=positions,
-            heads=owners.attention_flops[owner] / (4 * owners.context[owner] * tokens * width),
-            kv_heads=owners.kv_elements[owner] / (2 * tokens * width),
+            heads=blocks.attention_flops[row] / (4 * blocks.context[row] * tokens * width),
+            kv_heads=blocks.kv_elements[row] / (2 * tokens * width),
             width=width,
         )
 
@@ -103,26 +103,26 @@ class ContextAttention:
         ring = (cp - 1) * merges[0] + ends[0], cp * merges[1] + ends[1]
         return ring[0] * self.is_ring + chunks, ring[1] * self.is_ring + chunks
 
-    def moved_bytes(self, owner: Index) -> tuple[Floats, Floats]:
+    def moved_bytes(self, row: Index) -> tuple[Floats, Floats]:
         """Return the bytes that one block reads and writes besides, forward and backward."""
-        (ring_f, ring_b), (gather_f, gather_b) = self._ring_bytes(owner), self._gathered_bytes(owner)
+        (ring_f, ring_b), (gather_f, gather_b) = self._ring_bytes(row), self._gathered_bytes(row)
         return (
             ring_f * self.is_ring + gather_f * self.gathers_keys,
             ring_b * self.is_ring + gather_b * self.gathers_keys,
         )
 
-    def _ring_bytes(self, owner: Index) -> tuple[Floats, Floats]:
-        owners, cp, cast = self.owners, self.cp, _WIDE + self.element_bytes
+    def _ring_bytes(self, row: Index) -> tuple[Floats, Floats]:
+        blocks, cp, cast = self.blocks, self.cp, _WIDE + self.element_bytes
         piece = _WIDE + np.where(self.by_rows, _WIDE, self.element_bytes)
         # Heads x their width, which is not the residual stream's in every model.
-        queries = owners.attention_flops[owner] / (4 * owners.context[owner])
-        keys, heads = owners.kv_elements[owner], queries / np.maximum(owners.head_width[owner], 1.0)
+        queries = blocks.attention_flops[row] / (4 * blocks.context[row])
+        keys, heads = blocks.kv_elements[row], queries / np.maximum(blocks.head_width[row], 1.0)
         merged = queries * (3 * _WIDE + piece) + heads * _LOGSUMEXP_BYTES
         gradients = (_WIDE + piece) * (cp * queries + (cp + 1) / 2 * keys)
         return (piece + cast) * queries + (cp - 1) * merged, gradients + (_WIDE + cast) * (queries + keys)
 
-    def _gathered_bytes(self, owner: Index) -> tuple[Floats, Floats]:
-        gathered = self.owners.kv_elements[owner] * self.cp * self.element_bytes
+    def _gathered_bytes(self, row: Index) -> tuple[Floats, Floats]:
+        gathered = self.blocks.kv_elements[row] * self.cp * self.element_bytes
 
         def by_kernels(eager: float, compiled: float) -> Floats:
             return np.where(self.is_compiled, compiled, eager)
@@ -145,7 +145,7 @@ def _has_no_kernel(setup: TrainingSetup) -> bool:
     return setup.masks_scores or setup.lacks_flash_attention
 
 
-def context_attention_of(configs: Configurations, owners: Owners) -> ContextAttention:
+def context_attention_of(configs: Configurations, blocks: BlockTable) -> ContextAttention:
     """Return what the configurations' attention computes besides."""
     layouts = configs.layouts
     is_plain = (configs.each(lambda s: float(s.stack.plain_context_attention)) > 0) & (layouts.cp > 1)
@@ -155,7 +155,7 @@ def context_attention_of(configs: Configurations, owners: Owners) -> ContextAtte
 
     is_ring = uses("ring")
     return ContextAttention(
-        owners=owners,
+        blocks=blocks,
         cp=layouts.cp.astype(np.float64),
         microbatch_size=layouts.microbatch_size.astype(np.float64),
         is_ring=is_ring,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.shares import Shares
+from meshwright.cost.partition import Partition
 from meshwright.cost.training_setup import Floats
 from meshwright.spec.model.op import GroupedMatmul, Op
 
@@ -27,21 +27,21 @@ _ROUTER_PASSES = (3.0, 6.0)
 """A cast from 16 bits to 32, backward also the sum of the gradients that the router and the rows give a token."""
 
 
-def is_eager(ops: Sequence[Op], shares: Shares) -> Floats:
+def is_eager(ops: Sequence[Op], partition: Partition) -> Floats:
     """Return 1 where a block of `ops` has a mixture that runs operator by operator, else 0, one element a key."""
     has_experts = any(isinstance(op, GroupedMatmul) for op in ops)
-    return np.where(shares.has_eager_experts & has_experts, 1.0, 0.0)
+    return np.where(partition.has_eager_experts & has_experts, 1.0, 0.0)
 
 
-def eager_elements(ops: Sequence[Op], shares: Shares) -> tuple[Floats, Floats]:
+def eager_elements(ops: Sequence[Op], partition: Partition) -> tuple[Floats, Floats]:
     """Return what one microbatch's tokens move, forward and backward; 0 where the mixture is compiled."""
     grouped = [op for op in ops if isinstance(op, GroupedMatmul)]
     if not grouped:
-        return 0.0 * shares.tokens, 0.0 * shares.tokens
+        return 0.0 * partition.tokens, 0.0 * partition.tokens
     first = grouped[0]
-    copies, dim, width = first.experts_per_token, first.in_features, first.out_features / shares.etp
-    tokens = shares.tokens / shares.tp * shares.etp * is_eager(ops, shares)
-    exchange = np.where(shares.ep > 1, _EXCHANGE_PASSES, 0.0)
+    copies, dim, width = first.experts_per_token, first.in_features, first.out_features / partition.etp
+    tokens = partition.tokens / partition.tp * partition.etp * is_eager(ops, partition)
+    exchange = np.where(partition.ep > 1, _EXCHANGE_PASSES, 0.0)
 
     def moved(rows: float, widths: float, router: float) -> Floats:
         return np.asarray(tokens * (copies * dim * (rows + exchange) + copies * width * widths + dim * (1 + router)))

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.cost.compute.eager_mixture import is_eager
-from meshwright.cost.shares import Shares
+from meshwright.cost.partition import Partition
 from meshwright.cost.training_setup import Floats
 from meshwright.spec.model.op import Attention, Elementwise, Embedding, Matmul, Norm, Op, Rope
 
@@ -36,22 +36,22 @@ _SUM = {"compiled": 1.0, "eager": 3.0}
 _MASK = 2.0
 
 
-def own_elements(ops: Sequence[Op], shares: Shares) -> tuple[Floats, Floats]:
+def own_elements(ops: Sequence[Op], partition: Partition) -> tuple[Floats, Floats]:
     """Return the elements that one microbatch's tokens move forward and backward; 0 where the software is another."""
     is_block = any(isinstance(op, Attention) for op in ops)
-    kernels = "compiled" if is_block and shares.compiles_blocks else "eager"
-    replaced = is_eager(ops, shares)
-    forward, backward = 0.0 * shares.tokens, 0.0 * shares.tokens
+    kernels = "compiled" if is_block and partition.compiles_blocks else "eager"
+    replaced = is_eager(ops, partition)
+    forward, backward = 0.0 * partition.tokens, 0.0 * partition.tokens
     for op in ops:
         share = 1 - replaced * (isinstance(op, Elementwise) and op.part == "experts")
-        op_forward, op_backward = _moved(op, kernels, shares)
+        op_forward, op_backward = _moved(op, kernels, partition)
         forward, backward = forward + share * op_forward, backward + share * op_backward
-    backward = backward + _SUM[kernels] * _summed(ops, shares)
-    return forward * float(shares.is_own), backward * float(shares.is_own)
+    backward = backward + _SUM[kernels] * _summed(ops, partition)
+    return forward * float(partition.is_own), backward * float(partition.is_own)
 
 
-def _moved(op: Op, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
-    tokens, between, tp = shares.tokens, shares.tokens_between, shares.tp
+def _moved(op: Op, kernels: str, partition: Partition) -> tuple[Floats, Floats]:
+    tokens, between, tp = partition.tokens, partition.tokens_between, partition.tp
     if isinstance(op, Norm):
         rows = between if op.input == "stream" else tokens / tp
         return _times(_NORM, op.width * op.vectors_per_token * rows)
@@ -64,29 +64,29 @@ def _moved(op: Op, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
         looked_up = op.dim * tokens
         return 2 * looked_up + masked, looked_up + masked + op.vocab_size * op.dim / tp
     if isinstance(op, Elementwise):
-        return _elementwise(op, kernels, shares)
+        return _elementwise(op, kernels, partition)
     if isinstance(op, Matmul) and op.has_bias:
         # The bias' gradient is a sum over tokens.
         return 0.0 * tokens, op.out_features * tokens / (tp if op.tensor_split == "columns" else 1.0)
     return 0.0 * tokens, 0.0 * tokens
 
 
-def _elementwise(op: Elementwise, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
+def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> tuple[Floats, Floats]:
     reads, writes = float(op.reads_per_token), float(op.writes_per_token)
     if op.role == "residual":
-        return _times(_RESIDUAL[kernels], (reads + writes) / 3 * shares.tokens_between)
+        return _times(_RESIDUAL[kernels], (reads + writes) / 3 * partition.tokens_between)
     if op.role == "gated_activation":
-        return _times(_SWIGLU[kernels], writes * shares.tokens / shares.tp)
-    tokens = shares.tokens_between if op.role == "combine" else shares.tokens / shares.tp
+        return _times(_SWIGLU[kernels], writes * partition.tokens / partition.tp)
+    tokens = partition.tokens_between if op.role == "combine" else partition.tokens / partition.tp
     return _times((reads + writes, reads + 2 * writes), tokens)
 
 
-def _summed(ops: Sequence[Op], shares: Shares) -> Floats:
+def _summed(ops: Sequence[Op], partition: Partition) -> Floats:
     """Return the elements of all sums of two gradients: one less than column-parallel matmuls read each tensor."""
     columns = [op for op in ops if isinstance(op, Matmul) and op.tensor_split == "columns"]
     num_read = sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in ops)
     width = columns[0].in_features if columns else 0
-    return max(len(columns) - num_read, 0) * width * shares.tokens
+    return max(len(columns) - num_read, 0) * width * partition.tokens
 
 
 def _times(passes: tuple[float, float], elements: Floats) -> tuple[Floats, Floats]:

@@ -16,12 +16,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
-from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.pipeline.stage import split_share
 from meshwright.cost.training_setup import Configurations, Floats
-from meshwright.cost.work import BLOCK, Owners
+from meshwright.cost.work import BLOCK, BlockTable
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import GroupedMatmul
 
@@ -30,7 +30,7 @@ _RING = CONTEXT_METHODS.index("ring")
 
 @dataclass(frozen=True)
 class Repeats:
-    """Shares of the backwards of a slot's blocks that run twice, one element a configuration."""
+    """Shares of the backwards of a position's blocks that run twice, one element a configuration."""
 
     matmul: Floats
     attention: Floats
@@ -42,23 +42,23 @@ class Repeats:
 
 @dataclass(frozen=True)
 class RepeatPricer:
-    """Finds what of a slot is repeated."""
+    """Finds what of a position is repeated."""
 
     layouts: LayoutTable
-    owners: Owners
+    blocks: BlockTable
     passes: Floats
     """Share of the backwards of compiled blocks that run in both parts."""
 
-    def of_slot(self, slot: Slot, times: BlockTimes) -> Repeats:
-        """Return the shares of a slot's backward; `times` say which of its matmuls are whose."""
-        owners, owner = self.owners, slot.owner
-        twice = self.passes * (slot.kind == BLOCK)
-        experts = np.where(has_eager_experts(owners, owner), 1.0, 0.0)
+    def at(self, position: BlockPosition, times: BlockTimes) -> Repeats:
+        """Return the shares of a position's backward; `times` say which of its matmuls are whose."""
+        blocks, row = self.blocks, position.row
+        twice = self.passes * (position.kind == BLOCK)
+        experts = np.where(has_eager_experts(blocks, row), 1.0, 0.0)
         ring = np.where(has_ring(self.layouts), 1.0, 0.0)
-        of_experts, of_attention = times.expert_share[owner], times.attention_share[owner]
+        of_experts, of_attention = times.expert_share[row], times.attention_share[row]
         # Row-parallel matmuls have two collectives each; what more there are, split experts gather and scatter.
-        collectives = np.maximum(owners.num_tp_collectives[owner], 1)
-        outside = np.minimum(2 * owners.num_tp_inputs[owner] / collectives, 1.0)
+        collectives = np.maximum(blocks.num_tp_collectives[row], 1)
+        outside = np.minimum(2 * blocks.num_tp_inputs[row] / collectives, 1.0)
         return Repeats(
             matmul=twice * (1 - experts * of_experts - ring * of_attention),
             attention=twice * (1 - ring),
@@ -69,9 +69,9 @@ class RepeatPricer:
         )
 
 
-def repeats_of(configs: Configurations, owners: Owners) -> RepeatPricer:
+def repeats_of(configs: Configurations, blocks: BlockTable) -> RepeatPricer:
     """Return what finds the repeated parts of `configs`."""
-    return RepeatPricer(configs.layouts, owners, _repeated_passes(configs))
+    return RepeatPricer(configs.layouts, blocks, _repeated_passes(configs))
 
 
 def repeated_share(configs: Configurations) -> Floats:
@@ -90,9 +90,9 @@ def compiled_share(configs: Configurations) -> Floats:
     return np.where(is_ours, 1 - eager, 1.0)
 
 
-def has_eager_experts(owners: Owners, owner: NDArray[np.int64]) -> NDArray[np.bool_]:
+def has_eager_experts(blocks: BlockTable, row: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return where experts stay out of a compiled block."""
-    return np.asarray(owners.eager_backward_elements[owner] > 0)
+    return np.asarray(blocks.eager_backward_elements[row] > 0)
 
 
 def has_ring(layouts: LayoutTable) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.cost.compute.recompute import Recomputed
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.training_setup import Floats
-from meshwright.cost.work import BLOCK, Bools, Ints, Owners
+from meshwright.cost.work import BLOCK, BlockTable, Bools, Ints
 
 _READ_AND_WRITE = 2.0
 
@@ -34,14 +34,14 @@ class SequenceCopies(NamedTuple):
 
 
 def sequence_copies(
-    owners: Owners, owner: Ints, layouts: LayoutTable, again: Recomputed, is_own: Bools
+    blocks: BlockTable, row: Ints, layouts: LayoutTable, again: Recomputed, is_own: Bools
 ) -> SequenceCopies:
-    """Return what is copied for `owner` of each configuration; nothing where the software is another."""
-    is_block, is_compiled = owners.kind[owner] == BLOCK, layouts.compiles_blocks
+    """Return what is copied for `row` of each configuration; nothing where the software is another."""
+    is_block, is_compiled = blocks.kind[row] == BLOCK, layouts.compiles_blocks
     copies = np.where(is_own & ~(is_block & layouts.async_tp), _READ_AND_WRITE, 0.0)
-    sequence = copies * owners.tokens[owner] * owners.width[owner]
-    one_way = sequence * owners.num_tp_collectives[owner]
-    regathered = sequence * owners.num_tp_inputs[owner] * (1 - again.memory)
+    sequence = copies * blocks.tokens[row] * blocks.width[row]
+    one_way = sequence * blocks.num_tp_collectives[row]
+    regathered = sequence * blocks.num_tp_inputs[row] * (1 - again.memory)
     # Half are gathers, half scatters; recomputation stops before a block's last scatter.
     recomputed = (again.memory / 2 + again.collectives / 4) * one_way
     return SequenceCopies(

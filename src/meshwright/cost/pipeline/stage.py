@@ -58,9 +58,9 @@ class Stages:
 
 def stages_of(configs: Configurations, work: Work) -> Stages:
     """Return how many blocks the ranks of each configuration hold."""
-    owners = work.owners
-    is_block = owners.kind == BLOCK
-    count = np.bincount(owners.key[is_block], owners.count[is_block], minlength=len(work.setup_index))
+    blocks = work.blocks
+    is_block = blocks.kind == BLOCK
+    count = np.bincount(blocks.key[is_block], blocks.count[is_block], minlength=len(work.setup_index))
     num_blocks = count[work.key_of_config]
     pp, v = configs.layouts.pp.astype(float), configs.layouts.stages_per_rank.astype(float)
     counts_ends = (np.mod(num_blocks + 2, pp * v) == 0) & (np.mod(num_blocks, pp * v) != 0)

@@ -15,8 +15,8 @@ def unit_shares(config: Configurations) -> list[float]:
     """
     seconds = [
         float(one.total[0] - one.dp[0])
-        for slot, one in step_pricer(config).slot_passes(fitted_constants())
-        for _ in range(int(slot.count[0]))
+        for position, one in step_pricer(config).block_passes(fitted_constants())
+        for _ in range(int(position.count[0]))
     ]
     total_s = sum(seconds)
     return [unit_s / total_s for unit_s in seconds]

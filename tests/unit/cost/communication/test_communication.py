@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_configs import MODELS, SEQ_LEN, changed, configs, layouts, training_setup
+from meshwright.cost.block_positions import block_positions
 from meshwright.cost.communication.communication import communication_of
 from meshwright.cost.communication.fabric import FabricConstants, fabric_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.footprint import footprint
-from meshwright.cost.pipeline.slots import slots_of
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import TrainingSetup
@@ -149,11 +149,11 @@ def communication(of: TrainingSetup, layout: Layout, axis: str, kind: int = BLOC
     """Return an axis's seconds of a block, or of what else `kind` says, forward and backward, where nothing hides."""
     case = configs(of, layout)
     work, c = work_of(case), {**fitted_constants(), "cp_exposed": 1.0}
-    owner = np.array([next(slot.owner[0] for slot in slots_of(work) if slot.kind == kind)])
+    row = np.array([next(position.row[0] for position in block_positions(work) if position.kind == kind)])
     priced, zero = communication_of(case, work), np.zeros(1)
     fabric = fabric_of(of.cluster, FabricConstants())
     arguments = {"context": (zero, zero), "tensor": (zero,)}.get(axis, ())
-    forward, backward = getattr(priced, axis)(owner, fabric, c, *arguments)
+    forward, backward = getattr(priced, axis)(row, fabric, c, *arguments)
     return float(forward[0]), float(backward[0])
 
 

@@ -214,7 +214,7 @@ def test_the_last_stage_of_our_pipelines_has_a_copy_of_a_tied_head(stack: str, i
     of = training_setup("qwen3-0.6b", stack=stack, global_batch_size=64)
     layouts_of = configs(of, Layout(dp_shard=4), Layout(dp_shard=4, pp=2))
     work = work_of(layouts_of)
-    head = np.full(2, np.flatnonzero(work.owners.kind == LAST)[0])
+    head = np.full(2, np.flatnonzero(work.blocks.kind == LAST)[0])
     parallel = data_parallel_of(layouts_of, work)
     alone, in_pipeline = fsdp_copies_s(parallel, head, np.array(1e12), is_block=False)[1]
     assert (in_pipeline > 100 * alone) == is_own

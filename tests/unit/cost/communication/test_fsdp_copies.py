@@ -20,14 +20,14 @@ def parallel_of(layout: Layout, num_microbatches: int, stack: str = "meshwright"
     of = training_setup("llama3-8b", stack=stack, global_batch_size=layout.dp * num_microbatches)
     case = configs(of, layout)
     work = work_of(case)
-    return data_parallel_of(case, work), np.flatnonzero(work.owners.kind == BLOCK)[:1]
+    return data_parallel_of(case, work), np.flatnonzero(work.blocks.kind == BLOCK)[:1]
 
 
 def bytes_of_block(layout: Layout, num_microbatches: int) -> tuple[float, float]:
     """Return the bytes moved for each parameter of a block and microbatch, forward and backward."""
     parallel, block = parallel_of(layout, num_microbatches)
     moved = fsdp_copies_s(parallel, block, ONE_BYTE_PER_S, is_block=True)
-    forward, backward = (float(one[0] / parallel.work.owners.dense_parameters[block][0]) for one in moved)
+    forward, backward = (float(one[0] / parallel.work.blocks.dense_parameters[block][0]) for one in moved)
     return forward, backward
 
 

@@ -29,10 +29,10 @@ def ours(*, masks_documents: bool = True, **workload: object) -> TrainingSetup:
 
 
 def of(layout: Layout, given: TrainingSetup) -> tuple[AttentionMask, np.ndarray]:
-    """Return the mask of one layout, and which owner its blocks are."""
+    """Return the mask of one layout, and which row its blocks are."""
     table = configs(given, layout)
-    owners = work_of(table).owners
-    return attention_mask_of(table, owners), np.flatnonzero(owners.kind == BLOCK)
+    blocks = work_of(table).blocks
+    return attention_mask_of(table, blocks), np.flatnonzero(blocks.kind == BLOCK)
 
 
 def test_a_job_tells_formulas_that_it_masks_documents() -> None:

@@ -20,7 +20,7 @@ def priced(of: TrainingSetup, layout: Layout | None = None) -> tuple[BlockTimes,
     peaks = peaks_of((of,))
     constants = fitted_constants()
     times = BlockPricer(work, (of,), peaks).price(rates_of((of,), peaks, constants), constants)
-    return times, int(np.flatnonzero(work.owners.kind == BLOCK)[-1])
+    return times, int(np.flatnonzero(work.blocks.kind == BLOCK)[-1])
 
 
 def matmul_s(of: TrainingSetup) -> float:

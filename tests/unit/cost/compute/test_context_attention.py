@@ -26,10 +26,10 @@ def ours() -> TrainingSetup:
 
 
 def of(layout: Layout, given: TrainingSetup | None = None) -> tuple[ContextAttention, np.ndarray]:
-    """Return the attention of one layout, and which owner its blocks are."""
+    """Return the attention of one layout, and which row its blocks are."""
     table = configs(given or ours(), layout)
-    owners = work_of(table).owners
-    return context_attention_of(table, owners), np.flatnonzero(owners.kind == BLOCK)
+    blocks = work_of(table).blocks
+    return context_attention_of(table, blocks), np.flatnonzero(blocks.kind == BLOCK)
 
 
 def test_a_ring_moves_what_its_operators_read_and_write() -> None:

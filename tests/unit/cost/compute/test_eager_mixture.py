@@ -21,7 +21,7 @@ def priced(kernels: str, layout: Layout, stack: str = "meshwright") -> Configura
 
 
 def blocks(work: Work) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    return np.flatnonzero(work.owners.kind == BLOCK)
+    return np.flatnonzero(work.blocks.kind == BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def blocks(work: Work) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
 )
 def test_a_mixture_is_compiled_with_its_block_only(kernels: str, layout: Layout, is_eager: bool) -> None:
     work = work_of(priced(kernels, layout))
-    assert ((work.owners.eager_forward_elements[blocks(work)] > 0) == is_eager).all()
+    assert ((work.blocks.eager_forward_elements[blocks(work)] > 0) == is_eager).all()
 
 
 def test_exchanged_rows_are_put_in_order_once_more_each_way() -> None:
-    alone, exchanged = (work_of(priced("eager", Layout(dp_shard=8, ep=ep))).owners for ep in (1, 8))
+    alone, exchanged = (work_of(priced("eager", Layout(dp_shard=8, ep=ep))).blocks for ep in (1, 8))
     model = training_setup(MODEL, "h100-ib400", "meshwright", seq_len=4096).model
     experts = next(op for group in model.groups for op in group.ops if isinstance(op, GroupedMatmul))
     rows = experts.experts_per_token * 4096 * experts.in_features
@@ -50,7 +50,7 @@ def test_exchanged_rows_are_put_in_order_once_more_each_way() -> None:
 
 def test_other_stacks_price_their_mixtures_as_before() -> None:
     work = work_of(priced("compiled", Layout(dp_shard=8, ep=8), "generic"))
-    assert not work.owners.eager_forward_elements.any()
+    assert not work.blocks.eager_forward_elements.any()
     assert not work.matmuls.is_float32.any()
 
 

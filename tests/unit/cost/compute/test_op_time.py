@@ -57,19 +57,19 @@ def test_matmuls_and_attention_take_what_the_planner_says(cluster: str, tp: int)
     work, peaks, constants = work_of(in_configs), peaks_of((of,)), fitted_constants()
     times = BlockPricer(work, (of,), peaks).price(rates_of((of,), peaks, constants), constants)
     slow = float(stacks_of(in_configs).factors(constants).compute[0])
-    block = int(np.flatnonzero(work.owners.kind == BLOCK)[0])
-    lines = [[int(getattr(work.matmuls, side)[at]) for side in "mnk"] for at in _lines_of(work.matmuls.owner, block)]
+    block = int(np.flatnonzero(work.blocks.kind == BLOCK)[0])
+    lines = [[int(getattr(work.matmuls, side)[at]) for side in "mnk"] for at in _lines_of(work.matmuls.block, block)]
     device = of.cluster.device
     forward = op_seconds([matmul(m, n, k) for m, n, k in lines], device).sum()
     back = op_seconds([one for m, n, k in lines for one in (matmul(m, k, n), matmul(n, k, m))], device).sum()
     assert (forward, back) == pytest.approx([slow * times.matmul[way][block] for way in (0, 1)])
-    heads, width = 32 // tp, int(work.owners.head_width[block])
+    heads, width = 32 // tp, int(work.blocks.head_width[block])
     both = op_seconds([attention(heads, 4096, width, is_backward=way) for way in (False, True)], device)
     assert both == pytest.approx([slow * times.attention[way][block] for way in (0, 1)])
 
 
-def _lines_of(owner: np.ndarray, block: int) -> list[int]:
-    return np.flatnonzero(owner == block).tolist()
+def _lines_of(row: np.ndarray, block: int) -> list[int]:
+    return np.flatnonzero(row == block).tolist()
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 4096))

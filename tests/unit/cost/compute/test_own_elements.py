@@ -32,11 +32,11 @@ def priced(kernels: str, layout: Layout, stack: str = "meshwright") -> Configura
 
 
 def block_of(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.flatnonzero(work.owners.kind == BLOCK)[:1]
+    return np.flatnonzero(work.blocks.kind == BLOCK)[:1]
 
 
 def copies_of(config: Configurations, work: Work) -> SequenceCopies:
-    return sequence_copies(work.owners, block_of(work), config.layouts, recomputed_of(config), np.array([True]))
+    return sequence_copies(work.blocks, block_of(work), config.layouts, recomputed_of(config), np.array([True]))
 
 
 @pytest.mark.parametrize(("kernels", "tp"), TRACED_MB)
@@ -44,8 +44,8 @@ def test_a_block_moves_what_was_traced(kernels: str, tp: int) -> None:
     case = priced(kernels, Layout(tp=tp))
     work = work_of(case)
     copied, block = copies_of(case, work), block_of(work)
-    forward = work.owners.own_forward_elements[block] + copied.forward
-    backward = work.owners.own_backward_elements[block] + copied.backward + copied.again
+    forward = work.blocks.own_forward_elements[block] + copied.forward
+    backward = work.blocks.own_backward_elements[block] + copied.backward + copied.again
     # The compiler also normalises an input again under tp, and keeps more where it need not gather.
     assert 2e-6 * float(forward[0]) == pytest.approx(TRACED_MB[kernels, tp][0], rel=0.08)
     assert 2e-6 * float(backward[0]) == pytest.approx(TRACED_MB[kernels, tp][1], rel=0.08)
@@ -66,7 +66,7 @@ def test_recomputation_gathers_instead_of_gathering_again() -> None:
 
 
 def test_the_gradient_of_an_embedding_is_written_whole() -> None:
-    few, shared = (work_of(priced("eager", Layout(tp=tp))).owners for tp in (1, 4))
+    few, shared = (work_of(priced("eager", Layout(tp=tp))).blocks for tp in (1, 4))
     tokens, table = 4096 * NARROW.dim, NARROW.vocab_size * NARROW.dim
     assert few.own_backward_elements[0] == tokens + table
     assert shared.own_backward_elements[0] == 3 * tokens + table / 4
@@ -74,8 +74,8 @@ def test_the_gradient_of_an_embedding_is_written_whole() -> None:
 
 def test_other_software_is_priced_by_its_operators() -> None:
     work = work_of(priced("compiled", Layout(tp=4), "generic"))
-    assert not work.owners.own_forward_elements.any()
-    assert work.owners.memory_elements[block_of(work)] > 0
+    assert not work.blocks.own_forward_elements.any()
+    assert work.blocks.memory_elements[block_of(work)] > 0
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_the_ends_launch_what_was_traced(tp: int, embedding: tuple[int, int], he
     """Under tp with a copy for the one collective of each."""
     work = work_of(priced("eager", Layout(tp=tp)))
     for kind, expected in ((FIRST, embedding), (LAST, head)):
-        assert tuple(float(one[work.owners.kind == kind][0]) for one in end_kernels(work)) == expected
+        assert tuple(float(one[work.blocks.kind == kind][0]) for one in end_kernels(work)) == expected
 
 
 def test_each_stage_makes_its_tables_of_rotary_embedding_once() -> None:
     case = priced("eager", Layout(pp=4, schedule="Interleaved1F1B", virtual_stages=2))
-    owners, num_blocks = work_of(case).owners, np.array([float(NARROW.num_layers)])
+    blocks, num_blocks = work_of(case).blocks, np.array([float(NARROW.num_layers)])
     for kind, per_stage in ((BLOCK, 13), (FIRST, 0), (LAST, 0)):
-        one = position_kernels(owners, np.flatnonzero(owners.kind == kind), case.layouts, num_blocks)
+        one = position_kernels(blocks, np.flatnonzero(blocks.kind == kind), case.layouts, num_blocks)
         assert float(one[0] * NARROW.num_layers) == per_stage * 8

@@ -32,10 +32,10 @@ def flops_of_pass(model: str, layout: Layout) -> int:
 def priced_flops(model: str, again: Recomputed) -> float:
     """Return the FLOPs of all blocks' matmuls that are recomputed."""
     work = work_of(configs(training_setup(model, seq_len=SEQ_LEN), Layout(microbatch_size=BATCH_SIZE)))
-    lines, owners = work.matmuls, work.owners
-    of_owner = np.bincount(lines.owner, 2 * lines.groups * lines.m * lines.n * lines.k, len(owners.key)) * owners.count
-    share = again.of_matmuls(owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
-    return float((of_owner * share)[owners.kind == BLOCK].sum())
+    lines, blocks = work.matmuls, work.blocks
+    of_block = np.bincount(lines.block, 2 * lines.groups * lines.m * lines.n * lines.k, len(blocks.key)) * blocks.count
+    share = again.of_matmuls(blocks.last_matmul_share, blocks.second_matmuls_share, blocks.early_terms_share)
+    return float((of_block * share)[blocks.kind == BLOCK].sum())
 
 
 @pytest.mark.parametrize("model", ["llama-1m", "moe-4m", "mla-moe-4m"])
@@ -71,9 +71,9 @@ def test_attention_is_recomputed_where_its_kernel_is_not_listed(cluster: str, sa
 def test_half_of_the_matmul_outputs_are_the_second_fourth_and_sixth() -> None:
     of = changed(training_setup("llama3-8b"), selective="half-of-matmul-outputs")
     again = recomputed_of(configs(of, Layout(activation_checkpoint="selective")))
-    owners = work_of(configs(of, Layout())).owners
-    shares = (owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
-    (share,) = again.of_matmuls(*shares)[owners.kind == BLOCK]
+    blocks = work_of(configs(of, Layout())).blocks
+    shares = (blocks.last_matmul_share, blocks.second_matmuls_share, blocks.early_terms_share)
+    (share,) = again.of_matmuls(*shares)[blocks.kind == BLOCK]
     # Query, key, value, output, gate, up and down of Llama 3 8B: key, output and up.
     sizes = {"q": 4096, "k": 1024, "v": 1024, "o": 4096, "gate": 14336, "up": 14336, "down": 14336}
     assert share == pytest.approx(sum(sizes[name] for name in ("k", "o", "up")) / sum(sizes.values()))

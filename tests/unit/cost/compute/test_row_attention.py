@@ -67,10 +67,10 @@ def test_a_ring_costs_what_its_traced_operators_do(cluster: str) -> None:
     given = training_setup("llama3-8b", cluster, "meshwright", seq_len=2 * POSITIONS)
     given = replace(given, workload=given.workload.replace(masks_documents=True))
     table, constants = configs(given, RING), fitted_constants()
-    owners = work_of(table).owners
-    block = np.flatnonzero(owners.kind == BLOCK)
+    blocks = work_of(table).blocks
+    block = np.flatnonzero(blocks.kind == BLOCK)
     rates = rates_of((given,), peaks_of((given,)), constants)
-    split = context_attention_of(table, owners)
+    split = context_attention_of(table, blocks)
     products, others = split.rows_s(block, rates.matmul32, rates.memory, constants)
     slow = stacks_of(table).factors(constants)
     for is_backward in (False, True):
@@ -86,7 +86,7 @@ def test_only_pieces_without_a_kernel_go_by_rows() -> None:
     wide = replace(plain, workload=plain.workload.replace(precision="float32"))
     gathered = RING.replace(cp_method="all-gather")
     by_rows = [
-        bool(context_attention_of(table, work_of(table).owners).by_rows[0])
+        bool(context_attention_of(table, work_of(table).blocks).by_rows[0])
         for table in (configs(one, layout) for one in (plain, documents, wide) for layout in (RING, gathered))
     ]
     assert by_rows == [False, False, True, False, True, False]

@@ -1,4 +1,4 @@
-"""slot_compute: seconds that a device computes for one slot and one microbatch, and that its host launches them.
+"""block_compute: seconds that a device computes for one position and one microbatch, and that its host launches them.
 
     forward    matmuls + attention + memory-bound ops
     backward   the same + what is recomputed + what compiled blocks repeat where a backward has two parts
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.sent import Passes, Resent, Sending
@@ -26,7 +27,6 @@ from meshwright.cost.compute.recompute import Recomputed, recomputed_of
 from meshwright.cost.compute.repeats import RepeatPricer, repeats_of
 from meshwright.cost.compute.sequence_copies import sequence_copies
 from meshwright.cost.constants import Constants
-from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.pipeline.stage import Stages, recompute_passes
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.training_setup import Configurations, Floats
@@ -36,7 +36,7 @@ _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
 
 
 class Prices(NamedTuple):
-    """What follows from one set of constants for all slots."""
+    """What follows from one set of constants for all positions."""
 
     constants: Constants
     slow: StackFactors
@@ -50,7 +50,7 @@ class Prices(NamedTuple):
 
 @dataclass(frozen=True)
 class Computed:
-    """Seconds of one slot and one microbatch, one element a configuration."""
+    """Seconds of one position and one microbatch, one element a configuration."""
 
     matmul: Passes
     attention: Passes
@@ -75,7 +75,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class ComputePricer:
-    """Prices what a device computes for one slot and one microbatch."""
+    """Prices what a device computes for one position and one microbatch."""
 
     parallel: DataParallel
     split_attention: ContextAttention
@@ -89,25 +89,25 @@ class ComputePricer:
     makes_tables: Bools
     """Whether kernels that make the tables of rotary embedding are launched: by our own stack."""
 
-    def of_slot(self, slot: Slot, prices: Prices) -> Computed:
-        """Return the seconds of a slot."""
-        owner, times, slow = slot.owner, prices.times, prices.slow
-        matmul_f, matmul_b = (side[owner] * slow.compute for side in times.matmul)
-        attention_f, attention_b = self._attention_s(slot, prices)
+    def at(self, position: BlockPosition, prices: Prices) -> Computed:
+        """Return the seconds of a position."""
+        row, times, slow = position.row, prices.times, prices.slow
+        matmul_f, matmul_b = (side[row] * slow.compute for side in times.matmul)
+        attention_f, attention_b = self._attention_s(position, prices)
         slower = slow.compute * slow.overhead
-        memory_f, memory_b = (side[owner] * slower for side in times.memory)
-        host_f, host_b = (side[owner] * slow.overhead for side in times.host)
-        merge_f, merge_b = merges = self._merges_s(slot, prices)
-        copied_f, copied_b, copied_again = self._copies_s(slot, prices)
-        masks_s = self._masks_s(slot, prices)
-        again, passes, matmul_again = self._recomputed(slot), self.recompute_passes, self._matmul_again(slot)
+        memory_f, memory_b = (side[row] * slower for side in times.memory)
+        host_f, host_b = (side[row] * slow.overhead for side in times.host)
+        merge_f, merge_b = merges = self._merges_s(position, prices)
+        copied_f, copied_b, copied_again = self._copies_s(position, prices)
+        masks_s = self._masks_s(position, prices)
+        again, passes, matmul_again = self._recomputed(position), self.recompute_passes, self._matmul_again(position)
         recompute = matmul_again * matmul_f + passes * (again.attention * attention_f + again.memory * memory_f)
         recompute = recompute + again.collectives * passes * merge_f + passes * copied_again
         # No policy keeps the mask that an operator it keeps has read.
         recompute = recompute + again.memory * passes * masks_s
-        memory_f = memory_f + merge_f + masks_s + copied_f + self._tables_s(slot, prices)
+        memory_f = memory_f + merge_f + masks_s + copied_f + self._tables_s(position, prices)
         memory_b = memory_b + merge_b + copied_b
-        twice = self.repeated.of_slot(slot, times)
+        twice = self.repeated.at(position, times)
         return Computed(
             matmul=(matmul_f, matmul_b),
             attention=(attention_f, attention_b),
@@ -118,64 +118,64 @@ class ComputePricer:
             host=(host_f, (1 + twice.memory) * host_b + matmul_again * host_f),
         )
 
-    def sending(self, slot: Slot, block: Computed, times: BlockTimes) -> Sending:
-        """Return what a slot's ranks send, and what of `block` hides it."""
-        owners, again, passes = self.parallel.work.owners, self._recomputed(slot), self.recompute_passes
-        last_share = owners.last_matmul_share[slot.owner]
-        tp_again = passes * again.of_collectives(owners.num_tp_collectives[slot.owner], last_share)
+    def sending(self, position: BlockPosition, block: Computed, times: BlockTimes) -> Sending:
+        """Return what a position's ranks send, and what of `block` hides it."""
+        blocks, again, passes = self.parallel.work.blocks, self._recomputed(position), self.recompute_passes
+        last_share = blocks.last_matmul_share[position.row]
+        tp_again = passes * again.of_collectives(blocks.num_tp_collectives[position.row], last_share)
         resent = Resent(tp_again, again.collectives * passes, again.exchanges * passes)
-        return Sending(slot.owner, block.matmul[0], block.attention, self.repeated.of_slot(slot, times), resent)
+        return Sending(position.row, block.matmul[0], block.attention, self.repeated.at(position, times), resent)
 
-    def _recomputed(self, slot: Slot) -> Recomputed:
-        return self.recomputed if slot.kind == BLOCK else _NOTHING
+    def _recomputed(self, position: BlockPosition) -> Recomputed:
+        return self.recomputed if position.kind == BLOCK else _NOTHING
 
-    def _matmul_again(self, slot: Slot) -> Floats:
+    def _matmul_again(self, position: BlockPosition) -> Floats:
         """Return how often backward runs the matmuls of forward."""
-        owners, owner = self.parallel.work.owners, slot.owner
-        shares = owners.last_matmul_share[owner], owners.second_matmuls_share[owner], owners.early_terms_share[owner]
-        return self.recompute_passes * self._recomputed(slot).of_matmuls(*shares)
+        blocks, row = self.parallel.work.blocks, position.row
+        shares = blocks.last_matmul_share[row], blocks.second_matmuls_share[row], blocks.early_terms_share[row]
+        return self.recompute_passes * self._recomputed(position).of_matmuls(*shares)
 
-    def _attention_s(self, slot: Slot, prices: Prices) -> Passes:
+    def _attention_s(self, position: BlockPosition, prices: Prices) -> Passes:
         """Return the seconds of attention, by kernels or, in a ring that has none, by rows."""
         split, slow, c = self.split_attention, prices.slow, prices.constants
-        slowdown = split.slowdown(slot.owner, c) * self.mask.slowdown(slot.owner, c)
-        kernels_f, kernels_b = (side[slot.owner] * slow.compute * slowdown for side in prices.times.attention)
+        slowdown = split.slowdown(position.row, c) * self.mask.slowdown(position.row, c)
+        kernels_f, kernels_b = (side[position.row] * slow.compute * slowdown for side in prices.times.attention)
         if not split.by_rows.any():
             return kernels_f, kernels_b
-        products, others = split.rows_s(slot.owner, prices.matmul32_rate, prices.memory_rate, c)
+        products, others = split.rows_s(position.row, prices.matmul32_rate, prices.memory_rate, c)
         rows_f, rows_b = (
             slow.compute * (one + slow.overhead * other) for one, other in zip(products, others, strict=True)
         )
         return np.where(split.by_rows, rows_f, kernels_f), np.where(split.by_rows, rows_b, kernels_b)
 
-    def _masks_s(self, slot: Slot, prices: Prices) -> Floats:
+    def _masks_s(self, position: BlockPosition, prices: Prices) -> Floats:
         """Return the seconds of making the mask of attention, forward."""
-        has_attention = self.parallel.work.owners.attention_flops[slot.owner] > 0
+        has_attention = self.parallel.work.blocks.attention_flops[position.row] > 0
         slower = prices.slow.compute * prices.slow.overhead
         return has_attention * self.mask.moved_bytes() / prices.memory_rate * slower
 
-    def _merges_s(self, slot: Slot, prices: Prices) -> Passes:
+    def _merges_s(self, position: BlockPosition, prices: Prices) -> Passes:
         """Return the seconds that attention of a split sequence takes on top of its kernels, both passes."""
         slow, split, kernel_s = prices.slow, self.split_attention, prices.constants["kernel_s"]
         forward, backward = (
             (num_bytes / prices.memory_rate + kernel_s * num_kernels) * slow.compute * slow.overhead
-            for num_bytes, num_kernels in zip(split.moved_bytes(slot.owner), split.kernels(), strict=True)
+            for num_bytes, num_kernels in zip(split.moved_bytes(position.row), split.kernels(), strict=True)
         )
-        has_attention = self.parallel.work.owners.attention_flops[slot.owner] > 0
+        has_attention = self.parallel.work.blocks.attention_flops[position.row] > 0
         return forward * has_attention, backward * has_attention
 
-    def _copies_s(self, slot: Slot, prices: Prices) -> tuple[Floats, Floats, Floats]:
+    def _copies_s(self, position: BlockPosition, prices: Prices) -> tuple[Floats, Floats, Floats]:
         """Return the seconds of copies around tp's collectives: forward, backward, and in what is recomputed."""
-        owners, layouts, is_own = self.parallel.work.owners, self.parallel.layouts, self.parallel.is_own
-        copied = sequence_copies(owners, slot.owner, layouts, self._recomputed(slot), is_own)
+        blocks, layouts, is_own = self.parallel.work.blocks, self.parallel.layouts, self.parallel.is_own
+        copied = sequence_copies(blocks, position.row, layouts, self._recomputed(position), is_own)
         slower = prices.slow.compute * prices.slow.overhead
         forward, backward, again = (moved * self.activation_bytes / prices.memory_rate * slower for moved in copied)
         return forward, backward, again
 
-    def _tables_s(self, slot: Slot, prices: Prices) -> Floats:
+    def _tables_s(self, position: BlockPosition, prices: Prices) -> Floats:
         """Return the seconds of the kernels that make the tables of rotary embedding, forward."""
-        owners, layouts = self.parallel.work.owners, self.parallel.layouts
-        starts_s = prices.constants["kernel_s"] * position_kernels(owners, slot.owner, layouts, self.num_blocks)
+        blocks, layouts = self.parallel.work.blocks, self.parallel.layouts
+        starts_s = prices.constants["kernel_s"] * position_kernels(blocks, position.row, layouts, self.num_blocks)
         slower = prices.slow.compute * prices.slow.overhead
         return np.where(self.makes_tables, starts_s * slower, 0.0)
 
@@ -184,11 +184,11 @@ def compute_pricer_of(configs: Configurations, parallel: DataParallel, stage: St
     """Return what prices the computation of `configs`."""
     return ComputePricer(
         parallel=parallel,
-        split_attention=context_attention_of(configs, parallel.work.owners),
-        mask=attention_mask_of(configs, parallel.work.owners),
+        split_attention=context_attention_of(configs, parallel.work.blocks),
+        mask=attention_mask_of(configs, parallel.work.blocks),
         recomputed=recomputed_of(configs),
         recompute_passes=recompute_passes(configs.layouts, configs.num_microbatches),
-        repeated=repeats_of(configs, parallel.work.owners),
+        repeated=repeats_of(configs, parallel.work.blocks),
         activation_bytes=configs.each(lambda s: s.workload.activation_element_bytes),
         num_blocks=stage.num_blocks,
         makes_tables=parallel.is_own,

@@ -1,4 +1,4 @@
-"""Shares: what one rank has of a setup's tokens, by the degrees of its layout."""
+"""Partition: what one rank has of a setup's tokens, by the degrees of its layout."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.training_setup import TrainingSetup
 
 
-class Shares:
-    """One setup's tokens and degrees, one element a key."""
+class Partition:
+    """Tokens and degrees of one setup, one element a key; and what its stack does with them."""
 
     def __init__(self, setup: TrainingSetup, keys: LayoutTable) -> None:
         self.seq_len = setup.workload.seq_len
