@@ -15,7 +15,7 @@ import meshwright.evaluation.backtest
 from meshwright.cost.stacks import GENERIC, stacks
 from meshwright.cost.training_setup import Floats
 from meshwright.evaluation.backtest.null_model import fit_null_model
-from meshwright.evaluation.backtest.replay import load_runs
+from meshwright.evaluation.backtest.predict_runs import load_runs
 from meshwright.evaluation.fitting.fit import Fit, fit
 from meshwright.evaluation.fitting.folds import (
     fits_without_stacks,

@@ -12,7 +12,7 @@ from meshwright.cost.communication.communication import communication_of
 from meshwright.cost.communication.data_parallel import data_parallel_of, replicated_sums_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, Floats, fabric_of
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, fsdp_exposed_s
-from meshwright.cost.communication.messages import messages_of
+from meshwright.cost.communication.pipeline_p2p import pipeline_p2p_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, LAST, work_of
@@ -78,7 +78,7 @@ def sent_to_next_stage(of: Configurations) -> int:
     c = {**_CONSTANTS, "pp_exposed": 1.0, "send_s": 0.0}
     # Each microbatch there and back, and once more for each rank that the first one has to reach.
     num_sends = 2 * (of.num_microbatches + of.layouts.pp - 1)
-    one = messages_of(of, work).exposed_s(unit_fabric(of), c, of.num_microbatches) / num_sends
+    one = pipeline_p2p_of(of, work).exposed_s(unit_fabric(of), c, of.num_microbatches) / num_sends
     return round(float(one[0] * of.num_microbatches[0]))
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.achieved_rates import is_blackwell
 from meshwright.cost.calibrated.measured_op import is_measured
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
-from meshwright.cost.rates import is_blackwell
 from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.spec.machine.cluster import Cluster
 

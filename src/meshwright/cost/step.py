@@ -5,10 +5,10 @@
     step       = microbatches x slowest stage + bubble + exposed sends
                  + last gradients + optimizer + fixed host work, all x straggling
 
-One op list (work.py) is priced cause by cause (block_time.py, block_compute.py, sent.py, data_parallel.py); this page
-adds the causes up. It holds for devices, next to which the host launches kernels; calibrated/host_step.py overrides
-what differs where kernels run on the host itself. Ignored: that stages differ in more than their number of blocks
-(replay_s prices the finalists exactly).
+One op list (work.py) is priced cause by cause (block_time.py, block_compute.py, exposed_traffic.py,
+data_parallel.py); this page adds the causes up. It holds for devices, next to which the host launches
+kernels; calibrated/host_step.py overrides what differs where kernels run on the host itself. Ignored: that stages
+differ in more than their number of blocks (replay_s prices the finalists exactly).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.block_positions import BlockPosition, block_positions
 from meshwright.cost.calibrated.measured_op import measured_update_s
 from meshwright.cost.communication.communication import Communication, communication_of
@@ -27,18 +28,17 @@ from meshwright.cost.communication.data_parallel import (
     exposed_update_s,
     replicated_sums_s,
 )
+from meshwright.cost.communication.exposed_traffic import ExposedTraffic, Passes, traffic_pricer_of
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.fsdp_copies import FsdpCopies
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
-from meshwright.cost.communication.messages import Messages, messages_of
-from meshwright.cost.communication.sent import Passes, Sent, senders_of
+from meshwright.cost.communication.pipeline_p2p import PipelineP2P, pipeline_p2p_of
 from meshwright.cost.compute.block_compute import Computed, Prices, compute_pricer_of
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.rank_pass import RankPass
-from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
-from meshwright.cost.rates import peaks_of, rates_of
+from meshwright.cost.pipeline.stage import BlocksPerRank, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, Stacks, stacks_of
 from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
@@ -94,16 +94,16 @@ class StepPricer:
         self.fabric = stack_fabrics(fabrics, configs.setup_index)
         self.stacks: Stacks = stacks_of(configs)
         self.microbatches = configs.num_microbatches
-        self.stage: Stages = stages_of(configs, self.work)
+        self.stage: BlocksPerRank = blocks_per_rank(configs, self.work)
         self.communication: Communication = communication_of(configs, self.work)
-        self.messages: Messages = messages_of(configs, self.work)
+        self.p2p: PipelineP2P = pipeline_p2p_of(configs, self.work)
         self.parallel: DataParallel = data_parallel_of(configs, self.work)
         self.positions = block_positions(self.work)
         self.gradient_bytes = configs.each(lambda s: s.stack.gradient_bytes)
         self.repeated = repeated_share(configs)
         self.compute = compute_pricer_of(configs, self.parallel, self.stage)
         self.copies = FsdpCopies(self.parallel, self.stacks, self.positions)
-        self.senders = senders_of(self.communication, self.parallel)
+        self.traffic = traffic_pricer_of(self.communication, self.parallel)
         self.update_s = measured_update_s(configs, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
@@ -152,19 +152,19 @@ class StepPricer:
         row, times, c = position.row, prices.times, prices.constants
         block, copies = self.compute.at(position, prices), self._copies_s(position, prices)
         sending = self.compute.sending(position, block, times)
-        sent = self.senders.sent_alone(sending, prices.fabric, c)
+        sent = self.traffic.sent_alone(sending, prices.fabric, c)
         waits = self._waits(block, sent, c)
         # Of our own software copies hide communication, too: multipliers of other software were fitted without.
         copies_hide = np.where(self.parallel.is_own, 1.0, 0.0)
         busy = block.forward + copies_hide * copies[0], block.backward + copies_hide * copies[1]
         whole = busy[0] + sent.forward + waits[0], busy[1] + sent.backward + waits[1]
         dp, first_dp = self._fsdp_s(position, prices, busy, whole)
-        if position.kind == BLOCK and self.senders.contends.any():
+        if position.kind == BLOCK and self.traffic.contends.any():
             attention = (
                 block.attention[0] + block.merges[0] + sent.cp[0],
                 block.attention[1] + block.merges[1] + sent.cp[1],
             )
-            sent = self.senders.sent_next_to_fsdp(sending, prices.fabric, c, whole, attention)
+            sent = self.traffic.sent_next_to_fsdp(sending, prices.fabric, c, whole, attention)
             waits = self._waits(block, sent, c)
         return RankPass(
             ideal_matmul=3 * times.ideal_matmul[row],
@@ -202,7 +202,7 @@ class StepPricer:
             first_dp = first_block_exposed_s(self.parallel, position.row, fabric, c, whole, ends)
         return dp, first_dp
 
-    def _waits(self, block: Computed, sent: Sent, c: Constants) -> Passes:
+    def _waits(self, block: Computed, sent: ExposedTraffic, c: Constants) -> Passes:
         """Return for how long the device waits for the host in both passes."""
         return (
             self._wait_s(block.forward + sent.forward, block.host[0], c),
@@ -229,7 +229,7 @@ class StepPricer:
         slowest = self.stage.slowest_s(blocks.total, first.total, last.total)
         bubble = bubble_share(self.layouts, n, self.repeated) * mean.total
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
-        sends = self.messages.exposed_s(fabric, c, n)
+        sends = self.p2p.exposed_s(fabric, c, n)
         exchanges = self._exchanges_s(fabric, c, slowest + bubble)
         overhead = self.stacks.factors(c).overhead
         updated_bytes = self.parallel.updated * (_OPTIMIZER_BYTES + self.gradient_bytes)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from cost_configs import changed, configs, training_setup
-from meshwright.cost.constants import Constant, all_constants, fitted_constants, fixed_constant
+from meshwright.cost.constants import CostConstant, all_constants, fitted_constants, fixed_constant
 from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.layout.layout import Layout
@@ -17,7 +17,7 @@ from repository import SOURCE
 
 @pytest.mark.parametrize("name", all_constants())
 def test_a_constant_is_within_its_bounds_and_says_what_it_means(name: str) -> None:
-    constant: Constant = all_constants()[name]
+    constant: CostConstant = all_constants()[name]
     assert len(constant.meaning) > 10
     # A number is fitted, or says where it is from.
     assert bool(constant.spread) != bool(constant.source)

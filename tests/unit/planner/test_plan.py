@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from meshwright.cost.communication.messages import hops_of
+from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay

@@ -15,8 +15,8 @@ import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.calibrated.measured_sharding import measured_exchanges_s
+from meshwright.cost.communication.exposed_traffic import Passes
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.sent import Passes
 from meshwright.cost.compute.block_compute import Prices
 from meshwright.cost.constants import Constants
 from meshwright.cost.step import StepPricer
@@ -29,7 +29,7 @@ class HostStepPricer(StepPricer):
     def __init__(self, configs: Configurations) -> None:
         super().__init__(configs)
         never = np.zeros(len(configs), np.bool_)
-        self.senders = replace(self.senders, contends=never)
+        self.traffic = replace(self.traffic, contends=never)
         self.compute = replace(self.compute, makes_tables=never)
 
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:

@@ -28,7 +28,7 @@ from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, toke
 from meshwright.cost.communication.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.communication.contention import LinkShares
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import Group, group_of
+from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.communication.link_rate import neighbour_shares, spread_shares
 from meshwright.cost.communication.point_to_point import send_s
 from meshwright.cost.compute.recompute import share_of_blocks
@@ -204,6 +204,6 @@ class Communication:
         one = one * np.where(copies > 0, 1.0, 0.0) * np.where(self.overlaps_ep, c["ep_exposed"], 1.0)
         return 2 * one, 2 * one
 
-    def _experts(self, fabric: Fabric) -> Group:
+    def _experts(self, fabric: Fabric) -> RankGroup:
         """Return the groups of ranks that exchange tokens."""
         return group_of(np.where(self.layouts.etp > 1, self.layouts.tp, 1), self.layouts.ep, fabric)

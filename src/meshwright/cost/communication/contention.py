@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.data_parallel import DataParallel, block_collectives_s, replicas_all_reduce_s
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import Group, group_of
+from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.communication.link_rate import joins_pairs, neighbour_shares
 from meshwright.cost.training_setup import Floats
 
@@ -35,7 +35,7 @@ _TINY = 1e-12
 class LinkShares:
     """Shares of each rank's links that communication of a group takes, one element a configuration."""
 
-    group: Group
+    group: RankGroup
     inside: Floats
     network: Floats
 
@@ -50,7 +50,7 @@ class FsdpTraffic:
     latency and those in which bytes travel [2, configurations].
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     forward: tuple[Floats, ...]
     backward: tuple[Floats, ...]
     """Of a microbatch that is not the last."""
@@ -121,7 +121,7 @@ def _longer_by(fsdp_s: tuple[Floats, ...], more: list[Floats], span: Span) -> Fl
     return np.asarray(covered * weighed / np.maximum(whole, _TINY))
 
 
-def _parts(dp: DataParallel, row: Index, fabric: Fabric) -> Iterator[tuple[Group, Floats, Floats]]:
+def _parts(dp: DataParallel, row: Index, fabric: Fabric) -> Iterator[tuple[RankGroup, Floats, Floats]]:
     """Yield the groups of dense parameters, of experts and of replicas, and their seconds to gather and to reduce."""
     layouts = dp.layouts
     gather, scatter = block_collectives_s(dp, row, fabric, with_experts=False)
@@ -134,7 +134,7 @@ def _parts(dp: DataParallel, row: Index, fabric: Fabric) -> Iterator[tuple[Group
     yield _part(replicas, np.zeros(len(summed)), summed, fabric)
 
 
-def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -> tuple[Group, Floats, Floats]:
+def _part(group: RankGroup, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -> tuple[RankGroup, Floats, Floats]:
     """Return the group, and its seconds [2, configurations]: of latency, and those in which bytes travel."""
     latency_s = all_gather_s(0.0, group, fabric)
     gather, reduction = (
@@ -144,7 +144,7 @@ def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -
     return group, gather, reduction
 
 
-def ring_shares(group: Group, fabric: Fabric) -> LinkShares:
+def ring_shares(group: RankGroup, fabric: Fabric) -> LinkShares:
     """Return the shares of links that a ring of each group takes."""
     return LinkShares(group, *neighbour_shares(group, fabric))
 

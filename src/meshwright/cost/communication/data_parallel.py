@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import Group, group_of
+from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.training_setup import Configurations, Floats
@@ -113,14 +113,14 @@ def block_collectives_s(
     group = group_of(layouts.tp, layouts.fsdp, fabric)
     expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
 
-    def whole_block_s(collective_s: Callable[[ArrayLike, Group, Fabric], Floats], element_bytes: Floats) -> Floats:
+    def whole_block_s(collective_s: Callable[[ArrayLike, RankGroup, Fabric], Floats], element_bytes: Floats) -> Floats:
         whole = collective_s(dense * element_bytes, group, fabric)
         return whole + np.where(experts > 0, collective_s(experts * element_bytes, expert_group, fabric), 0.0)
 
     return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
 
 
-def gather_again_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[Group, Floats]:
+def gather_again_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[RankGroup, Floats]:
     """Return the groups that kept a copy of one block after forward, and the seconds in which they gather it again.
 
     Experts on ranks of their own have none, and are gathered as in forward.
@@ -134,7 +134,7 @@ def gather_again_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[Group,
     return kept, apart_s + all_gather_s((dense + np.where(are_apart, 0.0, experts)) * dp.gather_bytes, kept, fabric)
 
 
-def replicas_all_reduce_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[Group, Floats]:
+def replicas_all_reduce_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[RankGroup, Floats]:
     """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
     blocks, layouts = dp.work.blocks, dp.layouts
     dense, experts = blocks.dense_parameters[row], blocks.expert_parameters[row]

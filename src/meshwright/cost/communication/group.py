@@ -19,7 +19,7 @@ from meshwright.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """The groups of one axis, one element a configuration."""
 
     num_ranks: Floats
@@ -39,26 +39,26 @@ class Group:
         """Return the devices from the first member's to the one after the last's stride."""
         return self.num_ranks * self.stride
 
-    def take(self, rows: NDArray[Any]) -> Group:
+    def take(self, rows: NDArray[Any]) -> RankGroup:
         """Return the configurations at `rows` (positions or a mask)."""
-        return Group(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return RankGroup(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
-def group_of(stride: ArrayLike, num_ranks: ArrayLike, fabric: Fabric) -> Group:
+def group_of(stride: ArrayLike, num_ranks: ArrayLike, fabric: Fabric) -> RankGroup:
     """Return the groups of `num_ranks` ranks that stand `stride` devices apart."""
     ranks, apart = np.asarray(num_ranks, np.float64), np.asarray(stride, np.float64)
     per_domain = np.clip(np.floor(fabric.domain_size / apart), 1, ranks)
-    return Group(*np.broadcast_arrays(ranks, np.ceil(ranks / per_domain), apart))
+    return RankGroup(*np.broadcast_arrays(ranks, np.ceil(ranks / per_domain), apart))
 
 
-def lacks_link(group: Group, fabric: Fabric) -> NDArray[np.bool_]:
+def lacks_link(group: RankGroup, fabric: Fabric) -> NDArray[np.bool_]:
     """Return which groups need a link without a rate; whatever they communicate takes nan seconds."""
     inside = (group.ranks_per_domain > 1) & np.isnan(fabric.intra_bytes_per_s)
     across = (group.num_domains > 1) & np.isnan(fabric.inter_bytes_per_s)
     return np.asarray(inside | across)
 
 
-def require_links(group: Group, fabric: Fabric) -> None:
+def require_links(group: RankGroup, fabric: Fabric) -> None:
     """Raise UnsupportedError naming the first cluster whose groups need a link without a rate."""
     lacking, clusters, num_domains = np.broadcast_arrays(lacks_link(group, fabric), fabric.cluster, group.num_domains)
     if not lacking.any():

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.communication.fabric import Fabric, Floats
-from meshwright.cost.communication.group import Group
+from meshwright.cost.communication.group import RankGroup
 
 
-def inside_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
+def inside_bytes_per_s(group: RankGroup, fabric: Fabric) -> Floats:
     """Return what a rank sends to its group inside the domain; inf for the only member there, who sends nothing."""
     peers = np.ceil(group.ranks_per_domain) - 1
     to_peers = np.maximum(peers, 1) * fabric.intra_bytes_per_s_per_peer
@@ -38,36 +38,36 @@ def joins_pairs(fabric: Fabric) -> NDArray[np.bool_]:
     return np.isfinite(fabric.intra_bytes_per_s_per_peer)
 
 
-def neighbour_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
+def neighbour_bytes_per_s(group: RankGroup, fabric: Fabric) -> Floats:
     """Return a rank's share of the network when groups send along a chain; inf for a group inside one domain."""
     return _across_domains(neighbour_crossing(group, fabric), group, fabric)
 
 
-def spread_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
+def spread_bytes_per_s(group: RankGroup, fabric: Fabric) -> Floats:
     """Return a rank's share of the network when every rank sends to every other; inf for a group inside one domain."""
     return _across_domains(spread_crossing(group, fabric), group, fabric)
 
 
-def neighbour_shares(group: Group, fabric: Fabric) -> tuple[Floats, Floats]:
+def neighbour_shares(group: RankGroup, fabric: Fabric) -> tuple[Floats, Floats]:
     """Return which share of its link inside the domain, and of its network card, a rank takes as part of a ring."""
     # A ring passes the same bytes over both, the network's split over the members of a domain.
     network_s = 1 / (neighbour_bytes_per_s(group, fabric) * group.ranks_per_domain)
     return _shares(1 / inside_bytes_per_s(group, fabric), network_s)
 
 
-def spread_shares(group: Group, fabric: Fabric) -> tuple[Floats, Floats]:
+def spread_shares(group: RankGroup, fabric: Fabric) -> tuple[Floats, Floats]:
     """Return the same when every rank sends to every other: bytes to peers of the same domain stay inside."""
     stays, leaves = group.ranks_per_domain - 1, group.num_ranks - group.ranks_per_domain
     return _shares(stays / inside_bytes_per_s(group, fabric), leaves / spread_bytes_per_s(group, fabric))
 
 
-def neighbour_crossing(group: Group, fabric: Fabric) -> Floats:
+def neighbour_crossing(group: RankGroup, fabric: Fabric) -> Floats:
     """Return the part of a pod's traffic that leaves it when groups send along a chain; 0 for a group inside a pod."""
     crossing = np.minimum(np.maximum(group.stride, fabric.domain_size) / fabric.nonblocking_devices, 1.0)
     return np.where(group.width > fabric.nonblocking_devices, crossing, 0.0)
 
 
-def spread_crossing(group: Group, fabric: Fabric) -> Floats:
+def spread_crossing(group: RankGroup, fabric: Fabric) -> Floats:
     """Return the same when every rank sends to every other."""
     return 1 - np.minimum(fabric.nonblocking_devices, group.width) / group.width
 
@@ -77,7 +77,7 @@ def network_bytes_per_s(crossing: Floats, fabric: Fabric) -> Floats:
     return np.asarray(fabric.inter_bytes_per_s / np.maximum(1.0, fabric.oversubscription * crossing))
 
 
-def _across_domains(crossing: Floats, group: Group, fabric: Fabric) -> Floats:
+def _across_domains(crossing: Floats, group: RankGroup, fabric: Fabric) -> Floats:
     return np.where(group.num_domains > 1, network_bytes_per_s(crossing, fabric), np.inf)
 
 

@@ -6,7 +6,7 @@
                  first chunk of rank r attends to r + 1 chunks, the second to 2 P - r: (2 P + 1) / (2 P) of the causal
                  work. Without documents all sequences share one mask
 
-A ring's documents are masked in row_attention.py. Counted in models/attention.py,
+A ring's documents are masked in blockwise_attention.py. Counted in models/attention.py,
 parallelism/context/all_gather_attention.py and
 their traces of 2026-11-23. Ignored: that kernels read the mask, which all heads share and caches hold.
 """

@@ -17,8 +17,8 @@ import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.data_parallel import DataParallel
+from meshwright.cost.communication.exposed_traffic import BlockTraffic, Passes, RecomputedTraffic
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.sent import Passes, Resent, Sending
 from meshwright.cost.compute.attention_mask import AttentionMask, attention_mask_of
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.compute.context_attention import ContextAttention, context_attention_of
@@ -27,7 +27,7 @@ from meshwright.cost.compute.recompute import Recomputed, recomputed_of
 from meshwright.cost.compute.repeats import RepeatPricer, repeats_of
 from meshwright.cost.compute.sequence_copies import sequence_copies
 from meshwright.cost.constants import Constants
-from meshwright.cost.pipeline.stage import Stages, recompute_passes
+from meshwright.cost.pipeline.stage import BlocksPerRank, recompute_passes
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, Bools
@@ -118,13 +118,13 @@ class ComputePricer:
             host=(host_f, (1 + twice.memory) * host_b + matmul_again * host_f),
         )
 
-    def sending(self, position: BlockPosition, block: Computed, times: BlockTimes) -> Sending:
+    def sending(self, position: BlockPosition, block: Computed, times: BlockTimes) -> BlockTraffic:
         """Return what a position's ranks send, and what of `block` hides it."""
         blocks, again, passes = self.parallel.work.blocks, self._recomputed(position), self.recompute_passes
         last_share = blocks.last_matmul_share[position.row]
         tp_again = passes * again.of_collectives(blocks.num_tp_collectives[position.row], last_share)
-        resent = Resent(tp_again, again.collectives * passes, again.exchanges * passes)
-        return Sending(position.row, block.matmul[0], block.attention, self.repeated.at(position, times), resent)
+        resent = RecomputedTraffic(tp_again, again.collectives * passes, again.exchanges * passes)
+        return BlockTraffic(position.row, block.matmul[0], block.attention, self.repeated.at(position, times), resent)
 
     def _recomputed(self, position: BlockPosition) -> Recomputed:
         return self.recomputed if position.kind == BLOCK else _NOTHING
@@ -180,7 +180,7 @@ class ComputePricer:
         return np.where(self.makes_tables, starts_s * slower, 0.0)
 
 
-def compute_pricer_of(configs: Configurations, parallel: DataParallel, stage: Stages) -> ComputePricer:
+def compute_pricer_of(configs: Configurations, parallel: DataParallel, stage: BlocksPerRank) -> ComputePricer:
     """Return what prices the computation of `configs`."""
     return ComputePricer(
         parallel=parallel,

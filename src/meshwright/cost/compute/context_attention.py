@@ -10,8 +10,8 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
                                all); 4 to zero them, 4 + a at the end
                 These are the bytes of a query's element on the last rank, whose queries see all other ranks' keys: the
                 others, which merge as little as half of theirs, wait for it.
-                Of documents, and in 32 bits on an accelerator, no kernel takes a piece (row_attention.py): pieces are
-                in float32, other ranks' as large as the first rank's, half of whose queries see all their keys
+                Of documents, and in 32 bits on an accelerator, no kernel takes a piece (blockwise_attention.py): they
+                are in float32, other ranks' as large as the first rank's, half of whose queries see all their keys
     all-gather  keys and values of T positions are joined and put in order, their gradients added up and put back; its
                 mask is priced in attention_mask.py
 
@@ -26,10 +26,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.compute.row_attention import Passes, RowAttention
+from meshwright.cost.achieved_rates import is_blackwell, num_sms
+from meshwright.cost.compute.blockwise_attention import BlockwiseAttention, Passes
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
-from meshwright.cost.rates import is_blackwell, num_sms
 from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
 from meshwright.cost.work import BlockTable
 
@@ -82,12 +82,12 @@ class ContextAttention:
         passes, others = own.passes_s(memory_rate, c["kernel_s"]), other.passes_s(memory_rate, c["kernel_s"])
         return _times(products, more, self.cp - 1), _times(passes, others, self.cp - 1)
 
-    def _rows(self, row: Index, share: float) -> RowAttention:
+    def _rows(self, row: Index, share: float) -> BlockwiseAttention:
         """Return the attention of a `share` of the rank's queries to as many keys as it has of all."""
         blocks = self.blocks
         tokens, width = blocks.tokens[row], np.maximum(blocks.head_width[row], 1.0)
         positions = tokens / self.microbatch_size
-        return RowAttention(
+        return BlockwiseAttention(
             sequences=self.microbatch_size,
             queries=positions * share,
             keys=positions,

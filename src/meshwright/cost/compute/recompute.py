@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.achieved_rates import is_blackwell
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
-from meshwright.cost.rates import is_blackwell
 from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
 
 _SELECTIVE = {

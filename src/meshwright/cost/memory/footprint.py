@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES
 from meshwright.cost.memory.footprint_rank import Parts, largest, rank_parts, total
 from meshwright.cost.memory.footprint_stages import Ints
@@ -101,14 +101,14 @@ def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float 
     num_microbatches = configs.num_microbatches
     for position in np.unique(configs.setup_index):
         rows = np.flatnonzero(configs.setup_index == position)
-        memory, numbers = Memory(configs.setups[position], configs.layouts.take(rows)), num_microbatches[rows]
+        memory, numbers = ModelMemory(configs.setups[position], configs.layouts.take(rows)), num_microbatches[rows]
         of_rank = None if pp_rank is None else rank_parts(memory, numbers, pp_rank[rows])
         for name, values in (of_rank or _fullest(memory, numbers, most_bytes)).items():
             columns[name][rows] = values
     return Footprint(**columns)
 
 
-def _fullest(memory: Memory, num_microbatches: Floats, most_bytes: float) -> Parts:
+def _fullest(memory: ModelMemory, num_microbatches: Floats, most_bytes: float) -> Parts:
     """Return the bytes of each layout's fullest rank; a rank beyond `most_bytes` settles what does not fit."""
     pp_ranks = memory.ranks_to_weigh
     parts = rank_parts(memory, num_microbatches, pp_ranks[0])

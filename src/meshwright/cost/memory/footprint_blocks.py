@@ -27,7 +27,7 @@ _ALL_GATHER, _RING = CONTEXT_METHODS.index("all-gather"), CONTEXT_METHODS.index(
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockMemory:
     """One block of a group; arrays have one element a layout, activations are those of one microbatch."""
 
     count: int
@@ -42,9 +42,9 @@ class Block:
     pending_bytes: Floats
     """Gradients that wait for a backward to the weights, where backward is split."""
 
-    def take(self, rows: Ints) -> Block:
+    def take(self, rows: Ints) -> BlockMemory:
         """Return the block under the layouts at `rows`."""
-        return Block(
+        return BlockMemory(
             self.count,
             self.elements.take(rows),
             self.kept_bytes[:, rows],
@@ -55,7 +55,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Ends:
+class EndsMemory:
     """What stands before the blocks and after them."""
 
     first: Elements
@@ -70,9 +70,9 @@ class Ends:
     freed_logits_bytes: Floats
     """Of the logits alone, where they are freed before that peak."""
 
-    def take(self, rows: Ints) -> Ends:
+    def take(self, rows: Ints) -> EndsMemory:
         """Return the ends under the layouts at `rows`."""
-        return Ends(
+        return EndsMemory(
             self.first.take(rows),
             self.last.take(rows),
             self.last_kept_bytes[rows],
@@ -83,7 +83,7 @@ class Ends:
         )
 
 
-class Memory:
+class ModelMemory:
     """What the parts of one setup's model take under each layout."""
 
     def __init__(self, setup: TrainingSetup, layouts: LayoutTable) -> None:
@@ -102,7 +102,7 @@ class Memory:
         """Of the residual stream of one microbatch, whole."""
         self.shared_stream_bytes = self.stream_bytes * self._shares(is_one_graph=False)["stream"]
 
-    def take(self, rows: Ints) -> Memory:
+    def take(self, rows: Ints) -> ModelMemory:
         """Return what the parts take under the layouts at `rows`."""
         taken = copy(self)
         taken.layouts, taken.cuts = self.layouts.take(rows), self.cuts.take(rows)
@@ -138,7 +138,7 @@ class Memory:
             )
             yield formats, chosen & (stay_eager == has_eager)
 
-    def _block(self, group: BlockGroup) -> Block:
+    def _block(self, group: BlockGroup) -> BlockMemory:
         # Mixtures are compiled in parts.
         is_one_graph = not any(isinstance(op, GroupedMatmul) for op in group.ops)
 
@@ -146,7 +146,7 @@ class Memory:
             return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy), is_one_graph=is_one_graph)
 
         by_policy = np.stack([kept(policy) for policy in get_args(ActivationCheckpoint)])
-        return Block(
+        return BlockMemory(
             count=group.count,
             elements=elements_of(group.ops, self.layouts, self.setup.stack),
             kept_bytes=by_policy,
@@ -155,14 +155,14 @@ class Memory:
             pending_bytes=self._bytes(lambda formats: pending_bytes(group.ops, formats)),
         )
 
-    def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> Ends:
+    def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> EndsMemory:
         layouts, stack = self.layouts, self.setup.stack
         head = next(op for op in last if isinstance(op, Head))
         own, with_copy = (elements_of(last, layouts, stack, has_copy=copy) for copy in (False, True))
         is_piped = layouts.pp > 1
         logits = self.tokens * head.vocab_size / layouts.tp
         makes_gap = stack.has_plain_loss and not self.is_wide
-        return Ends(
+        return EndsMemory(
             first=elements_of(first, layouts, stack),
             last=Elements(
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_chunks import ChunkBytes
 from meshwright.cost.memory.footprint_rank_blocks import RankBlocks, held_by_chunks
 from meshwright.cost.memory.footprint_stages import Ints, chunks_in_flight, losses_in_flight, losses_pending
@@ -24,7 +24,7 @@ from meshwright.spec.step.stack import Stack
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """Bytes on one rank, one element a layout."""
 
     most: Floats
@@ -43,7 +43,9 @@ class Kept:
     """Gaps that gradients of logits leave which waited for the backward to the weights."""
 
 
-def kept_of_rank(memory: Memory, blocks: RankBlocks, is_last: Floats, num_microbatches: Floats, pp_rank: Ints) -> Kept:
+def saved_activations(
+    memory: ModelMemory, blocks: RankBlocks, is_last: Floats, num_microbatches: Floats, pp_rank: Ints
+) -> SavedActivations:
     """Return what rank `pp_rank` keeps of its `blocks`, and of the loss if it is a last one."""
     layouts, ends, stages = memory.layouts, memory.ends, memory.layouts.stages_per_rank
     chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
@@ -55,7 +57,7 @@ def kept_of_rank(memory: Memory, blocks: RankBlocks, is_last: Floats, num_microb
     num_waiting = losses_in_flight(layouts, num_microbatches) - 1
     of_losses = num_waiting * of_loss
     most = of_blocks + of_losses + is_last * ends.last_kept_bytes
-    return Kept(
+    return SavedActivations(
         most=most,
         at_loss=most - (held.most - held.at_loss),
         by_others=of_blocks - chunk + of_losses,
@@ -70,7 +72,7 @@ def kept_of_rank(memory: Memory, blocks: RankBlocks, is_last: Floats, num_microb
     )
 
 
-def _passed_on(memory: Memory, chunks: Floats) -> Floats:
+def _passed_on(memory: ModelMemory, chunks: Floats) -> Floats:
     """Return the bytes of what a pipeline's stages have sent and still hold, and of what they receive early."""
     layouts, stack = memory.layouts, memory.setup.stack
     passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
-from meshwright.cost.memory.footprint_kept import kept_of_rank
+from meshwright.cost.memory.footprint_kept import saved_activations
 from meshwright.cost.memory.footprint_rank_blocks import blocks_of_rank, rank_blocks
 from meshwright.cost.memory.footprint_stages import (
     Ints,
@@ -38,9 +38,9 @@ Parts = dict[str, Floats]
 """Bytes by field of MemoryUse."""
 
 
-def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts:
+def rank_parts(memory: ModelMemory, num_microbatches: Floats, pp_rank: Ints) -> Parts:
     """Return the bytes of pipeline rank `pp_rank` by tensor class, but context_bytes."""
-    of_kind = _HeldOnHost if memory.setup.cluster.device.is_host else _Held
+    of_kind = _HostRankMemory if memory.setup.cluster.device.is_host else _RankMemory
     held = of_kind(memory, num_microbatches, pp_rank)
     states = held.states()
     moments = [held.loss(), held.backward(), held.end(), held.block_reduction(), held.last_reduction()]
@@ -66,13 +66,13 @@ def largest(options: list[Parts]) -> Parts:
     return found
 
 
-class _Held:
+class _RankMemory:
     """What one pipeline rank holds."""
 
     workspace_bytes = WORKSPACE_BYTES
     """Of libraries, throughout a step."""
 
-    def __init__(self, memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> None:
+    def __init__(self, memory: ModelMemory, num_microbatches: Floats, pp_rank: Ints) -> None:
         self.memory, layouts, stack = memory, memory.layouts, memory.setup.stack
         self.is_first, self.is_last, counts = blocks_of_rank(memory, pp_rank)
         self.after_blocks = memory.ends.last * self.is_last
@@ -82,7 +82,7 @@ class _Held:
         """What stays gathered from forward to the end of backward, and what of it has gradients before the end."""
         self.blocks = rank_blocks(memory, counts, self.outside, pp_rank)
         self.elements, self.block = self.blocks.elements, self.blocks.largest
-        self.kept = kept_of_rank(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
+        self.kept = saved_activations(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
         self.rounds = backward_rounds(layouts, num_microbatches, pp_rank)
         self.bytes = state_bytes(memory.setup.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
@@ -332,7 +332,7 @@ class _Held:
         return np.where(frees_own, reduced + retained, np.maximum(reduced, retained))
 
 
-class _HeldOnHost(_Held):
+class _HostRankMemory(_RankMemory):
     """The same where kernels run on the host: its allocator has no pools of streams, and libraries no workspace."""
 
     workspace_bytes = 0

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
-from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_chunks import ChunkBytes, HeldBytes, held_bytes
 from meshwright.cost.memory.footprint_stages import Ints, stages_of_rank
 from meshwright.cost.memory.footprint_states import Elements
 from meshwright.cost.training_setup import Floats
 
 
-def blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
+def blocks_of_rank(memory: ModelMemory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
     """Return (whether it has the first stage, the last, its blocks of each group by what they save), one element a
     layout, blocks as [policies, layouts].
     """
@@ -49,7 +49,7 @@ class RankBlocks:
     """Bytes that backward of one block makes and frees."""
 
 
-def rank_blocks(memory: Memory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
+def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
     """Return what the blocks of rank `pp_rank` take, whose `counts` blocks_of_rank returned, next to `outside`."""
     kept = pending = recomputed = transient = np.zeros(len(memory.layouts))
     elements, largest = outside, Elements(kept, kept)
@@ -67,7 +67,7 @@ def rank_blocks(memory: Memory, counts: Sequence[Floats], outside: Elements, pp_
     return RankBlocks(elements, largest, kept, pending, (recomputed - freed).clip(0), transient)
 
 
-def held_by_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints, chunk: ChunkBytes) -> HeldBytes:
+def held_by_chunks(memory: ModelMemory, num_microbatches: Floats, pp_rank: Ints, chunk: ChunkBytes) -> HeldBytes:
     """Return what the chunks in flight take, of unequal stages where the stack balances them."""
     stages = stages_of_rank(memory.layouts, pp_rank)
     blocks = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
@@ -76,7 +76,7 @@ def held_by_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints, chun
     return held_bytes(memory.layouts, num_microbatches, pp_rank, counted, chunk)
 
 
-def _num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:
+def _num_kept_behind(memory: ModelMemory, pp_rank: Ints) -> Ints:
     """Return how many blocks behind the last recomputed one of a stage keep everything: that is freed before it runs
     again. Of a rank's stages the one with fewest counts.
     """

@@ -1,4 +1,4 @@
-"""Stages: how unequal pipeline ranks are, and what a schedule's bubble costs, in closed form.
+"""BlocksPerRank: how unequal pipeline ranks are, and what a schedule's bubble costs, in closed form.
 
     slowest   even: ceil(L / (pp v)) v blocks, next to the head on the last rank; balanced: the best of what the others
               take with the head counted as blocks, rounded up, and of the last rank where it is rounded down
@@ -25,7 +25,7 @@ _ZBV_CODE, _LOOP_CODE = SCHEDULES.index("ZBVZeroBubble"), SCHEDULES.index("Inter
 
 
 @dataclass(frozen=True)
-class Stages:
+class BlocksPerRank:
     """Blocks of the fullest ranks, one element a configuration."""
 
     num_ranks: Floats
@@ -56,7 +56,7 @@ class Stages:
         return np.where(self.num_ranks > 1, slowest, blocks_s + first_s + last_s)
 
 
-def stages_of(configs: Configurations, work: Work) -> Stages:
+def blocks_per_rank(configs: Configurations, work: Work) -> BlocksPerRank:
     """Return how many blocks the ranks of each configuration hold."""
     blocks = work.blocks
     is_block = blocks.kind == BLOCK
@@ -68,7 +68,7 @@ def stages_of(configs: Configurations, work: Work) -> Stages:
     uneven = np.where(v == 1, np.maximum(num_blocks - inside * (pp - 1), 1), inside)
     last = np.where(counts_ends, inside - 1, np.minimum(uneven, inside))
     balanced = configs.each(lambda setup: float(setup.stack.stages == "balanced")) > 0
-    return Stages(pp, np.maximum(num_blocks, 1), inside, last, balanced, v)
+    return BlocksPerRank(pp, np.maximum(num_blocks, 1), inside, last, balanced, v)
 
 
 def split_share(layouts: LayoutTable, num_microbatches: Floats) -> Floats:

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from meshwright.cost.rates import peaks_of
+from meshwright.cost.achieved_rates import peaks_of
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.evaluation.fitting.timed_runs import TimedRuns
 

@@ -8,7 +8,7 @@ from statistics import median
 from pydantic import ValidationError
 
 from meshwright.config.load import ResolvedJob
-from meshwright.cost.rates import peaks_of
+from meshwright.cost.achieved_rates import peaks_of
 from meshwright.cost.stacks import OURS
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError

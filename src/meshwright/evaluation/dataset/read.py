@@ -12,11 +12,11 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import fits, footprint
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.errors import ConfigError, MeshwrightError
-from meshwright.evaluation.dataset.cluster import cluster_of
-from meshwright.evaluation.dataset.layout import layout_of
-from meshwright.evaluation.dataset.model import model_of
 from meshwright.evaluation.dataset.row import RunRow, run_row
-from meshwright.evaluation.dataset.stack import stack_of
+from meshwright.evaluation.dataset.run_cluster import cluster_of
+from meshwright.evaluation.dataset.run_layout import layout_of
+from meshwright.evaluation.dataset.run_model import model_of
+from meshwright.evaluation.dataset.run_stack import stack_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import Workload

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.constants import Constant, all_constants
+from meshwright.cost.constants import CostConstant, all_constants
 from meshwright.cost.training_setup import Floats
-from meshwright.evaluation.fitting.robust import Problem, Unknowns, minimise
+from meshwright.evaluation.fitting.robust import Regression, Unknowns, minimise
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns
 
 SPREADS = (0.08, 0.25, 0.25)
@@ -42,14 +42,14 @@ class Fit:
 def fit(runs: TimedRuns, used: Bools) -> Fit:
     """Return the constants fitted on the runs where `used` is true."""
     parameters = _Parameters(runs)
-    problem = Problem(
+    regression = Regression(
         parameters.predict,
         parameters.slopes,
         runs.log_measured_s,
         source_weights(runs.source, used),
         parameters.unknowns,
     )
-    return parameters.named(minimise(problem))
+    return parameters.named(minimise(regression))
 
 
 def source_weights(source: NDArray[np.str_], used: Bools) -> Floats:
@@ -72,7 +72,7 @@ class _Parameters:
         self.stack_of_run = np.searchsorted(self.stacks, runs.stack)
         self.unknowns = self._unknowns(list(self.free.values()))
 
-    def _unknowns(self, constants: list[Constant]) -> Unknowns:
+    def _unknowns(self, constants: list[CostConstant]) -> Unknowns:
         def both(of_constants: list[float], of_multipliers: tuple[float, ...]) -> Floats:
             return np.array([*of_constants, *of_multipliers * len(self.stacks)])
 

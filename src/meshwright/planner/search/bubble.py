@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwright.cost.communication.messages import hops_of
+from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Ints, LayoutTable, layout_table

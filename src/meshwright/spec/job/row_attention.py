@@ -1,6 +1,4 @@
-"""What attention by rows (parallelism/context/row_attention.py) and its price (cost/compute/row_attention.py) both
-know.
-"""
+"""Scores at once of attention by rows: parallelism/context/row_attention.py and cost/compute/blockwise_attention.py."""
 
 SCORES_AT_ONCE = 2**24
 """Scores that it holds of a block of queries: 64 MiB in float32."""

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_configs import MODELS, configs, training_setup
+from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.op_bytes import moved_bytes
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.errors import UnsupportedError

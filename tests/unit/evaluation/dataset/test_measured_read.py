@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measured_rows import DENSE, LATENT, MIXTURE, PIPELINE, ROWS, row
+from meshwright.cost.achieved_rates import peaks_of
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.rates import peaks_of
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations
 from meshwright.errors import ConfigError, UnsupportedError

@@ -1,4 +1,4 @@
-"""replay: a prediction for every row of a file of measured runs, with the constants that are shipped."""
+"""predict_runs: a prediction for every row of a file of measured runs, with the constants that are shipped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshwright.cost.achieved_rates import peaks_of
 from meshwright.cost.memory.footprint import Footprint, fits, footprint
-from meshwright.cost.rates import peaks_of
 from meshwright.cost.step_times import step_times
 from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
 from meshwright.evaluation.backtest.null_model import null_step_s, shipped_null_model
@@ -53,7 +53,7 @@ def calibrated(runs: Sequence[MeasuredRun], calibrations: Mapping[str, Calibrati
     return [_calibrated(run, calibrations.get(run.row.stack)) for run in runs]
 
 
-def replay(runs: Sequence[MeasuredRun]) -> list[Prediction]:
+def predict_runs(runs: Sequence[MeasuredRun]) -> list[Prediction]:
     """Return a prediction for each run, in order; one that cannot be priced carries the reason."""
     priced = [run for run in runs if run.is_supported]
     found = dict(zip((run.row.id for run in priced), _price(priced), strict=True)) if priced else {}

@@ -1,4 +1,4 @@
-"""Messages: what pipeline ranks send each other, in seconds.
+"""PipelineP2P: what pipeline ranks send each other, in seconds.
 
     message      the residual stream of a microbatch to the next stage, its gradient to the one before
     exposed      2 (share x microbatches x chunks x slowest hop + (pp - 1) x mean hop): a share, fitted by stack, of the
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
-from meshwright.cost.communication.group import Group, group_of
+from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.communication.point_to_point import hops_by_border_s, mean_send_s, send_s
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import LayoutTable
@@ -31,13 +31,13 @@ from meshwright.spec.layout.layout import V_SCHEDULES
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 
-def messages_of(configs: Configurations, work: Work) -> Messages:
+def pipeline_p2p_of(configs: Configurations, work: Work) -> PipelineP2P:
     """Return the configurations' messages, to be priced with a fabric and constants."""
     blocks, layouts = work.blocks, configs.layouts
     tied = np.bincount(blocks.key, blocks.tied_parameters * blocks.count, minlength=len(work.setup_index))
     gradient_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
     has_copy = (configs.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
-    return Messages(
+    return PipelineP2P(
         layouts=layouts,
         work=work,
         element_bytes=configs.each(lambda s: s.workload.activation_element_bytes),
@@ -51,11 +51,11 @@ def hops_of(configs: Configurations, constants: Constants) -> Hops:
     """Return how long messages are on their way between the pipeline ranks of the only configuration."""
     fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in configs.setups]
     fabric = stacks_of(configs).slowed(stack_fabrics(fabrics, configs.setup_index), constants)
-    return messages_of(configs, work_of(configs)).hops(fabric, constants)
+    return pipeline_p2p_of(configs, work_of(configs)).hops(fabric, constants)
 
 
 @dataclass(frozen=True)
-class Messages:
+class PipelineP2P:
     """One element a configuration."""
 
     layouts: LayoutTable
@@ -90,7 +90,7 @@ class Messages:
             tied_s=float(self._tied_s(fabric)[0]),
         )
 
-    def _group(self, fabric: Fabric) -> Group:
+    def _group(self, fabric: Fabric) -> RankGroup:
         return group_of(self.layouts.num_ranks // self.layouts.pp, self.layouts.pp, fabric)
 
     def _bytes(self) -> Floats:

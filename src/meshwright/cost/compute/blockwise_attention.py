@@ -1,4 +1,4 @@
-"""RowAttention: what attention costs whose scores are held a block of queries at a time
+"""BlockwiseAttention: what attention costs whose scores are held a block of queries at a time
 (parallelism/context/row_attention.py).
 
     products   scores and what they weigh, forward; backward scores again and four gradients: tiles of float32
@@ -34,7 +34,7 @@ _KERNELS = (12.0, 24.0)
 
 
 @dataclass(frozen=True)
-class RowAttention:
+class BlockwiseAttention:
     """Attention of some queries to some keys; one element a configuration."""
 
     sequences: Floats

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
+from meshwright.cost.achieved_rates import peaks_of, rates_of
+from meshwright.cost.compute.blockwise_attention import BlockwiseAttention
 from meshwright.cost.compute.context_attention import context_attention_of
 from meshwright.cost.compute.op_shapes import op_flops
 from meshwright.cost.compute.op_time import op_seconds
-from meshwright.cost.compute.row_attention import RowAttention
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.step_times import step_times
 from meshwright.cost.work import BLOCK, work_of
@@ -25,9 +25,9 @@ HEADS, KV_HEADS, WIDTH, POSITIONS = 32, 8, 128, 8192
 RING = Layout(dp_shard=4, cp=2, cp_method="ring")
 
 
-def piece(queries: int, keys: int) -> RowAttention:
+def piece(queries: int, keys: int) -> BlockwiseAttention:
     sizes = (1, queries, keys, HEADS, KV_HEADS, WIDTH)
-    return RowAttention(*(np.array(float(size)) for size in sizes))
+    return BlockwiseAttention(*(np.array(float(size)) for size in sizes))
 
 
 def signature(queries: int, keys: int, *, is_backward: bool) -> Signature:

@@ -1,4 +1,4 @@
-"""Sent: exposed seconds of what a block's ranks of tp, cp and ep send each other in its two passes.
+"""ExposedTraffic: exposed seconds of what a block's ranks of tp, cp and ep send each other in its two passes.
 
 Priced twice: over links that nothing else uses, which gives the passes that FSDP's gathers hide behind, and over what
 these gathers leave of the links (contention.py).
@@ -28,7 +28,7 @@ FabricPairs = Sequence[tuple[Fabric, Fabric]]
 
 
 @dataclass(frozen=True)
-class Resent:
+class RecomputedTraffic:
     """How often backward sends what forward has sent, one element a configuration."""
 
     tp: Floats
@@ -37,7 +37,7 @@ class Resent:
 
 
 @dataclass(frozen=True)
-class Sending:
+class BlockTraffic:
     """What a block's ranks send, and what hides it, one element a configuration."""
 
     row: Index
@@ -45,11 +45,11 @@ class Sending:
     """Forward."""
     attention_s: Passes
     twice: Repeats
-    resent: Resent
+    resent: RecomputedTraffic
 
 
 @dataclass(frozen=True)
-class Sent:
+class ExposedTraffic:
     """Exposed seconds of a block by axis, one element a configuration."""
 
     tp: Passes
@@ -68,7 +68,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Senders:
+class TrafficPricer:
     """Prices what blocks' ranks send."""
 
     communication: Communication
@@ -76,11 +76,13 @@ class Senders:
     contends: NDArray[np.bool_]
     """Whether the configuration's FSDP and its other axes may use the same links at once."""
 
-    def sent_alone(self, block: Sending, fabric: Fabric, c: Constants) -> Sent:
+    def sent_alone(self, block: BlockTraffic, fabric: Fabric, c: Constants) -> ExposedTraffic:
         """Return what one block's ranks send while FSDP communicates nothing."""
         return self._sent(block, [(fabric, fabric)] * 3, c)
 
-    def sent_next_to_fsdp(self, block: Sending, fabric: Fabric, c: Constants, whole: Passes, attention: Passes) -> Sent:
+    def sent_next_to_fsdp(
+        self, block: BlockTraffic, fabric: Fabric, c: Constants, whole: Passes, attention: Passes
+    ) -> ExposedTraffic:
         """Return the same over the links that FSDP's gathers and reductions leave.
 
         tp communicates in a `whole` pass, cp in its attention, first forward and last backward, ep in the rest.
@@ -98,7 +100,7 @@ class Senders:
         ]
         return self._sent(block, links, c)
 
-    def _sent(self, block: Sending, links: FabricPairs, c: Constants) -> Sent:
+    def _sent(self, block: BlockTraffic, links: FabricPairs, c: Constants) -> ExposedTraffic:
         row, communication, resent = block.row, self.communication, block.resent
         tp = _over(links[0], lambda one: communication.tensor(row, one, c, block.matmul_s))
         cp = _over(links[1], lambda one: communication.context(row, one, c, *block.attention_s))
@@ -111,14 +113,14 @@ class Senders:
                 (ep, block.twice.ep, resent.ep),
             )
         )
-        return Sent(tp, cp, ep)
+        return ExposedTraffic(tp, cp, ep)
 
 
-def senders_of(communication: Communication, parallel: DataParallel) -> Senders:
+def traffic_pricer_of(communication: Communication, parallel: DataParallel) -> TrafficPricer:
     """Return the pricer of what ranks send."""
     layouts = communication.layouts
     has_both = (layouts.tp * layouts.cp * layouts.ep > 1) & (layouts.dp * layouts.cp > 1)
-    return Senders(communication, parallel, has_both & parallel.shards_parameters & parallel.is_own)
+    return TrafficPricer(communication, parallel, has_both & parallel.shards_parameters & parallel.is_own)
 
 
 def _over(links: tuple[Fabric, Fabric], price: Callable[[Fabric], Passes]) -> Passes:
