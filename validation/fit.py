@@ -19,11 +19,12 @@ from meshwright.evaluation.backtest.predict_runs import load_runs
 from meshwright.evaluation.fitting.fit import Fit, fit
 from meshwright.evaluation.fitting.folds import (
     fits_without_stacks,
+    interval_half_width,
     log_predicted_by_folds,
     log_predicted_unknown,
     log_predicted_unseen,
+    unseen_half_width,
 )
-from meshwright.evaluation.fitting.interval import interval_half_width, unseen_half_width
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_timed
 
 PUBLISHED_RUNS = Path(__file__).with_name("published_runs.csv")

@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 import numpy as np
 
 from meshwright.cost.block_positions import block_positions
-from meshwright.cost.communication.communication import communication_of
-from meshwright.cost.communication.data_parallel import data_parallel_of, replicated_sums_s
+from meshwright.cost.communication.communication import Communication
+from meshwright.cost.communication.data_parallel import DataParallel, replicated_sums_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, Floats, fabric_of
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, fsdp_exposed_s
-from meshwright.cost.communication.pipeline_p2p import pipeline_p2p_of
+from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, LAST, work_of
@@ -43,7 +43,7 @@ def unit_fabric(of: Configurations) -> Fabric:
 def sent_by_formulas(of: Configurations) -> Sent:
     """Return what the first rank of the only one of the cases sends; pipeline sends are left out."""
     work, fabric, total = work_of(of), unit_fabric(of), Sent()
-    communication, parallel = communication_of(of, work), data_parallel_of(of, work)
+    communication, parallel = Communication(of, work), DataParallel(of, work)
     pp, n = int(of.layouts.pp[0]), float(of.num_microbatches[0])
     zero = np.zeros(1)
 
@@ -78,7 +78,7 @@ def sent_to_next_stage(of: Configurations) -> int:
     c = {**_CONSTANTS, "pp_exposed": 1.0, "send_s": 0.0}
     # Each microbatch there and back, and once more for each rank that the first one has to reach.
     num_sends = 2 * (of.num_microbatches + of.layouts.pp - 1)
-    one = pipeline_p2p_of(of, work).exposed_s(unit_fabric(of), c, of.num_microbatches) / num_sends
+    one = PipelineP2P(of, work).exposed_s(unit_fabric(of), c, of.num_microbatches) / num_sends
     return round(float(one[0] * of.num_microbatches[0]))
 
 

@@ -71,9 +71,9 @@ def stacks_of(configs: Configurations) -> Stacks:
             each(lambda s: s.stack.compute), each(lambda s: s.stack.communication), each(lambda s: s.stack.overhead)
         ),
         # What was timed on the very machine is as fast as it is there.
-        is_tuned=each(lambda s: float(s.stack.is_tuned or is_measured(s))) > 0,
-        is_newest=each(lambda s: float(is_blackwell(s.cluster.device))) > 0,
-        is_omni_path=each(lambda s: float(is_omni_path(s.cluster))) > 0,
+        is_tuned=configs.has(lambda s: s.stack.is_tuned or is_measured(s)),
+        is_newest=configs.has(lambda s: is_blackwell(s.cluster.device)),
+        is_omni_path=configs.has(lambda s: is_omni_path(s.cluster)),
     )
 
 

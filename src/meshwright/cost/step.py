@@ -20,11 +20,10 @@ import numpy as np
 from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.block_positions import BlockPosition, block_positions
 from meshwright.cost.calibrated.measured_op import measured_update_s
-from meshwright.cost.communication.communication import Communication, communication_of
+from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import (
     DataParallel,
-    data_parallel_of,
     exposed_update_s,
     replicated_sums_s,
 )
@@ -32,14 +31,14 @@ from meshwright.cost.communication.exposed_traffic import ExposedTraffic, Passes
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.fsdp_copies import FsdpCopies
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
-from meshwright.cost.communication.pipeline_p2p import PipelineP2P, pipeline_p2p_of
-from meshwright.cost.compute.block_compute import Computed, Prices, compute_pricer_of
+from meshwright.cost.communication.pipeline_p2p import PipelineP2P
+from meshwright.cost.compute.block_compute import Computed, ComputePricer, Prices
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.rank_pass import RankPass
-from meshwright.cost.pipeline.stage import BlocksPerRank, blocks_per_rank, bubble_share
-from meshwright.cost.stack_factors import StackFactors, Stacks, stacks_of
+from meshwright.cost.pipeline.stage import blocks_per_rank, bubble_share
+from meshwright.cost.stack_factors import StackFactors, stacks_of
 from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.step.step_decomposition import StepDecomposition
@@ -92,16 +91,16 @@ class StepPricer:
         self.pricer = BlockPricer(self.work, setups, self.peaks)
         fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in setups]
         self.fabric = stack_fabrics(fabrics, configs.setup_index)
-        self.stacks: Stacks = stacks_of(configs)
+        self.stacks = stacks_of(configs)
         self.microbatches = configs.num_microbatches
-        self.stage: BlocksPerRank = blocks_per_rank(configs, self.work)
-        self.communication: Communication = communication_of(configs, self.work)
-        self.p2p: PipelineP2P = pipeline_p2p_of(configs, self.work)
-        self.parallel: DataParallel = data_parallel_of(configs, self.work)
+        self.stage = blocks_per_rank(configs, self.work)
+        self.communication = Communication(configs, self.work)
+        self.p2p = PipelineP2P(configs, self.work)
+        self.parallel = DataParallel(configs, self.work)
         self.positions = block_positions(self.work)
         self.gradient_bytes = configs.each(lambda s: s.stack.gradient_bytes)
         self.repeated = repeated_share(configs)
-        self.compute = compute_pricer_of(configs, self.parallel, self.stage)
+        self.compute = ComputePricer(configs, self.parallel, self.stage.num_blocks)
         self.copies = FsdpCopies(self.parallel, self.stacks, self.positions)
         self.traffic = traffic_pricer_of(self.communication, self.parallel)
         self.update_s = measured_update_s(configs, self.parallel.updated)

@@ -15,7 +15,7 @@ from meshwright.cost.training_setup import Configurations
 def step_times(configs: Configurations, constants: Constants | None = None) -> StepTerms:
     """Return the step of each configuration by component, with the fitted constants unless others are given."""
     constants = fitted_constants() if constants is None else constants
-    is_host = configs.each(lambda s: float(s.cluster.device.is_host)) > 0
+    is_host = configs.has(lambda s: s.cluster.device.is_host)
     if is_host.all() or not is_host.any():
         return step_pricer(configs).price(constants)
     steps = {kind: step_pricer(configs.take(is_host == kind)).price(constants) for kind in (False, True)}
@@ -31,3 +31,18 @@ def step_pricer(configs: Configurations) -> StepPricer:
     kinds = {configs.setups[position].cluster.device.is_host for position in np.unique(configs.setup_index)}
     assert len(kinds) <= 1, "configurations of devices and of hosts"
     return HostStepPricer(configs) if kinds == {True} else StepPricer(configs)
+
+
+def unit_shares(config: Configurations) -> list[float]:
+    """Return what each unit that a stage can hold (embedding, blocks, norm with head and loss) takes of a microbatch's
+    time through the whole model, of one configuration.
+
+    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
+    """
+    seconds = [
+        float(one.total[0] - one.dp[0])
+        for position, one in step_pricer(config).block_passes(fitted_constants())
+        for _ in range(int(position.count[0]))
+    ]
+    total_s = sum(seconds)
+    return [unit_s / total_s for unit_s in seconds]

@@ -48,10 +48,9 @@ class TrainingSetup:
         return self.is_own and self.workload.masks_documents
 
     @property
-    def lacks_flash_attention(self) -> bool:
-        """Return whether torch has no flash attention for the format: on devices for none of more than 16 bits."""
-        is_wide = self.workload.activation_element_bytes > BYTES_PER_ELEMENT["bfloat16"]
-        return is_wide and not self.cluster.device.is_host
+    def has_wide_activations(self) -> bool:
+        """Return whether activations have more than 16 bits, for which accelerators have no flash attention."""
+        return self.workload.activation_element_bytes > BYTES_PER_ELEMENT["bfloat16"]
 
     @property
     def gathers_low(self) -> bool:
@@ -83,6 +82,10 @@ class Configurations:
     def each(self, value: Callable[[TrainingSetup], float]) -> Floats:
         """Return `value` of each configuration's setup, one float a configuration."""
         return np.array([value(setup) for setup in self.setups], np.float64)[self.setup_index]
+
+    def has(self, is_true: Callable[[TrainingSetup], bool]) -> NDArray[np.bool_]:
+        """Return whether a statement is true of each configuration's setup."""
+        return np.array([is_true(setup) for setup in self.setups], np.bool_)[self.setup_index]
 
     @property
     def num_microbatches(self) -> Floats:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.compute.eager_mixture import eager_elements
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
     early_terms_share,
@@ -26,7 +25,7 @@ from meshwright.cost.compute.matmul_lines import (
     matmul_lines,
     second_matmuls_share,
 )
-from meshwright.cost.compute.own_elements import own_elements
+from meshwright.cost.compute.own_elements import eager_elements, own_elements
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.partition import Partition
 from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup

@@ -14,8 +14,8 @@ from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
-from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.step_times import unit_shares
 from meshwright.planner.candidate import judge, recomputed_share
 from meshwright.planner.explain.hardware_change import scaled_network
 from meshwright.planner.explain.refused import invalid_neighbours

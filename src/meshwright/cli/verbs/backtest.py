@@ -35,7 +35,7 @@ def command(
     """
     from meshwright.errors import ConfigError
     from meshwright.evaluation.backtest.predict_runs import calibrated, load_runs, predict_runs, write_predictions
-    from meshwright.evaluation.backtest.report import backtest, shipped_sizes
+    from meshwright.evaluation.backtest.score import backtest, shipped_sizes
     from meshwright.evaluation.fitting.given_runs import calibrate_given
 
     calibrations = calibrate_given(given)

@@ -24,13 +24,15 @@ from meshwright.cost.training_setup import Configurations, Floats
 
 
 class HostStepPricer(StepPricer):
-    """Prices configurations whose devices are hosts (Device.is_host)."""
+    """Prices configurations whose devices are hosts."""
 
     def __init__(self, configs: Configurations) -> None:
         super().__init__(configs)
         never = np.zeros(len(configs), np.bool_)
         self.traffic = replace(self.traffic, contends=never)
-        self.compute = replace(self.compute, makes_tables=never)
+        self.compute.makes_tables = never
+        # The host has flash attention for 32 bits, too.
+        self.compute.split_attention.has_wide_pieces = never
 
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
         return self._none(), self._none()

@@ -19,8 +19,6 @@ a few bytes a token or less (sums of a loss over the vocabulary, how many tokens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,7 +31,7 @@ from meshwright.cost.communication.link_rate import neighbour_shares, spread_sha
 from meshwright.cost.communication.point_to_point import send_s
 from meshwright.cost.compute.recompute import share_of_blocks
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.layout_table import CONTEXT_METHODS
 from meshwright.cost.pipeline.stage import split_share
 from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, FIRST, Work
@@ -45,53 +43,32 @@ _LOW_SHARE = (0.5 + 1.0) / 2
 """Bytes of a pair of collectives whose all-gather is of 8 bits and whose reduce-scatter is of 16, over 16 for both."""
 
 
-def communication_of(configs: Configurations, work: Work) -> Communication:
-    """Return the configurations' communication, to be priced with a fabric and constants."""
-
-    def is_set(name: str) -> NDArray[np.bool_]:
-        return configs.each(lambda s: float(getattr(s.stack, name))) > 0
-
-    full, selective = share_of_blocks(configs, "full"), share_of_blocks(configs, "selective")
-    # With selective recomputation each part of a split backward does so, without any only that of the weights.
-    split = split_share(configs.layouts, configs.num_microbatches)
-    return Communication(
-        layouts=configs.layouts,
-        work=work,
-        element_bytes=configs.each(lambda s: s.workload.activation_element_bytes),
-        has_sequence_parallel=is_set("sequence_parallel"),
-        orders_collectives=is_set("gathers_input_again"),
-        gathers_input_again=is_set("gathers_input_again") * (1 - full - selective),
-        recomputes_gathers=is_set("gathers_input_again") * selective * (1 + split),
-        overlaps_tp=is_set("tp_overlap") | configs.layouts.async_tp,
-        overlaps_ep=is_set("ep_overlap"),
-        gathers_again=is_set("gathers_again"),
-        gathers_routed_tokens=is_set("gathers_routed_tokens"),
-        gathers_low=configs.each(lambda s: float(s.gathers_low)) > 0,
-        is_deduplicated=configs.each(lambda s: float(s.stack.dispatcher == "fused")) > 0,
-    )
-
-
-@dataclass(frozen=True)
 class Communication:
-    """One element a configuration."""
+    """Communication of tp, cp and ep, to be priced with a fabric and constants; one element a configuration."""
 
-    layouts: LayoutTable
-    work: Work
-    element_bytes: Floats
-    has_sequence_parallel: NDArray[np.bool_]
-    gathers_input_again: Floats
-    """Share of the blocks whose backward gathers the inputs of column-parallel matmuls again, as only ours do."""
-    recomputes_gathers: Floats
-    """How often, in the mean over blocks, a selective recomputation does so."""
-    orders_collectives: NDArray[np.bool_]
-    """Whether compiled blocks run matmuls next to collectives that these do not need, as only ours do."""
-    overlaps_tp: NDArray[np.bool_]
-    overlaps_ep: NDArray[np.bool_]
-    gathers_again: NDArray[np.bool_]
-    gathers_routed_tokens: NDArray[np.bool_]
-    gathers_low: NDArray[np.bool_]
-    """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
-    is_deduplicated: NDArray[np.bool_]
+    def __init__(self, configs: Configurations, work: Work) -> None:
+        def is_set(name: str) -> NDArray[np.bool_]:
+            return configs.has(lambda s: getattr(s.stack, name))
+
+        self.layouts, self.work = configs.layouts, work
+        full, selective = share_of_blocks(configs, "full"), share_of_blocks(configs, "selective")
+        # With selective recomputation each part of a split backward does so, without any only that of the weights.
+        split = split_share(configs.layouts, configs.num_microbatches)
+        self.element_bytes = configs.each(lambda s: s.workload.activation_element_bytes)
+        self.has_sequence_parallel = is_set("sequence_parallel")
+        self.orders_collectives = is_set("gathers_input_again")
+        """Whether compiled blocks run matmuls next to collectives that these do not need, as only ours do."""
+        self.gathers_input_again = self.orders_collectives * (1 - full - selective)
+        """Share of the blocks whose backward gathers the inputs of column-parallel matmuls again, as only ours do."""
+        self.recomputes_gathers = self.orders_collectives * selective * (1 + split)
+        """How often, in the mean over blocks, a selective recomputation does so."""
+        self.overlaps_tp = is_set("tp_overlap") | configs.layouts.async_tp
+        self.overlaps_ep = is_set("ep_overlap")
+        self.gathers_again = is_set("gathers_again")
+        self.gathers_routed_tokens = is_set("gathers_routed_tokens")
+        self.gathers_low = configs.has(lambda s: s.gathers_low)
+        """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
+        self.is_deduplicated = configs.has(lambda s: s.stack.dispatcher == "fused")
 
     def shares(self, fabric: Fabric) -> tuple[LinkShares, LinkShares, LinkShares]:
         """Return the shares of its links that a rank takes for tp, cp and ep."""

@@ -14,7 +14,6 @@ Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054). Ignored: dim-0 paddin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +22,6 @@ from meshwright.cost.communication.collective import all_gather_s, all_reduce_s,
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
@@ -31,77 +29,51 @@ from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 Index = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
 class DataParallel:
-    """One element a configuration."""
+    """What data-parallel ranks hold and exchange, one element a configuration."""
 
-    layouts: LayoutTable
-    work: Work
-    shards_parameters: NDArray[np.bool_]
-    overlaps: NDArray[np.bool_]
-    fuses_sum: NDArray[np.bool_]
-    """Whether backward itself adds a microbatch's gradients to those before it."""
-    element_bytes: Floats
-    gather_bytes: Floats
-    """Bytes of a parameter that is gathered."""
-    reduce_bytes: Floats
-    """Bytes of a gradient that is reduced."""
-    dense_parameters: Floats
-    """Of the fullest rank, before data-parallel ranks share them."""
-    expert_parameters: Floats
-    replicated_parameters: Floats
-    """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
-    updated: Floats
-    """Parameters that one rank updates."""
-    is_own: NDArray[np.bool_]
-    """Whether the software is our own trainer."""
-    num_microbatches: Floats
-    num_blocks: Floats
-    """Of the model."""
+    def __init__(self, configs: Configurations, work: Work) -> None:
+        layouts, blocks = configs.layouts, work.blocks
+        self.layouts, self.work, self.num_microbatches = layouts, work, configs.num_microbatches
+        self.is_own = configs.has(lambda s: s.is_own)
+        """Whether the software is our own trainer."""
+        self.shards_parameters = configs.has(lambda s: s.stack.sharding == "parameters")
+        self.overlaps = configs.has(lambda s: s.stack.dp_overlap)
+        self.fuses_sum = configs.has(lambda s: s.stack.fuses_gradient_sum)
+        """Whether backward itself adds a microbatch's gradients to those before it."""
+        self.element_bytes = configs.each(lambda s: s.workload.activation_element_bytes)
+        self.gather_bytes = np.where(configs.has(lambda s: s.gathers_low), 1.0, self.element_bytes)
+        """Bytes of a parameter that is gathered."""
+        self.reduce_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
+        """Bytes of a gradient that is reduced."""
+        is_block = blocks.kind == BLOCK
+        copied = (self.is_own & (layouts.pp > 1)) * self._of_rank(blocks.tied_parameters)
+        self.dense_parameters = self._of_rank(blocks.dense_parameters) + copied
+        """Of the fullest rank, before data-parallel ranks share them."""
+        self.expert_parameters = self._of_model(blocks.expert_parameters, is_block) / layouts.pp
+        """The same of experts."""
+        has_sequence_parallel = configs.has(lambda s: s.stack.sequence_parallel)
+        self.replicated_parameters = self._of_rank(blocks.replicated_parameters) * has_sequence_parallel
+        """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
+        divides = configs.has(lambda s: s.stack.sharding != "none")
+        self.updated = self.dense_parameters / np.where(divides, layouts.fsdp, 1) + self.expert_parameters / np.where(
+            divides, np.maximum(layouts.expert_dp_shard, 1), 1
+        )
+        """Parameters that one rank updates."""
+        self.num_blocks = self._of_model(np.ones(len(blocks.key)), is_block)
+        """Of the model."""
 
-
-def data_parallel_of(configs: Configurations, work: Work) -> DataParallel:
-    """Return what data-parallel ranks hold and exchange."""
-    layouts, blocks = configs.layouts, work.blocks
-    is_block = blocks.kind == BLOCK
-
-    def per_key(values: Floats, mask: NDArray[np.bool_]) -> Floats:
+    def _of_model(self, values: Floats, mask: NDArray[np.bool_]) -> Floats:
+        """Return the sums of a column of the BlockTable over the chosen blocks."""
+        work, blocks = self.work, self.work.blocks
         total = np.bincount(blocks.key[mask], (values * blocks.count)[mask], minlength=len(work.setup_index))
         return np.asarray(total[work.key_of_config])
 
-    def of_rank(values: Floats) -> Floats:
-        ends = per_key(values, ~is_block)
-        return per_key(values, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
-
-    is_ours = configs.each(lambda s: float(s.is_own)) > 0
-    dense = of_rank(blocks.dense_parameters) + (is_ours & (layouts.pp > 1)) * of_rank(blocks.tied_parameters)
-    experts = per_key(blocks.expert_parameters, is_block) / layouts.pp
-    sharding = [setup.stack.sharding for setup in configs.setups]
-    shards = np.array([name == "parameters" for name in sharding])[configs.setup_index]
-    divides = np.array([name != "none" for name in sharding])[configs.setup_index]
-    updated = dense / np.where(divides, layouts.fsdp, 1) + experts / np.where(
-        divides, np.maximum(layouts.expert_dp_shard, 1), 1
-    )
-    low = configs.each(lambda s: float(s.gathers_low))
-    wide = configs.each(lambda s: s.workload.activation_element_bytes)
-    return DataParallel(
-        layouts=layouts,
-        work=work,
-        shards_parameters=shards,
-        overlaps=configs.each(lambda s: float(s.stack.dp_overlap)) > 0,
-        fuses_sum=configs.each(lambda s: float(s.stack.fuses_gradient_sum)) > 0,
-        element_bytes=wide,
-        gather_bytes=np.where(low > 0, 1.0, wide),
-        reduce_bytes=configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype]),
-        dense_parameters=dense,
-        expert_parameters=experts,
-        replicated_parameters=of_rank(blocks.replicated_parameters)
-        * configs.each(lambda s: float(s.stack.sequence_parallel)),
-        updated=updated,
-        is_own=is_ours,
-        num_microbatches=configs.num_microbatches,
-        num_blocks=per_key(np.ones(len(blocks.key)), is_block),
-    )
+    def _of_rank(self, values: Floats) -> Floats:
+        """Return the same over the blocks of the fullest pipeline rank."""
+        pp, is_block = self.layouts.pp, self.work.blocks.kind == BLOCK
+        ends = self._of_model(values, ~is_block)
+        return self._of_model(values, is_block) / pp + np.where(pp > 1, ends / 2, ends)
 
 
 def block_collectives_s(

@@ -36,7 +36,7 @@ from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import group_of
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, LayoutTable
-from meshwright.cost.memory.offload import copy_s, sums_on_host
+from meshwright.cost.memory.host_memory import copy_s, sums_on_host
 from meshwright.cost.training_setup import Floats
 
 

@@ -12,17 +12,13 @@ al. 2021 (arXiv:2104.04473). Ignored: what others' software does about a tied he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.communication.point_to_point import hops_by_border_s, mean_send_s, send_s
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.pipeline.replay import Hops
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.training_setup import Configurations, Floats
@@ -31,40 +27,20 @@ from meshwright.spec.layout.layout import V_SCHEDULES
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 
-def pipeline_p2p_of(configs: Configurations, work: Work) -> PipelineP2P:
-    """Return the configurations' messages, to be priced with a fabric and constants."""
-    blocks, layouts = work.blocks, configs.layouts
-    tied = np.bincount(blocks.key, blocks.tied_parameters * blocks.count, minlength=len(work.setup_index))
-    gradient_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
-    has_copy = (configs.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
-    return PipelineP2P(
-        layouts=layouts,
-        work=work,
-        element_bytes=configs.each(lambda s: s.workload.activation_element_bytes),
-        has_sequence_parallel=configs.each(lambda s: float(s.stack.sequence_parallel)) > 0,
-        overlaps=configs.each(lambda s: float(s.stack.p2p_overlap)) > 0,
-        tied_bytes=has_copy * tied[work.key_of_config] / layouts.fsdp * gradient_bytes,
-    )
-
-
-def hops_of(configs: Configurations, constants: Constants) -> Hops:
-    """Return how long messages are on their way between the pipeline ranks of the only configuration."""
-    fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in configs.setups]
-    fabric = stacks_of(configs).slowed(stack_fabrics(fabrics, configs.setup_index), constants)
-    return pipeline_p2p_of(configs, work_of(configs)).hops(fabric, constants)
-
-
-@dataclass(frozen=True)
 class PipelineP2P:
-    """One element a configuration."""
+    """Sends and receives of a pipeline, to be priced with a fabric and constants; one element a configuration."""
 
-    layouts: LayoutTable
-    work: Work
-    element_bytes: Floats
-    has_sequence_parallel: NDArray[np.bool_]
-    overlaps: NDArray[np.bool_]
-    tied_bytes: Floats
-    """Of a tied head's gradients on one rank."""
+    def __init__(self, configs: Configurations, work: Work) -> None:
+        blocks, layouts = work.blocks, configs.layouts
+        self.layouts, self.work = layouts, work
+        self.element_bytes = configs.each(lambda s: s.workload.activation_element_bytes)
+        self.has_sequence_parallel = configs.has(lambda s: s.stack.sequence_parallel)
+        self.overlaps = configs.has(lambda s: s.stack.p2p_overlap)
+        tied = np.bincount(blocks.key, blocks.tied_parameters * blocks.count, minlength=len(work.setup_index))
+        gradient_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
+        has_copy = configs.has(lambda s: s.is_own) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
+        self.tied_bytes = has_copy * tied[work.key_of_config] / layouts.fsdp * gradient_bytes
+        """Of a tied head's gradients on one rank."""
 
     def exposed_s(self, fabric: Fabric, c: Constants, num_microbatches: Floats) -> Floats:
         """Return the exposed seconds of all messages in a step."""
@@ -110,3 +86,10 @@ class PipelineP2P:
     def _tied_s(self, fabric: Fabric) -> Floats:
         """Return the seconds of exchanging the gradients of a tied head, one way after the other."""
         return np.where(self.tied_bytes > 0, 2 * send_s(self.tied_bytes, self._group(fabric), fabric), 0.0)
+
+
+def hops_of(configs: Configurations, constants: Constants) -> Hops:
+    """Return how long messages are on their way between the pipeline ranks of the only configuration."""
+    fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in configs.setups]
+    fabric = stacks_of(configs).slowed(stack_fabrics(fabrics, configs.setup_index), constants)
+    return PipelineP2P(configs, work_of(configs)).hops(fabric, constants)

@@ -3,9 +3,19 @@
     forward    matmuls + attention + memory-bound ops
     backward   the same + what is recomputed + what compiled blocks repeat where a backward has two parts
 
-Among memory-bound ops are merges of attention over parts of a sequence (context_attention.py), masks of attention
-(attention_mask.py), copies around tp's collectives (sequence_copies.py) and, on the device, the tables of rotary
-embedding (own_kernels.py). What FSDP computes (fsdp_copies.py) is not. What repeats: repeats.py.
+Among memory-bound ops are merges of attention over parts of a sequence and masks of attention (context_attention.py),
+copies around tp's collectives and, on the device, the tables of rotary embedding (own_kernels.py). What FSDP computes
+(fsdp_copies.py) is not. What repeats: repeats.py.
+
+Copies are our trainer's, to join and to cut sequences (parallelism/collectives.py), in backward as in forward:
+
+    all-gather        the parts arrive one after the other, and are joined along the sequence
+    reduce-scatter    the sequence is cut into the ranks' parts, which lie one after the other
+
+Each reads and writes the whole sequence once. What a column-parallel matmul reads is gathered, and copied, once more in
+backward (parallelism/tensor/layers.py), unless its block recomputes it anyway; in a compiled block that copy is part of
+what it recomputes. Async tp has none: its matmuls work part by part. Counted in traced steps on torch 2.13, 2026-11-23.
+Ignored: that a compiled block also normalises one of its inputs again.
 """
 
 from __future__ import annotations
@@ -19,19 +29,19 @@ from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.exposed_traffic import BlockTraffic, Passes, RecomputedTraffic
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.compute.attention_mask import AttentionMask, attention_mask_of
 from meshwright.cost.compute.block_time import BlockTimes
-from meshwright.cost.compute.context_attention import ContextAttention, context_attention_of
+from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.compute.own_kernels import position_kernels
 from meshwright.cost.compute.recompute import Recomputed, recomputed_of
-from meshwright.cost.compute.repeats import RepeatPricer, repeats_of
-from meshwright.cost.compute.sequence_copies import sequence_copies
+from meshwright.cost.compute.repeats import RepeatPricer
 from meshwright.cost.constants import Constants
-from meshwright.cost.pipeline.stage import BlocksPerRank, recompute_passes
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.training_setup import Configurations, Floats
-from meshwright.cost.work import BLOCK, Bools
+from meshwright.cost.work import BLOCK, BlockTable, Bools, Ints
 
+_READ_AND_WRITE = 2.0
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))
 
 
@@ -73,21 +83,19 @@ class Computed:
         return self.matmul[1] + self.attention[1] + self.memory[1] + self.repeat + self.recompute
 
 
-@dataclass(frozen=True)
 class ComputePricer:
     """Prices what a device computes for one position and one microbatch."""
 
-    parallel: DataParallel
-    split_attention: ContextAttention
-    mask: AttentionMask
-    recomputed: Recomputed
-    recompute_passes: Floats
-    repeated: RepeatPricer
-    activation_bytes: Floats
-    """Of one element."""
-    num_blocks: Floats
-    makes_tables: Bools
-    """Whether kernels that make the tables of rotary embedding are launched: by our own stack."""
+    def __init__(self, configs: Configurations, parallel: DataParallel, num_blocks: Floats) -> None:
+        self.parallel, self.num_blocks = parallel, num_blocks
+        self.split_attention = ContextAttention(configs, parallel.work.blocks)
+        self.recomputed = recomputed_of(configs)
+        self.recompute_passes = recompute_passes(configs.layouts, configs.num_microbatches)
+        self.repeated = RepeatPricer(configs, parallel.work.blocks)
+        self.activation_bytes = configs.each(lambda s: s.workload.activation_element_bytes)
+        """Of one element."""
+        self.makes_tables = parallel.is_own
+        """Whether kernels that make the tables of rotary embedding are launched: by our own stack."""
 
     def at(self, position: BlockPosition, prices: Prices) -> Computed:
         """Return the seconds of a position."""
@@ -138,7 +146,7 @@ class ComputePricer:
     def _attention_s(self, position: BlockPosition, prices: Prices) -> Passes:
         """Return the seconds of attention, by kernels or, in a ring that has none, by rows."""
         split, slow, c = self.split_attention, prices.slow, prices.constants
-        slowdown = split.slowdown(position.row, c) * self.mask.slowdown(position.row, c)
+        slowdown = split.slowdown(position.row, c)
         kernels_f, kernels_b = (side[position.row] * slow.compute * slowdown for side in prices.times.attention)
         if not split.by_rows.any():
             return kernels_f, kernels_b
@@ -152,7 +160,7 @@ class ComputePricer:
         """Return the seconds of making the mask of attention, forward."""
         has_attention = self.parallel.work.blocks.attention_flops[position.row] > 0
         slower = prices.slow.compute * prices.slow.overhead
-        return has_attention * self.mask.moved_bytes() / prices.memory_rate * slower
+        return has_attention * self.split_attention.mask_bytes() / prices.memory_rate * slower
 
     def _merges_s(self, position: BlockPosition, prices: Prices) -> Passes:
         """Return the seconds that attention of a split sequence takes on top of its kernels, both passes."""
@@ -180,16 +188,28 @@ class ComputePricer:
         return np.where(self.makes_tables, starts_s * slower, 0.0)
 
 
-def compute_pricer_of(configs: Configurations, parallel: DataParallel, stage: BlocksPerRank) -> ComputePricer:
-    """Return what prices the computation of `configs`."""
-    return ComputePricer(
-        parallel=parallel,
-        split_attention=context_attention_of(configs, parallel.work.blocks),
-        mask=attention_mask_of(configs, parallel.work.blocks),
-        recomputed=recomputed_of(configs),
-        recompute_passes=recompute_passes(configs.layouts, configs.num_microbatches),
-        repeated=repeats_of(configs, parallel.work.blocks),
-        activation_bytes=configs.each(lambda s: s.workload.activation_element_bytes),
-        num_blocks=stage.num_blocks,
-        makes_tables=parallel.is_own,
+class SequenceCopies(NamedTuple):
+    """Elements that one microbatch moves in one block, or before or after them; one element a configuration."""
+
+    forward: Floats
+    backward: Floats
+    again: Floats
+    """Of what backward recomputes."""
+
+
+def sequence_copies(
+    blocks: BlockTable, row: Ints, layouts: LayoutTable, again: Recomputed, is_own: Bools
+) -> SequenceCopies:
+    """Return what is copied for `row` of each configuration; nothing where the software is another."""
+    is_block, is_compiled = blocks.kind[row] == BLOCK, layouts.compiles_blocks
+    copies = np.where(is_own & ~(is_block & layouts.async_tp), _READ_AND_WRITE, 0.0)
+    sequence = copies * blocks.tokens[row] * blocks.width[row]
+    one_way = sequence * blocks.num_tp_collectives[row]
+    regathered = sequence * blocks.num_tp_inputs[row] * (1 - again.memory)
+    # Half are gathers, half scatters; recomputation stops before a block's last scatter.
+    recomputed = (again.memory / 2 + again.collectives / 4) * one_way
+    return SequenceCopies(
+        forward=one_way,
+        backward=one_way + np.where(is_compiled, 0.0, regathered),
+        again=recomputed + np.where(is_compiled, regathered, 0.0),
     )

@@ -1,4 +1,4 @@
-"""ContextAttention: what attention of a sequence that cp ranks share computes besides the causal whole of it.
+"""ContextAttention: what attention computes besides its causal kernels: parts of a sequence split over cp, and masks.
 
 For stacks that make it of torch's own operators (Stack.plain_context_attention). P ranks hold two chunks each, S
 positions; T = P S; the elements of a rank's queries, keys and values are those of S positions.
@@ -13,15 +13,18 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
                 Of documents, and in 32 bits on an accelerator, no kernel takes a piece (blockwise_attention.py): they
                 are in float32, other ranks' as large as the first rank's, half of whose queries see all their keys
     all-gather  keys and values of T positions are joined and put in order, their gradients added up and put back; its
-                mask is priced in attention_mask.py
+                mask costs more: the first chunk of rank r attends to r + 1 chunks, the second to 2 P - r: (2 P + 1) /
+                (2 P) of the causal work. Without documents all sequences share one mask
+    documents   of ours: one mask for each sequence, T x T, made in every block, for whole sequences and for those that
+                ulysses makes whole: twice the causal work, at the rate of a context of T keys. A ring's documents:
+                blockwise_attention.py
 
-Counted in parallelism/context/ring_attention.py and all_gather_attention.py, and in their traces of
-2026-11-23.
+Kernels compute the scores that a mask hides. Counted in models/attention.py, in ring_attention.py and
+all_gather_attention.py of parallelism/context, and in their traces of 2026-11-23. Ignored: that kernels read the mask,
+which all heads share and caches hold.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +33,7 @@ from meshwright.cost.achieved_rates import is_blackwell, num_sms
 from meshwright.cost.compute.blockwise_attention import BlockwiseAttention, Passes
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
-from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
+from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.cost.work import BlockTable
 
 Index = NDArray[np.int64]
@@ -46,32 +49,60 @@ _KERNELS_OF_ENDS = (3.0, 6.0)
 _GATHERED_PASSES = {"eager": (4.0, 13.0), "compiled": (4.0, 5.0)}
 """Times that gathered keys and values are read or written, forward and backward: joined and put in order (4);
 gradients of two chunks added up (3) and put back (2), in eager code padded before (4) and copied each time (4)."""
+_CAUSAL_BYTES, _DOCUMENTS_BYTES = 4.0, 4.0
+"""Of one score of a mask in eager code: ones (1), cut to a triangle (2), read (1); for each sequence equal documents
+(1), joined with the triangle (2), read (1). What is added to scores is written besides; that is all of a compiled
+mask."""
 _CHUNK_KERNELS = 4.0
 """A compiled concatenation has a kernel for each of the 2 P chunks of keys, and of values."""
 
 
-@dataclass(frozen=True)
 class ContextAttention:
-    """One element a configuration."""
+    """What attention computes besides its causal kernels, one element a configuration."""
 
-    blocks: BlockTable
-    cp: Floats
-    microbatch_size: Floats
-    is_ring: NDArray[np.bool_]
-    gathers_keys: NDArray[np.bool_]
-    is_compiled: NDArray[np.bool_]
-    element_bytes: Floats
-    by_rows: NDArray[np.bool_]
-    """Whether the pieces of a ring have no kernel."""
-    num_sms: Floats
-    is_new: NDArray[np.bool_]
-    """Whether small tiles are less efficient."""
+    def __init__(self, configs: Configurations, blocks: BlockTable) -> None:
+        layouts = configs.layouts
+        is_split = layouts.cp > 1
+        is_plain = is_split & configs.has(lambda s: s.stack.plain_context_attention)
+
+        def uses(method: str) -> NDArray[np.bool_]:
+            return np.asarray(layouts.cp_method == CONTEXT_METHODS.index(method))
+
+        self.blocks = blocks
+        self.seq_len = configs.each(lambda s: s.workload.seq_len)
+        self.cp = layouts.cp.astype(np.float64)
+        self.microbatch_size = layouts.microbatch_size.astype(np.float64)
+        self.element_bytes = configs.each(lambda s: s.workload.activation_element_bytes)
+        self.is_compiled = layouts.compiles_blocks
+        self.is_ring, self.gathers_keys = is_plain & uses("ring"), is_plain & uses("all-gather")
+        self.masks_documents = configs.has(lambda s: s.masks_scores)
+        self.masks_sequence = self.masks_documents & (~is_split | uses("ulysses"))
+        """Whether a mask hides documents of a whole sequence."""
+        self.has_wide_pieces = self.is_ring & configs.has(lambda s: s.has_wide_activations)
+        self.num_sms = configs.each(lambda s: num_sms(s.cluster.device))
+        self.is_new = configs.has(lambda s: is_blackwell(s.cluster.device))
+        """Whether small tiles are less efficient."""
+
+    @property
+    def by_rows(self) -> NDArray[np.bool_]:
+        """Return whether pieces of a ring have no kernel, as parallelism/torch_private/torch_attention.py says."""
+        return (self.is_ring & self.masks_documents) | self.has_wide_pieces
 
     def slowdown(self, row: Index, c: Constants) -> Floats:
         """Return the time of attention kernels over that of the rank's share of the causal whole."""
         context, ramp = self.blocks.context[row], c["attention_ramp_tokens"]
         pieces = (1 + ramp * self.cp / context) / (1 + ramp / context)
-        return np.where(self.is_ring, pieces, 1.0)
+        whole = (self.seq_len + ramp) / (context + ramp)
+        masked = np.where(self.masks_sequence, whole, np.where(self.gathers_keys, 1 + 0.5 / self.cp, 1.0))
+        return np.where(self.is_ring, pieces, 1.0) * masked
+
+    def mask_bytes(self) -> Floats:
+        """Return the bytes that making the mask of one block reads and writes, in forward."""
+        of_chunks = self.seq_len**2 / self.cp / 2 * (1 + 0.5 / self.cp)
+        scores = np.where(self.masks_sequence, self.seq_len**2, of_chunks * self.gathers_keys)
+        masks = np.where(self.masks_documents, self.microbatch_size, 1.0)
+        eager = _CAUSAL_BYTES + self.microbatch_size * _DOCUMENTS_BYTES * self.masks_documents
+        return scores * (np.where(self.is_compiled, 0.0, eager) + masks * self.element_bytes)
 
     def rows_s(self, row: Index, matmul_rate: Floats, memory_rate: Floats, c: Constants) -> tuple[Passes, Passes]:
         """Return the seconds of pieces by rows, each forward and backward: of matrix products, and of the rest."""
@@ -136,33 +167,3 @@ class ContextAttention:
 def _times(first: Passes, others: Passes, count: Floats) -> Passes:
     """Return the first and `count` of the others together."""
     return first[0] + count * others[0], first[1] + count * others[1]
-
-
-def _has_no_kernel(setup: TrainingSetup) -> bool:
-    """Return whether torch has no kernel for the pieces of a ring, as parallelism/torch_private/torch_attention.py
-    says.
-    """
-    return setup.masks_scores or setup.lacks_flash_attention
-
-
-def context_attention_of(configs: Configurations, blocks: BlockTable) -> ContextAttention:
-    """Return what the configurations' attention computes besides."""
-    layouts = configs.layouts
-    is_plain = (configs.each(lambda s: float(s.stack.plain_context_attention)) > 0) & (layouts.cp > 1)
-
-    def uses(method: str) -> NDArray[np.bool_]:
-        return np.asarray(is_plain & (layouts.cp_method == CONTEXT_METHODS.index(method)))
-
-    is_ring = uses("ring")
-    return ContextAttention(
-        blocks=blocks,
-        cp=layouts.cp.astype(np.float64),
-        microbatch_size=layouts.microbatch_size.astype(np.float64),
-        is_ring=is_ring,
-        gathers_keys=uses("all-gather"),
-        is_compiled=layouts.compiles_blocks,
-        element_bytes=configs.each(lambda s: float(s.workload.activation_element_bytes)),
-        by_rows=is_ring & (configs.each(lambda setup: float(_has_no_kernel(setup))) > 0),
-        num_sms=configs.each(lambda setup: num_sms(setup.cluster.device)),
-        is_new=configs.each(lambda s: float(is_blackwell(s.cluster.device))) > 0,
-    )

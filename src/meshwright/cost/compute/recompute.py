@@ -69,8 +69,8 @@ def recomputed_of(configs: Configurations) -> Recomputed:
     by_setup = np.array([_SELECTIVE[setup.stack.selective] for setup in configs.setups])[configs.setup_index]
     by_setup[:, 1] = np.maximum(by_setup[:, 1], configs.each(lambda setup: float(drops_attention(setup))))
     matmul, attention, memory = (full + selective * share for share in by_setup.T)
-    stops = (full > 0) & (configs.each(lambda setup: float(setup.stack.recompute_stops_early)) > 0)
-    halves = selective * (configs.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
+    stops = (full > 0) & configs.has(lambda setup: setup.stack.recompute_stops_early)
+    halves = selective * configs.has(lambda s: s.stack.selective == "half-of-matmul-outputs")
     keeps_sums = configs.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
     terms = selective * keeps_sums * ~configs.layouts.compiles_blocks
     exchanges = full + selective * keeps_sums

@@ -40,14 +40,13 @@ class Repeats:
     ep: Floats
 
 
-@dataclass(frozen=True)
 class RepeatPricer:
-    """Finds what of a position is repeated."""
+    """Finds what of a block position is repeated."""
 
-    layouts: LayoutTable
-    blocks: BlockTable
-    passes: Floats
-    """Share of the backwards of compiled blocks that run in both parts."""
+    def __init__(self, configs: Configurations, blocks: BlockTable) -> None:
+        self.layouts, self.blocks = configs.layouts, blocks
+        self.passes = _repeated_passes(configs)
+        """Share of the backwards of compiled blocks that run in both parts."""
 
     def at(self, position: BlockPosition, times: BlockTimes) -> Repeats:
         """Return the shares of a position's backward; `times` say which of its matmuls are whose."""
@@ -69,11 +68,6 @@ class RepeatPricer:
         )
 
 
-def repeats_of(configs: Configurations, blocks: BlockTable) -> RepeatPricer:
-    """Return what finds the repeated parts of `configs`."""
-    return RepeatPricer(configs.layouts, blocks, _repeated_passes(configs))
-
-
 def repeated_share(configs: Configurations) -> Floats:
     """Return the share of a pipeline's backwards, by FLOPs, that compiled blocks compute twice, once in each part."""
     return _repeated_passes(configs) * compiled_share(configs)
@@ -84,7 +78,7 @@ def compiled_share(configs: Configurations) -> Floats:
     flops = [_flops(setup.model, setup.workload.seq_len) for setup in configs.setups]
     experts, attention = np.array(flops)[configs.setup_index].T
     layouts = configs.layouts
-    is_ours = configs.each(lambda setup: float(setup.is_own)) > 0
+    is_ours = configs.has(lambda setup: setup.is_own)
     stays = (layouts.ep > 1) | (layouts.tp > 1)
     eager = np.where(stays, experts, 0.0) + np.where(has_ring(layouts), attention, 0.0)
     return np.where(is_ours, 1 - eager, 1.0)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.memory.footprint_blocks import ModelMemory
+from meshwright.cost.memory.footprint_blocks import HostModelMemory, ModelMemory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES
-from meshwright.cost.memory.footprint_rank import Parts, largest, rank_parts, total
+from meshwright.cost.memory.footprint_rank import HostRankMemory, Parts, RankMemory, largest, total
 from meshwright.cost.memory.footprint_stages import Ints
 from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.spec.machine.cluster import Cluster
@@ -101,21 +101,29 @@ def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float 
     num_microbatches = configs.num_microbatches
     for position in np.unique(configs.setup_index):
         rows = np.flatnonzero(configs.setup_index == position)
-        memory, numbers = ModelMemory(configs.setups[position], configs.layouts.take(rows)), num_microbatches[rows]
-        of_rank = None if pp_rank is None else rank_parts(memory, numbers, pp_rank[rows])
-        for name, values in (of_rank or _fullest(memory, numbers, most_bytes)).items():
+        setup, layouts, numbers = configs.setups[position], configs.layouts.take(rows), num_microbatches[rows]
+        if setup.cluster.device.is_host:
+            memory: ModelMemory = HostModelMemory(setup, layouts)
+            of_rank: type[RankMemory] = HostRankMemory
+        else:
+            memory, of_rank = ModelMemory(setup, layouts), RankMemory
+        if pp_rank is None:
+            parts = _fullest(memory, numbers, most_bytes, of_rank)
+        else:
+            parts = of_rank(memory, numbers, pp_rank[rows]).parts()
+        for name, values in parts.items():
             columns[name][rows] = values
     return Footprint(**columns)
 
 
-def _fullest(memory: ModelMemory, num_microbatches: Floats, most_bytes: float) -> Parts:
+def _fullest(memory: ModelMemory, num_microbatches: Floats, most_bytes: float, of_rank: type[RankMemory]) -> Parts:
     """Return the bytes of each layout's fullest rank; a rank beyond `most_bytes` settles what does not fit."""
     pp_ranks = memory.ranks_to_weigh
-    parts = rank_parts(memory, num_microbatches, pp_ranks[0])
+    parts = of_rank(memory, num_microbatches, pp_ranks[0]).parts()
     for before, pp_rank in pairwise(pp_ranks):
         rows = np.flatnonzero((pp_rank != before) & (total(parts) <= most_bytes))
         if len(rows):
-            others = rank_parts(memory.take(rows), num_microbatches[rows], pp_rank[rows])
+            others = of_rank(memory.take(rows), num_microbatches[rows], pp_rank[rows]).parts()
             fuller = largest([{name: values[rows] for name, values in parts.items()}, others])
             for name, values in fuller.items():
                 parts[name][rows] = values

@@ -84,7 +84,10 @@ class EndsMemory:
 
 
 class ModelMemory:
-    """What the parts of one setup's model take under each layout."""
+    """What the parts of one setup's model take under each layout of an accelerator."""
+
+    has_wide_flash_attention = False
+    """Whether torch has flash attention of more than 16 bits, which takes keys of fewer heads than queries."""
 
     def __init__(self, setup: TrainingSetup, layouts: LayoutTable) -> None:
         self.setup, self.layouts = setup, layouts
@@ -134,7 +137,7 @@ class ModelMemory:
                 kernels,
                 has_eager_mixtures=has_eager,
                 drops_attention=drops_attention(setup),
-                repeats_keys=setup.is_own and setup.lacks_flash_attention,
+                repeats_keys=setup.is_own and self.is_wide and not self.has_wide_flash_attention,
             )
             yield formats, chosen & (stay_eager == has_eager)
 
@@ -228,3 +231,9 @@ class ModelMemory:
         # A ring keeps none. Else, where keys are not gathered, each rank has the mask of the whole sequence.
         is_ring = (layouts.cp_method == _RING) & (layouts.cp > 1)
         return np.where(gathers_keys, 1.0, np.where(is_ring, 0.0, 2.0 * layouts.cp))
+
+
+class HostModelMemory(ModelMemory):
+    """The same where kernels run on the host."""
+
+    has_wide_flash_attention = True

@@ -67,7 +67,7 @@ def blocks_per_rank(configs: Configurations, work: Work) -> BlocksPerRank:
     inside = np.where(counts_ends, (num_blocks + 2) / pp, np.ceil(num_blocks / (pp * v) - 1e-9) * v)
     uneven = np.where(v == 1, np.maximum(num_blocks - inside * (pp - 1), 1), inside)
     last = np.where(counts_ends, inside - 1, np.minimum(uneven, inside))
-    balanced = configs.each(lambda setup: float(setup.stack.stages == "balanced")) > 0
+    balanced = configs.has(lambda setup: setup.stack.stages == "balanced")
     return BlocksPerRank(pp, np.maximum(num_blocks, 1), inside, last, balanced, v)
 
 

@@ -11,19 +11,20 @@ from meshwright.cost.constants import all_constants
 from meshwright.cost.training_setup import Floats
 from meshwright.errors import ConfigError
 from meshwright.evaluation.backtest.null_model import null_by_fold
-from meshwright.evaluation.backtest.report import Sizes, backtest
+from meshwright.evaluation.backtest.score import Sizes, backtest
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.folds import (
     NUM_FOLDS,
     NUM_GIVEN,
     fits_without_stacks,
     fold_of_runs,
+    half_widths_by_fold,
+    half_widths_by_stack,
     log_predicted_by_folds,
     log_predicted_unknown,
     log_predicted_unseen,
     predicted_after_given,
 )
-from meshwright.evaluation.fitting.interval import half_widths_by_fold, half_widths_by_stack
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_timed
 from meshwright.spec.run.backtest import Backtest, Prediction
 

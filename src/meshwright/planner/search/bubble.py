@@ -5,7 +5,7 @@
 The schedule's share is that of cost/pipeline/stage.py, and more where microbatches are fewer than ranks. There, stages
 are of equally many blocks, as other software has them; ours differ by a block where that makes the slowest one faster
 (spec/layout/stage_split.py). Of the finalists every action is replayed (cost/pipeline/replay.py), with stages that
-take as long as what they hold (cost/pipeline/unit_shares.py).
+take as long as what they hold (cost/step_times.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Ints, LayoutTable, layout_table
 from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import bubble_share, split_share
-from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import unit_shares
 from meshwright.cost.training_setup import Configurations, Floats
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.configurations import configs_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cost_configs import MODELS, SEQ_LEN, changed, configs, layouts, training_setup
 from meshwright.cost.block_positions import block_positions
-from meshwright.cost.communication.communication import communication_of
+from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.fabric import FabricConstants, fabric_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.footprint import footprint
@@ -150,7 +150,7 @@ def communication(of: TrainingSetup, layout: Layout, axis: str, kind: int = BLOC
     case = configs(of, layout)
     work, c = work_of(case), {**fitted_constants(), "cp_exposed": 1.0}
     row = np.array([next(position.row[0] for position in block_positions(work) if position.kind == kind)])
-    priced, zero = communication_of(case, work), np.zeros(1)
+    priced, zero = Communication(case, work), np.zeros(1)
     fabric = fabric_of(of.cluster, FabricConstants())
     arguments = {"context": (zero, zero), "tensor": (zero,)}.get(axis, ())
     forward, backward = getattr(priced, axis)(row, fabric, c, *arguments)

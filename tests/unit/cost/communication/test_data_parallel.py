@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_configs import MODELS, changed, configs, layouts, training_setup
-from meshwright.cost.communication.data_parallel import data_parallel_of
+from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fsdp_copies import fsdp_copies_s
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import TrainingSetup
@@ -215,7 +215,7 @@ def test_the_last_stage_of_our_pipelines_has_a_copy_of_a_tied_head(stack: str, i
     layouts_of = configs(of, Layout(dp_shard=4), Layout(dp_shard=4, pp=2))
     work = work_of(layouts_of)
     head = np.full(2, np.flatnonzero(work.blocks.kind == LAST)[0])
-    parallel = data_parallel_of(layouts_of, work)
+    parallel = DataParallel(layouts_of, work)
     alone, in_pipeline = fsdp_copies_s(parallel, head, np.array(1e12), is_block=False)[1]
     assert (in_pipeline > 100 * alone) == is_own
     assert (parallel.dense_parameters[1] > 0.55 * parallel.dense_parameters[0]) == is_own

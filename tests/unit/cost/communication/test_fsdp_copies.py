@@ -7,7 +7,7 @@ import pytest
 
 from cost_configs import configs, training_setup
 from meshwright.cost.communication.contention import computing_shares
-from meshwright.cost.communication.data_parallel import DataParallel, data_parallel_of
+from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fsdp_copies import fsdp_copies_s, fsdp_kernels
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
@@ -20,7 +20,7 @@ def parallel_of(layout: Layout, num_microbatches: int, stack: str = "meshwright"
     of = training_setup("llama3-8b", stack=stack, global_batch_size=layout.dp * num_microbatches)
     case = configs(of, layout)
     work = work_of(case)
-    return data_parallel_of(case, work), np.flatnonzero(work.blocks.kind == BLOCK)[:1]
+    return DataParallel(case, work), np.flatnonzero(work.blocks.kind == BLOCK)[:1]
 
 
 def bytes_of_block(layout: Layout, num_microbatches: int) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cost_configs import changed, configs, training_setup
-from meshwright.cost.compute.attention_mask import AttentionMask, attention_mask_of
+from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.step_times import step_times
@@ -28,11 +28,11 @@ def ours(*, masks_documents: bool = True, **workload: object) -> TrainingSetup:
     return training_setup("llama3-8b", stack="meshwright", **sizes)
 
 
-def of(layout: Layout, given: TrainingSetup) -> tuple[AttentionMask, np.ndarray]:
+def of(layout: Layout, given: TrainingSetup) -> tuple[ContextAttention, np.ndarray]:
     """Return the mask of one layout, and which row its blocks are."""
     table = configs(given, layout)
     blocks = work_of(table).blocks
-    return attention_mask_of(table, blocks), np.flatnonzero(blocks.kind == BLOCK)
+    return ContextAttention(table, blocks), np.flatnonzero(blocks.kind == BLOCK)
 
 
 def test_a_job_tells_formulas_that_it_masks_documents() -> None:
@@ -50,7 +50,7 @@ def test_whole_sequences_compute_all_scores(layout: Layout) -> None:
     assert mask.slowdown(block, constants) == pytest.approx(expected)
     causal, block = of(layout, ours(masks_documents=False))
     assert causal.slowdown(block, constants) == 1
-    assert causal.moved_bytes() == 0
+    assert causal.mask_bytes() == 0
 
 
 @pytest.mark.parametrize("cp", [2, 4, 8])
@@ -71,13 +71,13 @@ def test_masks_are_read_and_written_operator_by_operator(precision: str, size: i
     chunks = (SEQ_LEN // CP // 2) ** 2 * (2 * CP + 1)
     causal, _ = of(gathered, ours(masks_documents=False, precision=precision))
     # ones, tril; where, which also reads: one mask for both sequences.
-    assert causal.moved_bytes() == pytest.approx(chunks * (1 + 2 + 1 + size))
+    assert causal.mask_bytes() == pytest.approx(chunks * (1 + 2 + 1 + size))
     documents, _ = of(gathered, ours(precision=precision))
     # ones, tril; equal; and, which reads both; where.
     each = 1 + 2 + 1 + size
-    assert documents.moved_bytes() == pytest.approx(chunks * (1 + 2 + 1 + 2 * each))
+    assert documents.mask_bytes() == pytest.approx(chunks * (1 + 2 + 1 + 2 * each))
     whole, _ = of(Layout(dp_shard=8, compile=True), ours(precision=precision))
-    assert whole.moved_bytes() == pytest.approx(SEQ_LEN**2 * size)
+    assert whole.mask_bytes() == pytest.approx(SEQ_LEN**2 * size)
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])

@@ -10,7 +10,7 @@ import pytest
 from cost_configs import configs, training_setup
 from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.compute.blockwise_attention import BlockwiseAttention
-from meshwright.cost.compute.context_attention import context_attention_of
+from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.compute.op_shapes import op_flops
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
@@ -70,7 +70,7 @@ def test_a_ring_costs_what_its_traced_operators_do(cluster: str) -> None:
     blocks = work_of(table).blocks
     block = np.flatnonzero(blocks.kind == BLOCK)
     rates = rates_of((given,), peaks_of((given,)), constants)
-    split = context_attention_of(table, blocks)
+    split = ContextAttention(table, blocks)
     products, others = split.rows_s(block, rates.matmul32, rates.memory, constants)
     slow = stacks_of(table).factors(constants)
     for is_backward in (False, True):
@@ -86,7 +86,7 @@ def test_only_pieces_without_a_kernel_go_by_rows() -> None:
     wide = replace(plain, workload=plain.workload.replace(precision="float32"))
     gathered = RING.replace(cp_method="all-gather")
     by_rows = [
-        bool(context_attention_of(table, work_of(table).blocks).by_rows[0])
+        bool(ContextAttention(table, work_of(table).blocks).by_rows[0])
         for table in (configs(one, layout) for one in (plain, documents, wide) for layout in (RING, gathered))
     ]
     assert by_rows == [False, False, True, False, True, False]

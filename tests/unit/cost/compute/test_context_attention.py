@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cost_configs import changed, configs, training_setup
-from meshwright.cost.compute.context_attention import ContextAttention, context_attention_of
+from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import TrainingSetup
@@ -29,7 +29,7 @@ def of(layout: Layout, given: TrainingSetup | None = None) -> tuple[ContextAtten
     """Return the attention of one layout, and which row its blocks are."""
     table = configs(given or ours(), layout)
     blocks = work_of(table).blocks
-    return context_attention_of(table, blocks), np.flatnonzero(blocks.kind == BLOCK)
+    return ContextAttention(table, blocks), np.flatnonzero(blocks.kind == BLOCK)
 
 
 def test_a_ring_moves_what_its_operators_read_and_write() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
-from meshwright.cost.communication.data_parallel import data_parallel_of
+from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fsdp_copies import reordered_experts
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.training_setup import Configurations
@@ -75,6 +75,6 @@ def test_experts_that_ranks_do_not_divide_are_copied_into_order() -> None:
     for ep, dp_shard, is_cut_across in ((4, 32, True), (4, 8, False), (8, 8, False)):
         of_cases = priced("compiled", Layout(dp_shard=dp_shard, ep=ep))
         work = work_of(of_cases)
-        parallel = data_parallel_of(of_cases, work)
+        parallel = DataParallel(of_cases, work)
         copied = reordered_experts(parallel, blocks(work)[:1])
         assert (copied > 0).all() == is_cut_across

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
+from meshwright.cost.compute.block_compute import SequenceCopies, sequence_copies
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels, position_kernels
 from meshwright.cost.compute.recompute import recomputed_of
-from meshwright.cost.compute.sequence_copies import SequenceCopies, sequence_copies
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import BLOCK, FIRST, LAST, Work, work_of
 from meshwright.spec.layout.layout import Layout

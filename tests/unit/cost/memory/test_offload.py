@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.memory.host_memory import HOST_BYTES, PCIE_BYTES_PER_S
-from meshwright.cost.memory.offload import host_headroom_bytes, host_s
+from meshwright.cost.memory.host_memory import HOST_BYTES, PCIE_BYTES_PER_S, host_headroom_bytes, host_s
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations
 from meshwright.spec.layout.layout import Layout

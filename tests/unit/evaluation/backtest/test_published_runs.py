@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.evaluation.backtest.left_out import by_folds, by_stack
 from meshwright.evaluation.backtest.predict_runs import predict_runs
-from meshwright.evaluation.backtest.report import backtest, shipped_sizes
+from meshwright.evaluation.backtest.score import backtest, shipped_sizes
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.spec.run.backtest import Backtest, Prediction
 from validation.tolerance import allowed, reached

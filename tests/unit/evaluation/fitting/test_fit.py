@@ -17,9 +17,8 @@ from meshwright.evaluation.backtest.null_model import fit_null_model, null_step_
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, Fit, fit, source_weights
-from meshwright.evaluation.fitting.folds import NUM_FOLDS, fold_of_runs
+from meshwright.evaluation.fitting.folds import NUM_FOLDS, fold_of_runs, interval_half_width
 from meshwright.evaluation.fitting.given import fit_given
-from meshwright.evaluation.fitting.interval import interval_half_width
 from meshwright.evaluation.fitting.timed_runs import TimedRuns, is_timed
 from validation.fit import Change, applied, changes_of_fit
 
