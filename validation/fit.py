@@ -12,8 +12,8 @@ import tomlkit
 
 import meshwright.cost
 import meshwright.evaluation.backtest
+from meshwright.cost.arrays import Floats
 from meshwright.cost.stacks import GENERIC, stacks
-from meshwright.cost.training_setup import Floats
 from meshwright.evaluation.backtest.null_model import fit_null_model
 from meshwright.evaluation.backtest.predict_runs import load_runs
 from meshwright.evaluation.fitting.fit import Fit, fit

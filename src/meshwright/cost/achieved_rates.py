@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import Constants, all_constants, fixed_constant
-from meshwright.cost.training_setup import Floats, TrainingSetup
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import UnsupportedError
 from meshwright.spec.machine.device import Device
 

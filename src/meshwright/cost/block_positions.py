@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.training_setup import Floats
-from meshwright.cost.work import BLOCK, FIRST, LAST, Ints, Work
+from meshwright.cost.arrays import Floats, Ints
+from meshwright.cost.work import BLOCK, FIRST, LAST, Work
 
 
 @dataclass(frozen=True)

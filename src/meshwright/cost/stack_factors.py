@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.achieved_rates import is_blackwell
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.calibrated.measured_op import is_measured
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.machine.cluster import Cluster
 
 
@@ -34,10 +34,10 @@ class Stacks:
     """What the configurations' stacks are, one element a configuration."""
 
     fitted: StackFactors
-    is_tuned: NDArray[np.bool_]
-    is_newest: NDArray[np.bool_]
+    is_tuned: Bools
+    is_newest: Bools
     """Whether the device is of an architecture whose libraries are young."""
-    is_omni_path: NDArray[np.bool_]
+    is_omni_path: Bools
 
     def factors(self, constants: Constants) -> StackFactors:
         """Return the multiples with `constants`."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from meshwright.cost.achieved_rates import peaks_of, rates_of
+from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.block_positions import BlockPosition, block_positions
 from meshwright.cost.calibrated.measured_op import measured_update_s
 from meshwright.cost.communication.communication import Communication
@@ -27,7 +28,7 @@ from meshwright.cost.communication.data_parallel import (
     exposed_update_s,
     replicated_sums_s,
 )
-from meshwright.cost.communication.exposed_traffic import ExposedTraffic, Passes, traffic_pricer_of
+from meshwright.cost.communication.exposed_traffic import ExposedTraffic, TrafficPricer
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.fsdp_copies import FsdpCopies
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
@@ -39,7 +40,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.rank_pass import RankPass
 from meshwright.cost.pipeline.stage import blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
@@ -101,15 +102,14 @@ class StepPricer:
         self.gradient_bytes = configs.each(lambda s: s.stack.gradient_bytes)
         self.repeated = repeated_share(configs)
         self.compute = ComputePricer(configs, self.parallel, self.stage.num_blocks)
-        self.copies = FsdpCopies(self.parallel, self.stacks, self.positions)
-        self.traffic = traffic_pricer_of(self.communication, self.parallel)
+        self.copies = FsdpCopies(self.parallel, self.positions)
+        self.traffic = TrafficPricer(self.communication, self.parallel)
         self.update_s = measured_update_s(configs, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
     def use(self, fitted: StackFactors) -> None:
         """Take `fitted` in place of the stacks' own multipliers."""
         self.stacks = replace(self.stacks, fitted=fitted)
-        self.copies = replace(self.copies, stacks=self.stacks)
 
     def price(self, constants: Constants) -> StepTerms:
         """Return the step of each configuration by cause."""
@@ -184,7 +184,7 @@ class StepPricer:
 
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
         """Return the seconds of what FSDP computes for a position, forward and backward."""
-        return self.copies.at(position, prices.memory_rate, prices.constants)
+        return self.copies.at(position, prices.memory_rate, prices.slow, prices.constants["kernel_s"])
 
     def _fsdp_s(self, position: BlockPosition, prices: Prices, busy: Passes, whole: Passes) -> tuple[Floats, Floats]:
         """Return the exposed seconds that FSDP adds to a position's passes, and those that it adds to a first block's.

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Configurations:
     """Layouts, each in one of the setups."""
 
     setups: tuple[TrainingSetup, ...]
-    setup_index: NDArray[np.int64]
+    setup_index: Ints
     """Position in `setups` of each layout's setup."""
     layouts: LayoutTable
 
@@ -83,7 +82,7 @@ class Configurations:
         """Return `value` of each configuration's setup, one float a configuration."""
         return np.array([value(setup) for setup in self.setups], np.float64)[self.setup_index]
 
-    def has(self, is_true: Callable[[TrainingSetup], bool]) -> NDArray[np.bool_]:
+    def has(self, is_true: Callable[[TrainingSetup], bool]) -> Bools:
         """Return whether a statement is true of each configuration's setup."""
         return np.array([is_true(setup) for setup in self.setups], np.bool_)[self.setup_index]
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
     early_terms_share,
@@ -28,12 +29,9 @@ from meshwright.cost.compute.matmul_lines import (
 from meshwright.cost.compute.own_elements import eager_elements, own_elements
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.partition import Partition
-from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 BLOCK, FIRST, LAST = 0, 1, 2
 """Kinds of blocks: one block of a group, what stands before the blocks, what stands after them."""

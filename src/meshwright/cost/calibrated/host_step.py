@@ -9,18 +9,16 @@ what was measured (measured_op.py, measured_sharding.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
+from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.calibrated.measured_sharding import measured_exchanges_s
-from meshwright.cost.communication.exposed_traffic import Passes
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.block_compute import Prices
 from meshwright.cost.constants import Constants
 from meshwright.cost.step import StepPricer
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 
 
 class HostStepPricer(StepPricer):
@@ -29,7 +27,7 @@ class HostStepPricer(StepPricer):
     def __init__(self, configs: Configurations) -> None:
         super().__init__(configs)
         never = np.zeros(len(configs), np.bool_)
-        self.traffic = replace(self.traffic, contends=never)
+        self.traffic.contends = never
         self.compute.makes_tables = never
         # The host has flash attention for 32 bits, too.
         self.compute.split_attention.has_wide_pieces = never

@@ -12,15 +12,14 @@ What was not measured is nan, and formulas hold. Ignored: that a kernel finds in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.partition import Partition
-from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
 from meshwright.spec.machine.measured import MemoryOp
@@ -32,16 +31,9 @@ _FORWARD_SHARE = 1 / (1 + fixed_constant("backward_launches"))
 """Of a block's kernels."""
 
 
-@dataclass(frozen=True)
-class MeasuredTimes:
-    """Forward and backward seconds, one element a row; nan where the row's device was not measured."""
-
-    matmul: tuple[Floats, Floats]
-    best_matmul: Floats
-    """Forward matmuls at the best rate that was measured."""
-    attention: tuple[Floats, Floats]
-    memory: tuple[Floats, Floats]
-    host: tuple[Floats, Floats]
+MeasuredTimes = dict[str, tuple[Floats, ...]]
+"""Seconds by field of BlockTimes, forward and backward, one element a row of the BlockTable: nan where its device was
+not measured. reached_matmul are forward matmuls at the best rate that was measured."""
 
 
 def is_measured(setup: TrainingSetup) -> bool:
@@ -55,14 +47,15 @@ def measured_times(work: Work, setups: tuple[TrainingSetup, ...]) -> MeasuredTim
     measured = [position for position, setup in enumerate(setups) if is_measured(setup)]
     if not measured:
         return None
-    unknown = np.full(len(work.blocks.key), np.nan)
-    times = MeasuredTimes((unknown, unknown), unknown, *[(unknown, unknown)] * 3)
-    of_block = work.setup_index[work.blocks.key]
+    of_row = work.setup_index[work.blocks.key]
+    times: MeasuredTimes = {}
     for position in measured:
-        here = of_block == position
+        here = of_row == position
         if here.any():
-            times = _filled(times, here, _times_of(work, setups[position], here))
-    return times
+            for name, sides in _times_of(work, setups[position], here).items():
+                known = times.get(name) or (np.full(len(here), np.nan),) * len(sides)
+                times[name] = tuple(np.where(here, new, old) for new, old in zip(sides, known, strict=True))
+    return times or None
 
 
 def measured_update_s(configs: Configurations, num_parameters: Floats) -> Floats:
@@ -77,35 +70,19 @@ def measured_update_s(configs: Configurations, num_parameters: Floats) -> Floats
     return seconds
 
 
-def _filled(times: MeasuredTimes, here: NDArray[np.bool_], part: MeasuredTimes) -> MeasuredTimes:
-    """Return `times` with those of `part` where `here`."""
-
-    def both(name: str) -> tuple[Floats, Floats]:
-        (old_f, old_b), (new_f, new_b) = getattr(times, name), getattr(part, name)
-        return np.where(here, new_f, old_f), np.where(here, new_b, old_b)
-
-    return MeasuredTimes(
-        both("matmul"),
-        np.where(here, part.best_matmul, times.best_matmul),
-        both("attention"),
-        both("memory"),
-        both("host"),
-    )
-
-
-def _times_of(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> MeasuredTimes:
+def _times_of(work: Work, setup: TrainingSetup, here: Bools) -> MeasuredTimes:
     """Return the seconds on the setup's device; those of blocks that are not `here` mean nothing."""
     matmul, best = _matmuls(work, setup, here)
-    return MeasuredTimes(
-        matmul=(matmul / 3, 2 * matmul / 3),
-        best_matmul=best / 3,
-        attention=_attention(work, setup),
-        memory=_memory(work, setup, here),
-        host=_host(work, setup),
-    )
+    return {
+        "matmul": (matmul / 3, 2 * matmul / 3),
+        "reached_matmul": (best / 3,),
+        "attention": _attention(work, setup),
+        "memory": _memory(work, setup, here),
+        "host": _host(work, setup),
+    }
 
 
-def _matmuls(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _matmuls(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Floats]:
     """Return the seconds of all three products of each row's matmuls, as measured and at the best rate."""
     lines, dtype = work.matmuls, setup.workload.matmul_dtype
     rate = matmul_rates(setup.cluster.device, dtype)
@@ -130,7 +107,7 @@ def _attention(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
     return flops / forward(*sizes), ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
 
 
-def _memory(work: Work, setup: TrainingSetup, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _memory(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Floats]:
     device, dtype, num_rows = setup.cluster.device, setup.workload.activation_dtype, len(here)
     totals = np.zeros(num_rows), np.zeros(num_rows)
     groups = list(groups_of(setup))

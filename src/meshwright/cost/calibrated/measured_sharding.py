@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import group_of
-from meshwright.cost.training_setup import Floats
 from meshwright.cost.work import BLOCK
 from meshwright.spec.machine.measured import CollectiveKind
 
@@ -50,7 +49,7 @@ def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], f
     return np.asarray(blocks_s / layouts.pp + root_s + numbers_s)
 
 
-def _unit_s(dp: DataParallel, parameters: Floats, degree: NDArray[np.int64], gathers: Floats, fabric: Fabric) -> Floats:
+def _unit_s(dp: DataParallel, parameters: Floats, degree: Ints, gathers: Floats, fabric: Fabric) -> Floats:
     """Return the seconds of gathering a unit so many times and reducing its gradients."""
     layouts = dp.layouts
     gathered, reduced = parameters * dp.gather_bytes, parameters * dp.reduce_bytes

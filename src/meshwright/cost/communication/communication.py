@@ -20,8 +20,8 @@ a few bytes a token or less (sums of a loss over the vocabulary, how many tokens
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, token_exchange_s
 from meshwright.cost.communication.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.communication.contention import LinkShares
@@ -33,10 +33,8 @@ from meshwright.cost.compute.recompute import share_of_blocks
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
 from meshwright.cost.pipeline.stage import split_share
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, Work
-
-Index = NDArray[np.int64]
 
 _FLOAT32_BYTES = 4.0
 _LOW_SHARE = (0.5 + 1.0) / 2
@@ -47,7 +45,7 @@ class Communication:
     """Communication of tp, cp and ep, to be priced with a fabric and constants; one element a configuration."""
 
     def __init__(self, configs: Configurations, work: Work) -> None:
-        def is_set(name: str) -> NDArray[np.bool_]:
+        def is_set(name: str) -> Bools:
             return configs.has(lambda s: getattr(s.stack, name))
 
         self.layouts, self.work = configs.layouts, work
@@ -85,7 +83,7 @@ class Communication:
             LinkShares(ep, *spread_shares(ep, fabric)),
         )
 
-    def tensor(self, row: Index, fabric: Fabric, c: Constants, matmul_s: Floats) -> tuple[Floats, Floats]:
+    def tensor(self, row: Ints, fabric: Fabric, c: Constants, matmul_s: Floats) -> Passes:
         """Return tp's exposed seconds of one block, or of what stands before or after them, forward and backward.
 
         `matmul_s` are the seconds of its matmuls, forward.
@@ -117,7 +115,7 @@ class Communication:
         forward, backward = (np.where(is_compiled, *both) for both in zip(compiled, usual, strict=True))
         return forward, backward
 
-    def _compiled(self, row: Index, one: Floats, num_again: Floats, matmul_s: Floats) -> tuple[Floats, Floats]:
+    def _compiled(self, row: Ints, one: Floats, num_again: Floats, matmul_s: Floats) -> Passes:
         """Return the same of our compiled blocks; `one` is a collective alone, `num_again` those that gather again.
 
         Async tp joins all but the reduce-scatters of backward with a matmul, which can start on one of tp parts only
@@ -141,9 +139,7 @@ class Communication:
         behind_all = first + left((2 * pairs + num_again) * one - first, 2 * matmul_s)
         return forward, np.where(layouts.async_tp, rows + behind_joined, behind_all)
 
-    def context(
-        self, row: Index, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats
-    ) -> tuple[Floats, Floats]:
+    def context(self, row: Ints, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats) -> Passes:
         """Return cp's exposed seconds of one block, forward and backward."""
         blocks, layouts = self.work.blocks, self.layouts
         cp = layouts.cp
@@ -169,7 +165,7 @@ class Communication:
         has_attention = blocks.attention_flops[row] > 0
         return forward * has_attention, backward * has_attention
 
-    def expert(self, row: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
+    def expert(self, row: Ints, fabric: Fabric, c: Constants) -> Passes:
         """Return ep's exposed seconds of one block, forward and backward."""
         blocks, layouts = self.work.blocks, self.layouts
         copies = blocks.routed_copies[row]

@@ -17,16 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.data_parallel import DataParallel, block_collectives_s, replicas_all_reduce_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.communication.link_rate import joins_pairs, neighbour_shares
-from meshwright.cost.training_setup import Floats
 
-Index = NDArray[np.int64]
 _TINY = 1e-12
 """Seconds, in place of none."""
 
@@ -61,9 +59,7 @@ class FsdpTraffic:
     """Share of microbatches that are the last."""
 
 
-def computing_shares(
-    dp: DataParallel, computed: tuple[Floats, Floats], whole: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
+def computing_shares(dp: DataParallel, computed: Passes, whole: Passes) -> Passes:
     """Return the shares of both passes in which the device computes, and does not wait for communication."""
     # Multipliers of other software were fitted to whole steps that FSDP slows all along.
     forward, backward = (
@@ -73,7 +69,7 @@ def computing_shares(
     return forward, backward
 
 
-def fsdp_traffic(dp: DataParallel, row: Index, fabric: Fabric, contends: NDArray[np.bool_]) -> FsdpTraffic:
+def fsdp_traffic(dp: DataParallel, row: Ints, fabric: Fabric, contends: Bools) -> FsdpTraffic:
     """Return what FSDP communicates during one block's passes, in the configurations that contend."""
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     is_each = layouts.reduces_each_microbatch
@@ -121,7 +117,7 @@ def _longer_by(fsdp_s: tuple[Floats, ...], more: list[Floats], span: Span) -> Fl
     return np.asarray(covered * weighed / np.maximum(whole, _TINY))
 
 
-def _parts(dp: DataParallel, row: Index, fabric: Fabric) -> Iterator[tuple[RankGroup, Floats, Floats]]:
+def _parts(dp: DataParallel, row: Ints, fabric: Fabric) -> Iterator[tuple[RankGroup, Floats, Floats]]:
     """Yield the groups of dense parameters, of experts and of replicas, and their seconds to gather and to reduce."""
     layouts = dp.layouts
     gather, scatter = block_collectives_s(dp, row, fabric, with_experts=False)
@@ -158,7 +154,7 @@ def joint_load(one: LinkShares, other: LinkShares, fabric: Fabric) -> Floats:
     return np.maximum(1.0, np.maximum(inside, network))
 
 
-def _have_pairs_in_common(one: LinkShares, other: LinkShares) -> NDArray[np.bool_]:
+def _have_pairs_in_common(one: LinkShares, other: LinkShares) -> Bools:
     """Return whether a rank has a peer that is in both of its groups: of two axes of a mesh, none."""
     wider_apart = np.maximum(one.group.stride, other.group.stride)
     return np.asarray(wider_apart < np.minimum(one.group.width, other.group.width))

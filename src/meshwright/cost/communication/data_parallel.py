@@ -16,17 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.constants import Constants
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
-
-Index = NDArray[np.int64]
 
 
 class DataParallel:
@@ -63,7 +62,7 @@ class DataParallel:
         self.num_blocks = self._of_model(np.ones(len(blocks.key)), is_block)
         """Of the model."""
 
-    def _of_model(self, values: Floats, mask: NDArray[np.bool_]) -> Floats:
+    def _of_model(self, values: Floats, mask: Bools) -> Floats:
         """Return the sums of a column of the BlockTable over the chosen blocks."""
         work, blocks = self.work, self.work.blocks
         total = np.bincount(blocks.key[mask], (values * blocks.count)[mask], minlength=len(work.setup_index))
@@ -76,9 +75,7 @@ class DataParallel:
         return self._of_model(values, is_block) / pp + np.where(pp > 1, ends / 2, ends)
 
 
-def block_collectives_s(
-    dp: DataParallel, row: Index, fabric: Fabric, *, with_experts: NDArray[np.bool_] | bool = True
-) -> tuple[Floats, Floats]:
+def block_collectives_s(dp: DataParallel, row: Ints, fabric: Fabric, *, with_experts: Bools | bool = True) -> Passes:
     """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
     blocks, layouts = dp.work.blocks, dp.layouts
     dense, experts = blocks.dense_parameters[row], np.where(with_experts, blocks.expert_parameters[row], 0.0)
@@ -92,7 +89,7 @@ def block_collectives_s(
     return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
 
 
-def gather_again_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[RankGroup, Floats]:
+def gather_again_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGroup, Floats]:
     """Return the groups that kept a copy of one block after forward, and the seconds in which they gather it again.
 
     Experts on ranks of their own have none, and are gathered as in forward.
@@ -106,7 +103,7 @@ def gather_again_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[RankGr
     return kept, apart_s + all_gather_s((dense + np.where(are_apart, 0.0, experts)) * dp.gather_bytes, kept, fabric)
 
 
-def replicas_all_reduce_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple[RankGroup, Floats]:
+def replicas_all_reduce_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGroup, Floats]:
     """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
     blocks, layouts = dp.work.blocks, dp.layouts
     dense, experts = blocks.dense_parameters[row], blocks.expert_parameters[row]
@@ -115,7 +112,7 @@ def replicas_all_reduce_s(dp: DataParallel, row: Index, fabric: Fabric) -> tuple
     return replicas, all_reduce_s(shard, replicas, fabric)
 
 
-def dense_parameters(dp: DataParallel, row: Index) -> Floats:
+def dense_parameters(dp: DataParallel, row: Ints) -> Floats:
     """Return the dense parameters of one row, with those of which a pipeline's last stage has a copy (ours)."""
     blocks = dp.work.blocks
     copied = np.where(dp.is_own & (dp.layouts.pp > 1), blocks.tied_parameters[row], 0.0)

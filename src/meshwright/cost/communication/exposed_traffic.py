@@ -10,19 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Floats, Ints, Passes
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import contended_fabrics, fsdp_traffic
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.repeats import Repeats
 from meshwright.cost.constants import Constants
-from meshwright.cost.training_setup import Floats
 
-Index = NDArray[np.int64]
-Passes = tuple[Floats, Floats]
-"""Forward and backward, with what is recomputed."""
 FabricPairs = Sequence[tuple[Fabric, Fabric]]
 """The links of tp, cp and ep, each forward and backward."""
 
@@ -40,7 +36,7 @@ class RecomputedTraffic:
 class BlockTraffic:
     """What a block's ranks send, and what hides it, one element a configuration."""
 
-    row: Index
+    row: Ints
     matmul_s: Floats
     """Forward."""
     attention_s: Passes
@@ -67,14 +63,15 @@ class ExposedTraffic:
         return np.asarray(self.tp[1] + self.cp[1] + self.ep[1])
 
 
-@dataclass(frozen=True)
 class TrafficPricer:
     """Prices what blocks' ranks send."""
 
-    communication: Communication
-    parallel: DataParallel
-    contends: NDArray[np.bool_]
-    """Whether the configuration's FSDP and its other axes may use the same links at once."""
+    def __init__(self, communication: Communication, parallel: DataParallel) -> None:
+        self.communication, self.parallel = communication, parallel
+        layouts = communication.layouts
+        has_both = (layouts.tp * layouts.cp * layouts.ep > 1) & (layouts.dp * layouts.cp > 1)
+        self.contends = has_both & parallel.shards_parameters & parallel.is_own
+        """Whether the configuration's FSDP and its other axes may use the same links at once."""
 
     def sent_alone(self, block: BlockTraffic, fabric: Fabric, c: Constants) -> ExposedTraffic:
         """Return what one block's ranks send while FSDP communicates nothing."""
@@ -114,13 +111,6 @@ class TrafficPricer:
             )
         )
         return ExposedTraffic(tp, cp, ep)
-
-
-def traffic_pricer_of(communication: Communication, parallel: DataParallel) -> TrafficPricer:
-    """Return the pricer of what ranks send."""
-    layouts = communication.layouts
-    has_both = (layouts.tp * layouts.cp * layouts.ep > 1) & (layouts.dp * layouts.cp > 1)
-    return TrafficPricer(communication, parallel, has_both & parallel.shards_parameters & parallel.is_own)
 
 
 def _over(links: tuple[Fabric, Fabric], price: Callable[[Fabric], Passes]) -> Passes:

@@ -26,12 +26,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.constants import fixed_constant
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.figure import Figure
 from meshwright.spec.machine.measured import CollectiveKind, CollectivePoint
 
-Floats = NDArray[np.float64]
 _KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 _MOST_RANKS = 72
 """The largest domain there is: only links inside a domain are looked up."""
@@ -51,7 +51,7 @@ class MeasuredCollectives:
         """Return whether nothing was measured."""
         return bool(np.isnan(self.latency_s).all())
 
-    def read(self, kind: CollectiveKind, num_ranks: Floats, cluster: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def read(self, kind: CollectiveKind, num_ranks: Floats, cluster: Ints) -> tuple[Floats, Floats]:
         """Return latency and seconds per byte of `kind` for each of `num_ranks`, on the clusters at these positions."""
         ranks = np.where(num_ranks <= _MOST_RANKS, num_ranks, 0).astype(np.int64)
         at = (cluster, _KINDS.index(kind), ranks)
@@ -81,9 +81,6 @@ def join_measured(parts: Sequence[MeasuredCollectives]) -> MeasuredCollectives:
 def _over_ranks(ranks: list[int], values: list[float]) -> Floats:
     wanted = np.log2(np.arange(2, _MOST_RANKS + 1))
     return np.asarray(np.interp(wanted, np.log2(ranks), values, left=np.nan, right=np.nan), np.float64)
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class Fabric:
     all_to_all_peer_s: Floats
     measured: MeasuredCollectives
     """What was measured inside a domain: one table for each cluster, not for each configuration."""
-    measured_at: NDArray[np.int64]
+    measured_at: Ints
     """Position of the configuration's cluster in `measured`."""
     measured_slowdown: Floats
     """Collectives that share what was measured with one."""

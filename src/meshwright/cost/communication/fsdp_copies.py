@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats, Ints, Passes
 from meshwright.cost.block_positions import BlockPosition
-from meshwright.cost.communication.data_parallel import DataParallel, Index, dense_parameters
+from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters
 from meshwright.cost.compute.block_time import BlockTimes
-from meshwright.cost.constants import Constants
-from meshwright.cost.stack_factors import Stacks
-from meshwright.cost.training_setup import Floats
+from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, FIRST
 
 _MASTER_BYTES = 4.0
@@ -30,19 +29,17 @@ class FsdpCopies:
     """Prices what FSDP itself computes for one microbatch."""
 
     parallel: DataParallel
-    stacks: Stacks
     positions: list[BlockPosition]
 
-    def at(self, position: BlockPosition, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
+    def at(self, position: BlockPosition, memory_rate: Floats, slow: StackFactors, kernel_s: float) -> Passes:
         """Return the seconds of a position, forward and backward."""
         forward, backward = fsdp_copies_s(self.parallel, position.row, memory_rate, is_block=position.kind == BLOCK)
         # Multipliers of other software were fitted to whole steps with copies that nothing slows.
-        slow = self.stacks.factors(c)
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
-        backward = backward + c["kernel_s"] * fsdp_kernels(self.parallel, position.row)
+        backward = backward + kernel_s * fsdp_kernels(self.parallel, position.row)
         return forward * slower, backward * slower
 
-    def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:
+    def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> Passes:
         """Return the seconds before the first block, forward and backward: of the embedding, and copies of the ends."""
         forward, backward = np.zeros(len(self.parallel.layouts)), np.zeros(len(self.parallel.layouts))
         for position in self.positions:
@@ -54,7 +51,7 @@ class FsdpCopies:
         return forward, backward
 
 
-def fsdp_copies_s(dp: DataParallel, row: Index, memory_rate: Floats, *, is_block: bool) -> tuple[Floats, Floats]:
+def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block: bool) -> Passes:
     """Return the seconds of what FSDP itself computes for one row and one microbatch, forward and backward: casts,
     copies, sums.
 
@@ -76,13 +73,13 @@ def fsdp_copies_s(dp: DataParallel, row: Index, memory_rate: Floats, *, is_block
     return forward / memory_rate, backward / memory_rate
 
 
-def fsdp_kernels(dp: DataParallel, row: Index) -> Floats:
+def fsdp_kernels(dp: DataParallel, row: Ints) -> Floats:
     """Return the kernels that add up one row's gradients after each microbatch: ours, one for each tensor."""
     adds = dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1)
     return np.where(adds, dp.work.blocks.num_tensors[row], 0.0)
 
 
-def reordered_experts(dp: DataParallel, row: Index) -> Floats:
+def reordered_experts(dp: DataParallel, row: Ints) -> Floats:
     """Return the parameters of experts that ranks cut in another dim than FSDP2's first, since there are fewer of them
     than ranks, or the ranks do not divide them: what is gathered and what is reduced is copied once more into order.
     """

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.cost.communication.fabric import Fabric, Floats
+from meshwright.cost.arrays import Bools, Floats
+from meshwright.cost.communication.fabric import Fabric
 from meshwright.errors import UnsupportedError
 
 
@@ -51,7 +52,7 @@ def group_of(stride: ArrayLike, num_ranks: ArrayLike, fabric: Fabric) -> RankGro
     return RankGroup(*np.broadcast_arrays(ranks, np.ceil(ranks / per_domain), apart))
 
 
-def lacks_link(group: RankGroup, fabric: Fabric) -> NDArray[np.bool_]:
+def lacks_link(group: RankGroup, fabric: Fabric) -> Bools:
     """Return which groups need a link without a rate; whatever they communicate takes nan seconds."""
     inside = (group.ranks_per_domain > 1) & np.isnan(fabric.intra_bytes_per_s)
     across = (group.num_domains > 1) & np.isnan(fabric.inter_bytes_per_s)

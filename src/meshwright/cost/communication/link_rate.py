@@ -20,9 +20,9 @@ Source: rings over all rails as NCCL builds them; the rest is counting. Ignored:
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.communication.fabric import Fabric, Floats
+from meshwright.cost.arrays import Bools, Floats
+from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import RankGroup
 
 
@@ -33,7 +33,7 @@ def inside_bytes_per_s(group: RankGroup, fabric: Fabric) -> Floats:
     return np.where(peers > 0, np.minimum(fabric.intra_bytes_per_s, to_peers), np.inf)
 
 
-def joins_pairs(fabric: Fabric) -> NDArray[np.bool_]:
+def joins_pairs(fabric: Fabric) -> Bools:
     """Return whether every pair of a domain's devices has a link of its own; with a switch a device has one for all."""
     return np.isfinite(fabric.intra_bytes_per_s_per_peer)
 

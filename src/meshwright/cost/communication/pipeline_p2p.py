@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.group import RankGroup, group_of
@@ -21,7 +22,7 @@ from meshwright.cost.communication.point_to_point import hops_by_border_s, mean_
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.replay import Hops
 from meshwright.cost.stack_factors import stacks_of
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import Work, work_of
 from meshwright.spec.layout.layout import V_SCHEDULES
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT

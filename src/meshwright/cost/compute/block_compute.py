@@ -25,9 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.data_parallel import DataParallel
-from meshwright.cost.communication.exposed_traffic import BlockTraffic, Passes, RecomputedTraffic
+from meshwright.cost.communication.exposed_traffic import BlockTraffic, RecomputedTraffic
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.compute.context_attention import ContextAttention
@@ -38,8 +39,8 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.cost.stack_factors import StackFactors
-from meshwright.cost.training_setup import Configurations, Floats
-from meshwright.cost.work import BLOCK, BlockTable, Bools, Ints
+from meshwright.cost.training_setup import Configurations
+from meshwright.cost.work import BLOCK, BlockTable
 
 _READ_AND_WRITE = 2.0
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))

@@ -13,17 +13,18 @@ Ignored: dropout, biases, L2 hits between kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.achieved_rates import Peaks, Rates, is_blackwell
+from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.calibrated.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
-from meshwright.cost.training_setup import Floats, TrainingSetup
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
@@ -51,15 +52,15 @@ class BlockTimes:
     ideal_attention: Floats
     reached_matmul: Floats
     """Forward matmuls at the rate of large ones."""
-    matmul: tuple[Floats, Floats]
+    matmul: Passes
     """Forward, backward."""
     expert_share: Floats
     """Share of the matmuls' backward that is experts'."""
     attention_share: Floats
     """Share of those around attention."""
-    attention: tuple[Floats, Floats]
-    memory: tuple[Floats, Floats]
-    host: tuple[Floats, Floats]
+    attention: Passes
+    memory: Passes
+    host: Passes
 
 
 class BlockPricer:
@@ -145,7 +146,7 @@ class BlockPricer:
             for tiles, num_bytes in zip(self.tiles(constants["small_tile.blackwell"]), self.bytes, strict=True)
         ]
 
-    def _attention(self, rates: Rates, constants: Constants) -> tuple[tuple[Floats, Floats], Floats]:
+    def _attention(self, rates: Rates, constants: Constants) -> tuple[Passes, Floats]:
         blocks, setup = self.work.blocks, self.block_setup
         ramp = blocks.context / (blocks.context + constants["attention_ramp_tokens"])
         narrow = np.where(blocks.head_width < NARROW_HEAD, constants["narrow_head"], 1.0)
@@ -162,7 +163,7 @@ class BlockPricer:
         backward = np.where(is_flash, flash_back, 2 * products + constants["unfused_backward_passes"] * passes)
         return (forward, backward), blocks.attention_flops / self.peaks.dense[setup]
 
-    def _memory(self, rates: Rates, constants: Constants) -> tuple[Floats, Floats]:
+    def _memory(self, rates: Rates, constants: Constants) -> Passes:
         blocks, setup = self.work.blocks, self.block_setup
         memory = rates.memory[setup]
         passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.setups])[setup]
@@ -195,7 +196,7 @@ class BlockPricer:
             2 * forward + starts_b + own_backward + loss_b + cast_backward + sums,
         )
 
-    def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
+    def _loss_bytes(self, passes: Floats) -> Passes:
         """Return what the loss moves of each logit, forward and backward."""
         is_plain = np.array([s.stack.has_plain_loss for s in self.setups])[self.block_setup]
         # A cast is all of it that a wider or narrower format changes.
@@ -208,7 +209,7 @@ class BlockPricer:
         forward, backward = (np.where(is_plain, num_bytes, _LOSS_BYTES / 2 * passes) for num_bytes in plain)
         return forward, backward
 
-    def _host(self, constants: Constants) -> tuple[Floats, Floats]:
+    def _host(self, constants: Constants) -> Passes:
         blocks, setup = self.work.blocks, self.block_setup
         launch = np.array([_launch_s(s, constants) for s in self.setups])[setup]
         exchange = np.array([_exchange_launches(s, constants) for s in self.setups])[setup]
@@ -230,19 +231,15 @@ class BlockPricer:
 
 def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
     """Return `times` with what was measured in place of what formulas say."""
-
-    def first(name: str) -> tuple[Floats, Floats]:
-        (formula_f, formula_b), (known_f, known_b) = getattr(times, name), getattr(measured, name)
-        return np.where(np.isnan(known_f), formula_f, known_f), np.where(np.isnan(known_b), formula_b, known_b)
-
-    return replace(
-        times,
-        reached_matmul=np.where(np.isnan(measured.best_matmul), times.reached_matmul, measured.best_matmul),
-        matmul=first("matmul"),
-        attention=first("attention"),
-        memory=first("memory"),
-        host=first("host"),
-    )
+    (reached,) = measured["reached_matmul"]
+    passes: dict[str, Any] = {
+        name: tuple(
+            np.where(np.isnan(known), formula, known)
+            for formula, known in zip(getattr(times, name), measured[name], strict=True)
+        )
+        for name in ("matmul", "attention", "memory", "host")
+    }
+    return replace(times, reached_matmul=np.where(np.isnan(reached), times.reached_matmul, reached), **passes)
 
 
 def _casts(setup: TrainingSetup, constants: Constants) -> float:
@@ -285,6 +282,3 @@ def _launch_s(setup: TrainingSetup, constants: Constants) -> float:
 def _exchange_launches(setup: TrainingSetup, constants: Constants) -> float:
     name = "exchange_launches" if setup.stack.dispatcher == "fused" else "plain_exchange_launches"
     return constants[name]
-
-
-Index = NDArray[np.int64]

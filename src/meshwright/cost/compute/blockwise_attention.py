@@ -18,12 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.compute.matmul import MatmulSizes, tile_flops
-from meshwright.cost.training_setup import Floats
 from meshwright.spec.job.row_attention import SCORES_AT_ONCE
-
-Passes = tuple[Floats, Floats]
-"""Forward and backward."""
 
 _WIDE = 4.0
 """Bytes of an element in float32."""

@@ -27,16 +27,14 @@ which all heads share and caches hold.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.achieved_rates import is_blackwell, num_sms
-from meshwright.cost.compute.blockwise_attention import BlockwiseAttention, Passes
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
+from meshwright.cost.compute.blockwise_attention import BlockwiseAttention
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BlockTable
-
-Index = NDArray[np.int64]
 
 _WIDE = 4.0
 """Bytes of an element in float32."""
@@ -65,7 +63,7 @@ class ContextAttention:
         is_split = layouts.cp > 1
         is_plain = is_split & configs.has(lambda s: s.stack.plain_context_attention)
 
-        def uses(method: str) -> NDArray[np.bool_]:
+        def uses(method: str) -> Bools:
             return np.asarray(layouts.cp_method == CONTEXT_METHODS.index(method))
 
         self.blocks = blocks
@@ -84,11 +82,11 @@ class ContextAttention:
         """Whether small tiles are less efficient."""
 
     @property
-    def by_rows(self) -> NDArray[np.bool_]:
+    def by_rows(self) -> Bools:
         """Return whether pieces of a ring have no kernel, as parallelism/torch_private/torch_attention.py says."""
         return (self.is_ring & self.masks_documents) | self.has_wide_pieces
 
-    def slowdown(self, row: Index, c: Constants) -> Floats:
+    def slowdown(self, row: Ints, c: Constants) -> Floats:
         """Return the time of attention kernels over that of the rank's share of the causal whole."""
         context, ramp = self.blocks.context[row], c["attention_ramp_tokens"]
         pieces = (1 + ramp * self.cp / context) / (1 + ramp / context)
@@ -104,7 +102,7 @@ class ContextAttention:
         eager = _CAUSAL_BYTES + self.microbatch_size * _DOCUMENTS_BYTES * self.masks_documents
         return scores * (np.where(self.is_compiled, 0.0, eager) + masks * self.element_bytes)
 
-    def rows_s(self, row: Index, matmul_rate: Floats, memory_rate: Floats, c: Constants) -> tuple[Passes, Passes]:
+    def rows_s(self, row: Ints, matmul_rate: Floats, memory_rate: Floats, c: Constants) -> tuple[Passes, Passes]:
         """Return the seconds of pieces by rows, each forward and backward: of matrix products, and of the rest."""
         own, other = self._rows(row, 1.0), self._rows(row, 0.5)
         small_tile = np.where(self.is_new, c["small_tile.blackwell"], 1.0)
@@ -113,7 +111,7 @@ class ContextAttention:
         passes, others = own.passes_s(memory_rate, c["kernel_s"]), other.passes_s(memory_rate, c["kernel_s"])
         return _times(products, more, self.cp - 1), _times(passes, others, self.cp - 1)
 
-    def _rows(self, row: Index, share: float) -> BlockwiseAttention:
+    def _rows(self, row: Ints, share: float) -> BlockwiseAttention:
         """Return the attention of a `share` of the rank's queries to as many keys as it has of all."""
         blocks = self.blocks
         tokens, width = blocks.tokens[row], np.maximum(blocks.head_width[row], 1.0)
@@ -127,14 +125,14 @@ class ContextAttention:
             width=width,
         )
 
-    def kernels(self) -> tuple[Floats, Floats]:
+    def kernels(self) -> Passes:
         """Return the kernels that a block has more, forward and backward."""
         merges, ends, cp = _KERNELS_OF_MERGE, _KERNELS_OF_ENDS, self.cp
         chunks = _CHUNK_KERNELS * cp * (self.gathers_keys & self.is_compiled)
         ring = (cp - 1) * merges[0] + ends[0], cp * merges[1] + ends[1]
         return ring[0] * self.is_ring + chunks, ring[1] * self.is_ring + chunks
 
-    def moved_bytes(self, row: Index) -> tuple[Floats, Floats]:
+    def moved_bytes(self, row: Ints) -> Passes:
         """Return the bytes that one block reads and writes besides, forward and backward."""
         (ring_f, ring_b), (gather_f, gather_b) = self._ring_bytes(row), self._gathered_bytes(row)
         return (
@@ -142,7 +140,7 @@ class ContextAttention:
             ring_b * self.is_ring + gather_b * self.gathers_keys,
         )
 
-    def _ring_bytes(self, row: Index) -> tuple[Floats, Floats]:
+    def _ring_bytes(self, row: Ints) -> Passes:
         blocks, cp, cast = self.blocks, self.cp, _WIDE + self.element_bytes
         piece = _WIDE + np.where(self.by_rows, _WIDE, self.element_bytes)
         # Heads x their width, which is not the residual stream's in every model.
@@ -152,7 +150,7 @@ class ContextAttention:
         gradients = (_WIDE + piece) * (cp * queries + (cp + 1) / 2 * keys)
         return (piece + cast) * queries + (cp - 1) * merged, gradients + (_WIDE + cast) * (queries + keys)
 
-    def _gathered_bytes(self, row: Index) -> tuple[Floats, Floats]:
+    def _gathered_bytes(self, row: Ints) -> Passes:
         gathered = self.blocks.kv_elements[row] * self.cp * self.element_bytes
 
         def by_kernels(eager: float, compiled: float) -> Floats:

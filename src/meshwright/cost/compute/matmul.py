@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.training_setup import Floats
 
 _LARGEST_TILE = 256 * 128
 _TILES = (
@@ -43,7 +43,7 @@ class MatmulSizes(NamedTuple):
     n: Floats
     k: Floats
     groups: Floats
-    is_routed: NDArray[np.bool_] | bool = False
+    is_routed: Bools | bool = False
     """Whether m is the mean of groups that differ, as the rows of experts do."""
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.achieved_rates import (
     attention_share,
@@ -29,6 +28,7 @@ from meshwright.cost.achieved_rates import (
     peak_flops_per_s,
     power_share,
 )
+from meshwright.cost.arrays import Floats
 from meshwright.cost.calibrated.host_op_time import HostOps
 from meshwright.cost.compute.blockwise_attention import BlockwiseAttention
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flops
@@ -48,7 +48,6 @@ from meshwright.spec.machine.device import Device
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 from meshwright.spec.trace.trace import Signature
 
-Floats = NDArray[np.float64]
 _KERNELS = "eager"
 """What Meshwright's own stack is, as in Stack.kernels."""
 _ELEMENT_BYTES = {**BYTES_PER_ELEMENT, TF32: BYTES_PER_ELEMENT["float32"], "float8": 1.0, "float4": 0.5}

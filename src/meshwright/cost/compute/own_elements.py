@@ -28,8 +28,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.partition import Partition
-from meshwright.cost.training_setup import Floats
 from meshwright.spec.model.op import Attention, Elementwise, Embedding, GroupedMatmul, Matmul, Norm, Op, Rope
 
 _ROW_PASSES = (12.0, 19.0)
@@ -47,7 +47,7 @@ def is_eager(ops: Sequence[Op], partition: Partition) -> Floats:
     return np.where(partition.has_eager_experts & has_experts, 1.0, 0.0)
 
 
-def eager_elements(ops: Sequence[Op], partition: Partition) -> tuple[Floats, Floats]:
+def eager_elements(ops: Sequence[Op], partition: Partition) -> Passes:
     """Return what one microbatch's tokens move, forward and backward; 0 where the mixture is compiled."""
     grouped = [op for op in ops if isinstance(op, GroupedMatmul)]
     if not grouped:
@@ -74,7 +74,7 @@ _SUM = {"compiled": 1.0, "eager": 3.0}
 _MASK = 2.0
 
 
-def own_elements(ops: Sequence[Op], partition: Partition) -> tuple[Floats, Floats]:
+def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
     """Return the elements that one microbatch's tokens move forward and backward; 0 where the software is another."""
     is_block = any(isinstance(op, Attention) for op in ops)
     kernels = "compiled" if is_block and partition.compiles_blocks else "eager"
@@ -88,7 +88,7 @@ def own_elements(ops: Sequence[Op], partition: Partition) -> tuple[Floats, Float
     return forward * float(partition.is_own), backward * float(partition.is_own)
 
 
-def _moved(op: Op, kernels: str, partition: Partition) -> tuple[Floats, Floats]:
+def _moved(op: Op, kernels: str, partition: Partition) -> Passes:
     tokens, between, tp = partition.tokens, partition.tokens_between, partition.tp
     if isinstance(op, Norm):
         rows = between if op.input == "stream" else tokens / tp
@@ -109,7 +109,7 @@ def _moved(op: Op, kernels: str, partition: Partition) -> tuple[Floats, Floats]:
     return 0.0 * tokens, 0.0 * tokens
 
 
-def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> tuple[Floats, Floats]:
+def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> Passes:
     reads, writes = float(op.reads_per_token), float(op.writes_per_token)
     if op.role == "residual":
         return _times(_RESIDUAL[kernels], (reads + writes) / 3 * partition.tokens_between)
@@ -127,5 +127,5 @@ def _summed(ops: Sequence[Op], partition: Partition) -> Floats:
     return max(len(columns) - num_read, 0) * width * partition.tokens
 
 
-def _times(passes: tuple[float, float], elements: Floats) -> tuple[Floats, Floats]:
+def _times(passes: tuple[float, float], elements: Floats) -> Passes:
     return passes[0] * elements, passes[1] * elements

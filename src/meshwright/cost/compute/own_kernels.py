@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats, Ints, Passes
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.training_setup import Floats, TrainingSetup
-from meshwright.cost.work import BLOCK, FIRST, LAST, BlockTable, Ints, Work
+from meshwright.cost.training_setup import TrainingSetup
+from meshwright.cost.work import BLOCK, FIRST, LAST, BlockTable, Work
 
 _DENSE = {"compiled": (6.0, 8.0), "eager": (20.0, 24.0)}
 _WITHOUT_ROPE = {"compiled": (4.0, 6.0), "eager": (5.0, 7.0)}
@@ -31,7 +32,7 @@ _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 _POSITIONS = 13.0
 
 
-def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> tuple[Floats, Floats]:
+def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
     """Return the kernels forward and backward of each row, NaN where the software is another; 0 around blocks."""
     blocks, setup = work.blocks, work.setup_index[work.blocks.key]
     is_ours = np.array([one.is_own for one in setups])[setup]
@@ -54,7 +55,7 @@ def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> tuple[Floats, Fl
     return count(0), count(1)
 
 
-def end_kernels(work: Work) -> tuple[Floats, Floats]:
+def end_kernels(work: Work) -> Passes:
     """Return the kernels of our own trainer's embedding, last norm and loss, forward and backward; 0 of blocks.
 
     They are launched while the host is ahead, so that they are not CPU-bound.

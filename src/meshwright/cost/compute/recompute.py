@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
-from meshwright.cost.training_setup import Configurations, Floats, TrainingSetup
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 
 _SELECTIVE = {
     "matmul-outputs": (0.0, 0.0, 1.0),

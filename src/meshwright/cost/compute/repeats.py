@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.pipeline.stage import split_share
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, BlockTable
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import GroupedMatmul
@@ -84,12 +84,12 @@ def compiled_share(configs: Configurations) -> Floats:
     return np.where(is_ours, 1 - eager, 1.0)
 
 
-def has_eager_experts(blocks: BlockTable, row: NDArray[np.int64]) -> NDArray[np.bool_]:
+def has_eager_experts(blocks: BlockTable, row: Ints) -> Bools:
     """Return where experts stay out of a compiled block."""
     return np.asarray(blocks.eager_backward_elements[row] > 0)
 
 
-def has_ring(layouts: LayoutTable) -> NDArray[np.bool_]:
+def has_ring(layouts: LayoutTable) -> Bools:
     """Return where attention stays out of a compiled block, since it passes keys on around a ring."""
     return np.asarray((layouts.cp > 1) & (layouts.cp_method == _RING))
 

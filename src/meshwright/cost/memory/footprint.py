@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.memory.footprint_blocks import HostModelMemory, ModelMemory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES
 from meshwright.cost.memory.footprint_rank import HostRankMemory, Parts, RankMemory, largest, total
-from meshwright.cost.memory.footprint_stages import Ints
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.estimate import MemoryUse
 
@@ -83,7 +83,7 @@ def memory_use(memory: Footprint, row: int) -> MemoryUse:
     return MemoryUse(**{field.name: math.ceil(getattr(memory, field.name)[row]) for field in fields(memory)})
 
 
-def fits(memory: Footprint, configs: Configurations) -> NDArray[np.bool_]:
+def fits(memory: Footprint, configs: Configurations) -> Bools:
     """Return whether the reserved bytes are no more than what the device has besides context and communication."""
     usable = configs.each(lambda setup: setup.cluster.device.usable_memory_bytes)
     return np.asarray(memory.reserved_bytes <= usable)

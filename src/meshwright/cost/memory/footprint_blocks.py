@@ -9,15 +9,15 @@ from itertools import product
 from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.compute.recompute import drops_attention
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.memory.footprint_constants import KEPT_LOSS_BYTES, LOSS_BYTES
-from meshwright.cost.memory.footprint_stages import Ints, StageCuts
+from meshwright.cost.memory.footprint_stages import StageCuts
 from meshwright.cost.memory.footprint_states import Elements, elements_of
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
-from meshwright.cost.training_setup import Floats, TrainingSetup
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Norm, Op
@@ -124,7 +124,7 @@ class ModelMemory:
         ends = np.cumsum([block.count for block in self.blocks])
         return self.cuts.ranks_to_weigh(self.layouts, tuple(ends.tolist()))
 
-    def _formats(self) -> Iterator[tuple[Formats, NDArray[np.bool_]]]:
+    def _formats(self) -> Iterator[tuple[Formats, Bools]]:
         """Yield the formats of kernels that layouts make, with the layouts that do."""
         setup, layouts, name = self.setup, self.layouts, self.setup.stack.kernels
         compiled = layouts.compiles_blocks
@@ -222,7 +222,7 @@ class ModelMemory:
             "mask": self._mask_share(gathers_keys),
         }
 
-    def _mask_share(self, gathers_keys: NDArray[np.bool_]) -> Floats:
+    def _mask_share(self, gathers_keys: Bools) -> Floats:
         """Return what a rank keeps of a mask for each of its queries, over that of half of a sequence's keys."""
         layouts = self.layouts
         if not self.setup.masks_scores:

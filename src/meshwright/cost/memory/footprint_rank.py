@@ -23,16 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.memory.footprint_rank_blocks import blocks_of_rank, rank_blocks, saved_activations
-from meshwright.cost.memory.footprint_stages import (
-    Ints,
-    backward_rounds,
-    runs_forwards_first,
-)
+from meshwright.cost.memory.footprint_stages import backward_rounds, runs_forwards_first
 from meshwright.cost.memory.footprint_states import Elements, state_bytes
-from meshwright.cost.training_setup import Floats
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 Parts = dict[str, Floats]

@@ -12,20 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
 from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_chunks import ChunkBytes, HeldBytes, held_bytes
-from meshwright.cost.memory.footprint_stages import (
-    Ints,
-    chunks_in_flight,
-    losses_in_flight,
-    losses_pending,
-    stages_of_rank,
-)
+from meshwright.cost.memory.footprint_stages import chunks_in_flight, losses_in_flight, losses_pending, stages_of_rank
 from meshwright.cost.memory.footprint_states import Elements
-from meshwright.cost.training_setup import Floats
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES
 from meshwright.spec.step.stack import Stack
 
@@ -180,7 +173,7 @@ def _passed_on(memory: ModelMemory, chunks: Floats) -> Floats:
     return passed * ~_frees_sent(stack, layouts) * chunks + on_the_way
 
 
-def _frees_sent(stack: Stack, layouts: LayoutTable) -> NDArray[np.bool_]:
+def _frees_sent(stack: Stack, layouts: LayoutTable) -> Bools:
     """Return whether a stage frees what it hands on once that is sent, or holds it until its gradient comes back.
 
     Megatron's later releases free it; ours do unless backwards are split, for which torch needs the tensor.

@@ -29,14 +29,12 @@ from copy import copy
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.training_setup import Floats, TrainingSetup
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.layout.layout import SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.stage_split import best_boundaries
-
-Ints = NDArray[np.int64]
 
 
 class StageCuts:
@@ -89,7 +87,7 @@ class StageCuts:
         return np.asarray(padded[which].T)
 
 
-def has_own_cuts(layouts: LayoutTable) -> NDArray[np.bool_]:
+def has_own_cuts(layouts: LayoutTable) -> Bools:
     """Return which layouts say where their stages begin, for as many stages as they have."""
     assert layouts.first_blocks is not None
     return np.asarray((layouts.first_blocks >= 0).sum(axis=1) == layouts.num_stages - 1) & (layouts.num_stages > 1)
@@ -205,7 +203,7 @@ def losses_pending(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints
     return np.where(waits, pp_rank, 0).astype(np.float64)
 
 
-def runs_forwards_first(layouts: LayoutTable) -> NDArray[np.bool_]:
+def runs_forwards_first(layouts: LayoutTable) -> Bools:
     """Return which layouts run all forwards of a step before its first backward."""
     return np.asarray((layouts.pp > 1) & layouts.has_schedule(("GPipe", "LoopedBFS")))
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.training_setup import Floats
 from meshwright.spec.model.op import Embedding, GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
@@ -62,14 +61,14 @@ class Elements:
     shared: Floats
     """After data-parallel ranks have, too."""
 
-    def take(self, rows: NDArray[np.int64]) -> Elements:
+    def take(self, rows: Ints) -> Elements:
         """Return those of the layouts at `rows`."""
         return Elements(self.whole[rows], self.shared[rows])
 
     def __add__(self, other: Elements) -> Elements:
         return Elements(self.whole + other.whole, self.shared + other.shared)
 
-    def __mul__(self, factor: Floats | NDArray[np.int64] | NDArray[np.bool_]) -> Elements:
+    def __mul__(self, factor: Floats | Ints | Bools) -> Elements:
         return Elements(self.whole * factor, self.shared * factor)
 
     def maximum(self, other: Elements) -> Elements:

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.compute.op_bytes import is_free, moved_bytes
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.layout_table import Bools, LayoutTable
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.trace.trace import Signature
 
 PCIE_BYTES_PER_S = fixed_constant("pcie_share") * fixed_constant("pcie_bytes_per_s")
@@ -37,7 +37,7 @@ def copy_seconds(signature: Signature) -> float:
     return _copied_bytes(signature) / PCIE_BYTES_PER_S
 
 
-def host_seconds(signatures: Sequence[Signature], devices_per_node: int) -> NDArray[np.float64]:
+def host_seconds(signatures: Sequence[Signature], devices_per_node: int) -> Floats:
     """Return what operators that run on the host take it [signatures]; 0 of those that run on the device."""
     rate = HOST_BYTES_PER_S / devices_per_node
     is_here = [one.place == "host" and not is_free(one) for one in signatures]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from meshwright.cost.training_setup import Floats
+from meshwright.cost.arrays import Floats
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,8 @@ class RankPass:
     @property
     def total(self) -> Floats:
         """Return what all causes come to."""
-        parts = (
-            self.matmul,
-            self.attention,
-            self.memory,
-            self.host,
-            self.recompute,
-            self.repeat,
-            self.tp,
-            self.cp,
-            self.ep,
-            self.dp,
-        )
-        return np.asarray(sum(parts))
+        names = ("matmul", "attention", "memory", "host", "recompute", "repeat", "tp", "cp", "ep", "dp")
+        return np.asarray(sum(getattr(self, name) for name in names))
 
     def __add__(self, other: RankPass) -> RankPass:
         return RankPass(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

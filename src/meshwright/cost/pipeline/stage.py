@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.layout.layout import SCHEDULES
 
@@ -34,7 +34,7 @@ class BlocksPerRank:
     """Blocks of a rank without embedding or head."""
     blocks_last: Floats
     """Blocks of the last rank."""
-    is_balanced: NDArray[np.bool_]
+    is_balanced: Bools
     num_chunks: Floats
 
     def slowest_s(self, blocks_s: Floats, first_s: Floats, last_s: Floats) -> Floats:

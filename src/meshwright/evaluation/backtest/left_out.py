@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import all_constants
-from meshwright.cost.training_setup import Floats
 from meshwright.errors import ConfigError
 from meshwright.evaluation.backtest.null_model import null_by_fold
 from meshwright.evaluation.backtest.score import Sizes, backtest
@@ -86,7 +85,7 @@ def _off(runs: TimedRuns, log_predicted_s: Floats) -> Floats:
 
 
 def _replaced(
-    predictions: Sequence[Prediction], timed: TimedRuns, log_s: Floats, widths: Floats, null_s: NDArray[np.float64]
+    predictions: Sequence[Prediction], timed: TimedRuns, log_s: Floats, widths: Floats, null_s: Floats
 ) -> list[Prediction]:
     """Return the predictions with other times; runs that were given (NaN) are not compared."""
     position = {run.row.id: index for index, run in enumerate(timed.runs)}

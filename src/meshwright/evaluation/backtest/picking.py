@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.training_setup import Floats
+from meshwright.cost.arrays import Floats
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.spec.run.backtest import MisplacedRun, PickingScore, Prediction
 

@@ -18,17 +18,7 @@ from meshwright.spec.run.backtest import Backtest, MemoryScore, Prediction, Scor
 
 _FEWEST = 4
 POOLED, OVERALL = "(smaller sources)", "all sources"
-_AVERAGED = (
-    "median",
-    "mean",
-    "bias",
-    "within_5",
-    "within_10",
-    "within_20",
-    "coverage",
-    "null_median",
-    "null_mean",
-)
+_AVERAGED = [name for name in Score.model_fields if name not in ("name", "num_runs")]
 
 
 def scores(predictions: Sequence[Prediction]) -> tuple[Score, ...]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.constants import CostConstant, all_constants
-from meshwright.cost.training_setup import Floats
 from meshwright.evaluation.fitting.robust import Regression, Unknowns, minimise
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns
 
@@ -21,8 +21,6 @@ LOWEST, HIGHEST = (0.9, 0.4, 0.4), (1.45, 4.0, 3.0)
 """Bounds of the three."""
 _SOURCE_EXPONENT = 0.6
 _NUDGE = 1e-4
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.stacks import stacks
-from meshwright.cost.training_setup import Floats
 from meshwright.evaluation.dataset.read import measured_run
 from meshwright.evaluation.fitting.fit import Fit, fit
 from meshwright.evaluation.fitting.given import fit_given
@@ -19,7 +19,7 @@ from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_
 NUM_FOLDS, NUM_GIVEN = 5, 5
 
 
-def fold_of_runs(runs: TimedRuns, seed: int) -> NDArray[np.int64]:
+def fold_of_runs(runs: TimedRuns, seed: int) -> Ints:
     """Return each run's fold: within a stack, all runs of one configuration share theirs."""
     chance = np.random.default_rng(seed)
     fold = np.zeros(len(runs), np.int64)
@@ -105,7 +105,7 @@ def interval_half_width(own: Floats, everyone: Floats) -> float:
     return float(errors[order][np.searchsorted(reached, SHARE)])
 
 
-def half_widths_by_fold(errors: Floats, stack: NDArray[np.str_], fold: NDArray[np.int64]) -> Floats:
+def half_widths_by_fold(errors: Floats, stack: NDArray[np.str_], fold: Ints) -> Floats:
     """Return each run's half width, from the errors of its stack in the other folds."""
     widths = np.zeros(len(errors))
     for left_out in np.unique(fold):

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import Constants, fitted_constants
-from meshwright.cost.training_setup import Floats
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS
 from meshwright.evaluation.fitting.robust import Regression, Unknowns, minimise

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from meshwright.cost.arrays import Floats
 
 _SOFTNESS = 0.02
 _LARGEST_STEP = 0.5

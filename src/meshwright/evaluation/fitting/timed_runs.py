@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.step_times import step_pricer
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.errors import UnsupportedError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
@@ -65,7 +65,7 @@ class TimedRuns:
         """Return the names of all stacks."""
         return sorted(set(self.stack))
 
-    def take(self, rows: NDArray[np.int64]) -> TimedRuns:
+    def take(self, rows: Ints) -> TimedRuns:
         """Return the runs at `rows`."""
         return TimedRuns([self.runs[row] for row in rows])
 

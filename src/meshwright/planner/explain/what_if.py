@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.training_setup import Floats
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.explain.hardware_change import (
     Change,

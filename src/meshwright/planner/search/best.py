@@ -4,7 +4,7 @@ others.
 
 from __future__ import annotations
 
-from meshwright.cost.layout_table import Ints
+from meshwright.cost.arrays import Ints
 from meshwright.planner.candidate import candidate_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions

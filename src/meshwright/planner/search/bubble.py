@@ -17,15 +17,16 @@ from itertools import pairwise
 
 import numpy as np
 
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.layout_table import Ints, LayoutTable, layout_table
+from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import bubble_share, split_share
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import unit_shares
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.configurations import configs_of
 from meshwright.planner.search.rules import cuts_model, runs_schedule

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.layout_table import Ints, LayoutTable, layout_table
-from meshwright.cost.training_setup import Floats
+from meshwright.cost.arrays import Floats, Ints
+from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.planner.explain.contrasts import may_have_another
 from meshwright.planner.explain.explain import KEYS
 from meshwright.planner.request import PlanRequest

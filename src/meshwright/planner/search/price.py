@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
 from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_rank, memory_use
 from meshwright.cost.memory.host_memory import host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
-from meshwright.cost.training_setup import Configurations, Floats
+from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import with_bubbles
 from meshwright.planner.search.configurations import configs_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate
-from meshwright.cost.training_setup import Floats
+from meshwright.cost.arrays import Bools, Floats, Ints
+from meshwright.cost.layout_table import LayoutTable, concatenate
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import Bounds, bounds_of, may_fit
 from meshwright.planner.search.menu import Menu

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.achieved_rates import is_blackwell
+from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.all_to_all import all_to_all_s
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
-from meshwright.cost.communication.fabric import Fabric, FabricConstants, Floats, fabric_of
+from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
 from meshwright.cost.communication.group import RankGroup, require_links
 from meshwright.cost.communication.link_rate import (
     joins_pairs,
