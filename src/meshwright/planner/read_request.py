@@ -11,9 +11,8 @@ from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_pro
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError
-from meshwright.hardware.catalogue import load_device, with_example_rates
+from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
-from meshwright.hardware.local import LOCAL
 from meshwright.planner.rate import rate_problem
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import divisors

@@ -2,7 +2,7 @@
 
 Where the host computes and also moves the bytes (gloo), nothing overlaps: each member's stream is busy for the whole
 communication op, and state that data-parallel ranks share takes its measured time (CollectivePoint "exchange"; the
-planner's equivalent is measured_sharding.py). The host's own seconds are part of the measured operators.
+planner's equivalent is host_step.py). The host's own seconds are part of the measured operators.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.cost.communication.padding import padding_of
 from meshwright.cost.compute.op_time import op_seconds
+from meshwright.cost.memory.footprint_states import padding_of
 from meshwright.errors import ConfigError
 from meshwright.planner.candidate import judge
 from meshwright.planner.explain.memory_fixes import memory_fixes

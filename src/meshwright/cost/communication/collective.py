@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike
 
 from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup
-from meshwright.cost.communication.link_rate import inside_bytes_per_s, neighbour_bytes_per_s
+from meshwright.cost.communication.group import RankGroup, inside_bytes_per_s, neighbour_bytes_per_s
 from meshwright.cost.constants import fixed_constant
 from meshwright.spec.machine.measured import CollectiveKind
 

@@ -26,8 +26,7 @@ from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, toke
 from meshwright.cost.communication.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.communication.contention import LinkShares
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup, group_of
-from meshwright.cost.communication.link_rate import neighbour_shares, spread_shares
+from meshwright.cost.communication.group import RankGroup, group_of, neighbour_shares, spread_shares
 from meshwright.cost.communication.point_to_point import send_s
 from meshwright.cost.compute.recompute import share_of_blocks
 from meshwright.cost.constants import Constants

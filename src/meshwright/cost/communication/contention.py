@@ -1,6 +1,6 @@
 """Contention: how much longer a rank's other communication takes while FSDP's runs next to it, on links that both use.
 
-    load    = the shares that both take of the busiest link they have in common, at least 1 (link_rate.py)
+    load    = the shares that both take of the busiest link they have in common, at least 1 (group.py)
     covered = the part of an axis' time in which FSDP communicates, too: its D seconds are the first of a pass
     longer  = covered x (load - 1) x FSDP's bytes' seconds / D, of the seconds in which bytes travel
 
@@ -22,8 +22,7 @@ from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.data_parallel import DataParallel, block_collectives_s, replicas_all_reduce_s
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup, group_of
-from meshwright.cost.communication.link_rate import joins_pairs, neighbour_shares
+from meshwright.cost.communication.group import RankGroup, joins_pairs, neighbour_shares
 
 _TINY = 1e-12
 """Seconds, in place of none."""
@@ -119,13 +118,11 @@ def _longer_by(fsdp_s: tuple[Floats, ...], more: list[Floats], span: Span) -> Fl
 
 def _parts(dp: DataParallel, row: Ints, fabric: Fabric) -> Iterator[tuple[RankGroup, Floats, Floats]]:
     """Yield the groups of dense parameters, of experts and of replicas, and their seconds to gather and to reduce."""
-    layouts = dp.layouts
     gather, scatter = block_collectives_s(dp, row, fabric, with_experts=False)
-    yield _part(group_of(layouts.tp, layouts.fsdp, fabric), gather, scatter, fabric)
+    yield _part(dp.shard_group(fabric), gather, scatter, fabric)
     if dp.work.blocks.expert_parameters[row].any():
         whole_gather, whole_scatter = block_collectives_s(dp, row, fabric)
-        experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
-        yield _part(experts, whole_gather - gather, whole_scatter - scatter, fabric)
+        yield _part(dp.expert_group(fabric), whole_gather - gather, whole_scatter - scatter, fabric)
     replicas, summed = replicas_all_reduce_s(dp, row, fabric)
     yield _part(replicas, np.zeros(len(summed)), summed, fabric)
 

@@ -62,6 +62,25 @@ class DataParallel:
         self.num_blocks = self._of_model(np.ones(len(blocks.key)), is_block)
         """Of the model."""
 
+    def shard_group(self, fabric: Fabric) -> RankGroup:
+        """Return the ranks that share one copy of the dense parameters."""
+        return group_of(self.layouts.tp, self.layouts.fsdp, fabric)
+
+    def expert_group(self, fabric: Fabric) -> RankGroup:
+        """Return the ranks that share one copy of a rank's experts."""
+        layouts = self.layouts
+        return group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
+
+    def replica_group(self, fabric: Fabric) -> RankGroup:
+        """Return the ranks that hold the same shards."""
+        return group_of(self.layouts.tp * self.layouts.fsdp, self.layouts.dp_replicate, fabric)
+
+    def shard(self, row: Ints) -> Floats:
+        """Return the parameters of one block that a rank holds."""
+        blocks, layouts = self.work.blocks, self.layouts
+        experts = blocks.expert_parameters[row] / np.maximum(layouts.expert_dp_shard, 1)
+        return np.asarray(blocks.dense_parameters[row] / layouts.fsdp + experts)
+
     def _of_model(self, values: Floats, mask: Bools) -> Floats:
         """Return the sums of a column of the BlockTable over the chosen blocks."""
         work, blocks = self.work, self.work.blocks
@@ -77,10 +96,9 @@ class DataParallel:
 
 def block_collectives_s(dp: DataParallel, row: Ints, fabric: Fabric, *, with_experts: Bools | bool = True) -> Passes:
     """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
-    blocks, layouts = dp.work.blocks, dp.layouts
+    blocks = dp.work.blocks
     dense, experts = blocks.dense_parameters[row], np.where(with_experts, blocks.expert_parameters[row], 0.0)
-    group = group_of(layouts.tp, layouts.fsdp, fabric)
-    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
+    group, expert_group = dp.shard_group(fabric), dp.expert_group(fabric)
 
     def whole_block_s(collective_s: Callable[[ArrayLike, RankGroup, Fabric], Floats], element_bytes: Floats) -> Floats:
         whole = collective_s(dense * element_bytes, group, fabric)
@@ -97,19 +115,15 @@ def gather_again_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGro
     blocks, layouts = dp.work.blocks, dp.layouts
     dense, experts = blocks.dense_parameters[row], blocks.expert_parameters[row]
     kept = group_of(layouts.tp, np.maximum(layouts.kept_on, 1), fabric)
-    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
     are_apart = (layouts.ep > 1) & (experts > 0)
-    apart_s = np.where(are_apart, all_gather_s(experts * dp.gather_bytes, expert_group, fabric), 0.0)
+    apart_s = np.where(are_apart, all_gather_s(experts * dp.gather_bytes, dp.expert_group(fabric), fabric), 0.0)
     return kept, apart_s + all_gather_s((dense + np.where(are_apart, 0.0, experts)) * dp.gather_bytes, kept, fabric)
 
 
 def replicas_all_reduce_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGroup, Floats]:
     """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
-    blocks, layouts = dp.work.blocks, dp.layouts
-    dense, experts = blocks.dense_parameters[row], blocks.expert_parameters[row]
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
-    shard = (dense / layouts.fsdp + experts / np.maximum(layouts.expert_dp_shard, 1)) * dp.reduce_bytes
-    return replicas, all_reduce_s(shard, replicas, fabric)
+    replicas = dp.replica_group(fabric)
+    return replicas, all_reduce_s(dp.shard(row) * dp.reduce_bytes, replicas, fabric)
 
 
 def dense_parameters(dp: DataParallel, row: Ints) -> Floats:

@@ -31,7 +31,6 @@ from meshwright.cost.communication.data_parallel import (
     replicas_all_reduce_s,
 )
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import group_of
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.memory.host_memory import copy_s, sums_on_host
@@ -41,20 +40,17 @@ class _Exchanges:
     """The seconds of one block's exchanges, none hidden, one element a configuration."""
 
     def __init__(self, dp: DataParallel, row: Ints, fabric: Fabric) -> None:
-        blocks, layouts = dp.work.blocks, dp.layouts
+        layouts = dp.layouts
         self.gather, self.scatter = block_collectives_s(dp, row, fabric)
         replicas, self.summed = replicas_all_reduce_s(dp, row, fabric)
         """Of summing its gradient shards over replicas."""
         kept, from_kept = gather_again_s(dp, row, fabric)
-        shards = group_of(layouts.tp, layouts.fsdp, fabric)
+        shards = dp.shard_group(fabric)
         self.is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | _shares_experts(dp, row))
         is_kept = layouts.kept_on > 0
         self.again: Floats = np.where(self.is_freed, np.where(is_kept, from_kept, self.gather), 0.0)
         """Of gathering it for backward; 0 where it is not freed."""
-        own = blocks.dense_parameters[row] / layouts.fsdp + blocks.expert_parameters[row] / np.maximum(
-            layouts.expert_dp_shard, 1
-        )
-        self.copied = copy_s(layouts, own)
+        self.copied = copy_s(layouts, dp.shard(row))
         """Of copying its parameters to the device, or its gradients to the host."""
         # What a group keeps is on the device.
         self.copied_again: Floats = np.where(self.is_freed & ~is_kept, self.copied, 0.0)
@@ -190,8 +186,7 @@ def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric) -> Floats:
     gradients: at the ends of a pass there is nothing to hide them behind.
     """
     layouts, parameters = dp.layouts, dense_parameters(dp, row)
-    group = group_of(layouts.tp, layouts.fsdp, fabric)
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
+    group, replicas = dp.shard_group(fabric), dp.replica_group(fabric)
     whole = all_gather_s(parameters * dp.element_bytes, group, fabric)
     scatter = reduce_scatter_s(parameters * dp.reduce_bytes, group, fabric)
     summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)

@@ -6,7 +6,7 @@
               what one microbatch takes on its way through an empty pipeline
 
 Each device sends at once with the others of its node, so it has its own share of the network cards and no more. At a
-pod's border as many ranks send as stand between two members of a group, `stride`, or all of the pod (link_rate.py).
+pod's border as many ranks send as stand between two members of a group, `stride`, or all of the pod (group.py).
 Source: NCCL's latencies (see fabric.py). Ignored: the way back, on links that carry both directions in full; that two
 hops of one pipeline may cross the same border at the same time, which the simulator shows.
 """
@@ -21,8 +21,7 @@ from numpy.typing import ArrayLike
 from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.collective import where_measured
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup
-from meshwright.cost.communication.link_rate import network_bytes_per_s
+from meshwright.cost.communication.group import RankGroup, network_bytes_per_s
 
 
 def send_s(num_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Floats, Ints
+from meshwright.cost.arrays import Bools, Floats, Ints, take_rows
 from meshwright.cost.memory.footprint_blocks import HostModelMemory, ModelMemory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES
 from meshwright.cost.memory.footprint_rank import HostRankMemory, Parts, RankMemory, largest, total
@@ -64,7 +64,7 @@ class Footprint:
 
     def take(self, rows: NDArray[Any]) -> Footprint:
         """Return the configurations at `rows` (positions or a mask)."""
-        return Footprint(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return take_rows(self, rows)
 
 
 def footprint(configs: Configurations, most_bytes: float = math.inf) -> Footprint:

@@ -10,7 +10,7 @@ from typing import get_args
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints
+from meshwright.cost.arrays import Bools, Floats, Ints, take_rows
 from meshwright.cost.compute.recompute import drops_attention
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.memory.footprint_constants import KEPT_LOSS_BYTES, LOSS_BYTES
@@ -42,17 +42,6 @@ class BlockMemory:
     pending_bytes: Floats
     """Gradients that wait for a backward to the weights, where backward is split."""
 
-    def take(self, rows: Ints) -> BlockMemory:
-        """Return the block under the layouts at `rows`."""
-        return BlockMemory(
-            self.count,
-            self.elements.take(rows),
-            self.kept_bytes[:, rows],
-            self.all_kept_bytes[rows],
-            self.transient_bytes[rows],
-            self.pending_bytes[rows],
-        )
-
 
 @dataclass(frozen=True)
 class EndsMemory:
@@ -69,18 +58,6 @@ class EndsMemory:
     """Of the logits alone, or of their gradient."""
     freed_logits_bytes: Floats
     """Of the logits alone, where they are freed before that peak."""
-
-    def take(self, rows: Ints) -> EndsMemory:
-        """Return the ends under the layouts at `rows`."""
-        return EndsMemory(
-            self.first.take(rows),
-            self.last.take(rows),
-            self.last_kept_bytes[rows],
-            self.logits_bytes[rows],
-            self.kept_loss_bytes[rows],
-            self.one_logits_bytes[rows],
-            self.freed_logits_bytes[rows],
-        )
 
 
 class ModelMemory:
@@ -109,7 +86,7 @@ class ModelMemory:
         """Return what the parts take under the layouts at `rows`."""
         taken = copy(self)
         taken.layouts, taken.cuts = self.layouts.take(rows), self.cuts.take(rows)
-        taken.blocks, taken.ends = [block.take(rows) for block in self.blocks], self.ends.take(rows)
+        taken.blocks, taken.ends = [take_rows(block, rows) for block in self.blocks], take_rows(self.ends, rows)
         for name in ("tokens", "stream_bytes", "shared_stream_bytes"):
             setattr(taken, name, getattr(self, name)[rows])
         return taken

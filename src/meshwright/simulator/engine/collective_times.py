@@ -23,11 +23,12 @@ from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.all_to_all import all_to_all_s
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
-from meshwright.cost.communication.group import RankGroup, require_links
-from meshwright.cost.communication.link_rate import (
+from meshwright.cost.communication.group import (
+    RankGroup,
     joins_pairs,
     neighbour_crossing,
     neighbour_shares,
+    require_links,
     spread_crossing,
     spread_shares,
 )
