@@ -12,7 +12,7 @@ from meshwright.evaluation.backtest.left_out import by_folds, by_stack
 from meshwright.evaluation.backtest.predict_runs import load_runs, predict_runs
 from meshwright.evaluation.backtest.score import backtest, shipped_sizes
 from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.spec.run.backtest import Backtest, MemoryScore, PickingScore, Prediction, Score
+from meshwright.spec.run.backtest_scores import Backtest, MemoryScore, PickingScore, Prediction, Score
 from meshwright.units import format_bytes
 from validation.doubled import doubled
 from validation.fit import PUBLISHED_RUNS

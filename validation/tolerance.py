@@ -6,14 +6,14 @@ import tomllib
 from pathlib import Path
 
 import click
+from meshwright.evaluation.backtest.report import backtest, shipped_sizes
 
 from meshwright.evaluation.backtest.predict_runs import load_runs, predict_runs
-from meshwright.evaluation.backtest.score import backtest, shipped_sizes
-from meshwright.spec.run.backtest import Backtest
+from meshwright.spec.run.backtest_scores import Backtest
 from validation.fit import PUBLISHED_RUNS
 
 FILE = Path(__file__).with_name("tolerance.toml")
-_HEAD = """# The most that a predict_runs of the published runs with the shipped constants may be off; written by
+_HEAD = """# The most that a replay of the published runs with the shipped constants may be off; written by
 # python -m validation.tolerance, which only lowers. Raise one by hand, with the reason in the commit.
 """
 _SLACK = 1.02

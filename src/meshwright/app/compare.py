@@ -13,7 +13,7 @@ from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_comparison import compare_runs
-from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
 
@@ -53,8 +53,7 @@ def read_step(place: Step, step: int | None = None) -> Timeline:
         except (BadZipFile, KeyError, ValueError) as error:
             raise ConfigError(f"{written} is no timeline ({error}): name one that simulate --out wrote") from None
     # These read profiles, which takes torch.
-    from meshwright.profiler.profiled_timeline import timeline_of
-    from meshwright.profiler.run_profile import profile_of_run
+    from meshwright.profiler.profiled_timeline import profile_of_run, timeline_of
 
     if path.is_dir():
         return profile_of_run(path, step)

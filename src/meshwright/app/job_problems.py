@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshwright.config.load import ResolvedJob
 from meshwright.config.python_objects import object_problems
-from meshwright.data.check import problems as data_problems
+from meshwright.data.data_problems import problems as data_problems
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster

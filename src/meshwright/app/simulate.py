@@ -15,7 +15,7 @@ from meshwright.app.simulated.dry_run import dry_run
 from meshwright.app.simulated.simulate_conditions import conditions_of
 from meshwright.app.simulated.simulate_target import trace_of_job, trace_of_program
 from meshwright.config.load import ResolvedJob
-from meshwright.simulator.engine.split_classes import split_classes
+from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.traces import Traces
 
 

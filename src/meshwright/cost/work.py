@@ -31,7 +31,7 @@ from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.partition import Partition
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
-from meshwright.spec.model.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
+from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
 BLOCK, FIRST, LAST = 0, 1, 2
 """Kinds of blocks: one block of a group, what stands before the blocks, what stands after them."""
@@ -165,7 +165,7 @@ def groups_of(setup: TrainingSetup) -> Iterator[tuple[BlockGroup, int]]:
 
 
 def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, NDArray[Any]]:
-    cores = [op for op in group.ops if isinstance(op, Attention)]
+    cores = [op for op in group.ops if isinstance(op, CoreAttention)]
     routed = [op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)]
     num_experts = max((op.num_experts for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
     core = cores[0] if cores else None

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.cost.training_setup import TrainingSetup
+import numpy as np
+
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
@@ -51,6 +54,14 @@ class PlanRequest:
     def num_devices(self) -> int:
         """Return the devices that every layout uses."""
         return self.setup.cluster.num_devices
+
+    def configs(self, layouts: LayoutTable) -> Configurations:
+        """Return the layouts in the request's setup; those that compile their blocks have compiled kernels."""
+        setup = self.setup
+        if setup.stack.kernels != "eager":
+            return Configurations.of_one(setup, layouts)
+        compiled = replace(setup, stack=setup.stack.replace(kernels="compiled"))
+        return Configurations((setup, compiled), layouts.compiles_blocks.astype(np.int64), layouts)
 
     def with_setup(self, **changes: Any) -> PlanRequest:
         """Return the same request with another model, workload, cluster or stack."""

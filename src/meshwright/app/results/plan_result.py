@@ -13,7 +13,7 @@ from meshwright.pages.html.plan_html import write_plan_html
 from meshwright.pages.tables.plan_table import plan_page
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import GiB, format_bytes, format_duration
 
 if TYPE_CHECKING:

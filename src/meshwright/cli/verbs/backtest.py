@@ -12,7 +12,7 @@ from meshwright.pages.console import page_console
 
 if TYPE_CHECKING:
     from meshwright.evaluation.dataset.read import MeasuredRun
-    from meshwright.spec.run.backtest import Backtest, Prediction
+    from meshwright.spec.run.backtest_scores import Backtest, Prediction
 
 _LEAST_WIDTH = 120
 

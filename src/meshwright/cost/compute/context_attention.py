@@ -10,17 +10,17 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
                                all); 4 to zero them, 4 + a at the end
                 These are the bytes of a query's element on the last rank, whose queries see all other ranks' keys: the
                 others, which merge as little as half of theirs, wait for it.
-                Of documents, and in 32 bits on an accelerator, no kernel takes a piece (blockwise_attention.py): they
+                Of documents, and in 32 bits on an accelerator, no kernel takes a piece (attention_by_rows.py): they
                 are in float32, other ranks' as large as the first rank's, half of whose queries see all their keys
     all-gather  keys and values of T positions are joined and put in order, their gradients added up and put back; its
                 mask costs more: the first chunk of rank r attends to r + 1 chunks, the second to 2 P - r: (2 P + 1) /
                 (2 P) of the causal work. Without documents all sequences share one mask
     documents   of ours: one mask for each sequence, T x T, made in every block, for whole sequences and for those that
                 ulysses makes whole: twice the causal work, at the rate of a context of T keys. A ring's documents:
-                blockwise_attention.py
+                attention_by_rows.py
 
 Kernels compute the scores that a mask hides. Counted in models/attention.py, in ring_attention.py and
-all_gather_attention.py of parallelism/context, and in their traces of 2026-11-23. Ignored: that kernels read the mask,
+context_parallel.py of parallelism/context, and in their traces of 2026-11-23. Ignored: that kernels read the mask,
 which all heads share and caches hold.
 """
 
@@ -30,7 +30,7 @@ import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell, num_sms
 from meshwright.cost.arrays import Bools, Floats, Ints, Passes
-from meshwright.cost.compute.blockwise_attention import BlockwiseAttention
+from meshwright.cost.compute.attention_by_rows import AttentionByRows
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS
 from meshwright.cost.training_setup import Configurations
@@ -111,12 +111,12 @@ class ContextAttention:
         passes, others = own.passes_s(memory_rate, c["kernel_s"]), other.passes_s(memory_rate, c["kernel_s"])
         return _times(products, more, self.cp - 1), _times(passes, others, self.cp - 1)
 
-    def _rows(self, row: Ints, share: float) -> BlockwiseAttention:
+    def _rows(self, row: Ints, share: float) -> AttentionByRows:
         """Return the attention of a `share` of the rank's queries to as many keys as it has of all."""
         blocks = self.blocks
         tokens, width = blocks.tokens[row], np.maximum(blocks.head_width[row], 1.0)
         positions = tokens / self.microbatch_size
-        return BlockwiseAttention(
+        return AttentionByRows(
             sequences=self.microbatch_size,
             queries=positions * share,
             keys=positions,

@@ -3,7 +3,7 @@
     matmul      max(tile_flops / reached rate, bytes / memory rate) + start
     attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
     the rest    bytes / memory rate + start
-    by rows     attention without a kernel: products in float32 and passes over scores, blockwise_attention.py
+    by rows     attention without a kernel: products in float32 and passes over scores, attention_by_rows.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
     on a host   as measured on the machine, with all that the host does besides: host_op_time.py
@@ -30,7 +30,7 @@ from meshwright.cost.achieved_rates import (
 )
 from meshwright.cost.arrays import Floats
 from meshwright.cost.calibrated.host_op_time import HostOps
-from meshwright.cost.compute.blockwise_attention import BlockwiseAttention
+from meshwright.cost.compute.attention_by_rows import AttentionByRows
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.compute.op_bytes import base_name, is_communication, is_free, moved_bytes
 from meshwright.cost.compute.op_shapes import (
@@ -115,7 +115,7 @@ class _Pricer:
     def _by_rows_s(self, shape: AttentionShape) -> float:
         assert shape.by_rows is not None
         constants, device = self.constants, self.device
-        rows = BlockwiseAttention(*(np.array(size, np.float64) for size in (*shape.by_rows, shape.head_width)))
+        rows = AttentionByRows(*(np.array(size, np.float64) for size in (*shape.by_rows, shape.head_width)))
         rate = peak_flops_per_s(device, shape.dtype) * matmul_share(device, shape.dtype, "", constants)
         rate *= power_share(device) ** constants["power_exponent"]
         small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0

@@ -30,7 +30,7 @@ import numpy as np
 
 from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.partition import Partition
-from meshwright.spec.model.op import Attention, Elementwise, Embedding, GroupedMatmul, Matmul, Norm, Op, Rope
+from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Matmul, Norm, Op, Rope
 
 _ROW_PASSES = (12.0, 19.0)
 """Reads and writes of all rows, forward and backward: 2 for a gather, 3 where zeros are written first, 3 for a product
@@ -76,7 +76,7 @@ _MASK = 2.0
 
 def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
     """Return the elements that one microbatch's tokens move forward and backward; 0 where the software is another."""
-    is_block = any(isinstance(op, Attention) for op in ops)
+    is_block = any(isinstance(op, CoreAttention) for op in ops)
     kernels = "compiled" if is_block and partition.compiles_blocks else "eager"
     replaced = is_eager(ops, partition)
     forward, backward = 0.0 * partition.tokens, 0.0 * partition.tokens

@@ -14,7 +14,7 @@ from meshwright.evaluation.backtest.picking import picking_score
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.given import Calibration
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS
-from meshwright.spec.run.backtest import Backtest, MemoryScore, Prediction, Score
+from meshwright.spec.run.backtest_scores import Backtest, MemoryScore, Prediction, Score
 
 _FEWEST = 4
 POOLED, OVERALL = "(smaller sources)", "all sources"

@@ -13,7 +13,7 @@ from meshwright.pages.figures.waterfall_figure import Bars, waterfall_figure
 from meshwright.pages.html.page import PURPOSE
 from meshwright.pages.tables.waterfall import terms_of
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.spec.run.layout_plan import Candidate, Plan
 from meshwright.spec.step.estimate import MEMORY_CLASSES
 from meshwright.units import GiB, format_bytes, format_duration
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.waterfall import percent, plain_table
-from meshwright.spec.run.backtest import Backtest, MemoryScore, PickingScore, Prediction, Score
+from meshwright.spec.run.backtest_scores import Backtest, MemoryScore, PickingScore, Prediction, Score
 
 _HEADERS = ("n", "median", "mean", "bias", "<= 5 %", "<= 10 %", "<= 20 %", "in 80 %\ninterval", "null\nmedian", "mean")
 _NULL_MEANS = "null: one model FLOP rate for each device and precision, which is what a guess would be"

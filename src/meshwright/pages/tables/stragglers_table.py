@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from meshwright.pages.tables.waterfall import table_of
-from meshwright.spec.step.dry_run import Outcome, Stragglers, Straggling
+from meshwright.spec.step.dry_run_report import Outcome, Stragglers, Straggling
 from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.units import format_duration
 

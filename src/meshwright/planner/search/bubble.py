@@ -28,7 +28,6 @@ from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import unit_shares
 from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.configurations import configs_of
 from meshwright.planner.search.rules import cuts_model, runs_schedule
 from meshwright.planner.search.stage_times import BackwardShares, StageShare, stage_times
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
@@ -90,7 +89,7 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
         steady_s -= step.dp_s
     number = num_microbatches_of(layout, request)
     # Not only what is exposed: the replay itself finds what hides a transfer.
-    configs = configs_of(layout_table([layout]), request)
+    configs = request.configs(layout_table([layout]))
     hops = hops_of(configs, fitted_constants())
     # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
     # for more than a mixture of experts.

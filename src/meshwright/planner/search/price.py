@@ -20,9 +20,8 @@ from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import with_bubbles
-from meshwright.planner.search.configurations import configs_of
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import MemoryUse
 
 
@@ -87,14 +86,14 @@ def price_leaner(layouts: LayoutTable, request: PlanRequest) -> Priced:
 
 def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats, request: PlanRequest) -> Priced:
     step = time_steps(layouts, request)
-    return Priced(layouts, memory, headroom, with_bubbles(step, configs_of(layouts, request), request))
+    return Priced(layouts, memory, headroom, with_bubbles(step, request.configs(layouts), request))
 
 
 def time_steps(layouts: LayoutTable, request: PlanRequest) -> StepTerms:
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
         return StepTerms(**{column.name: np.zeros(0) for column in fields(StepTerms)})
-    return _timed(configs_of(layouts, request))
+    return _timed(request.configs(layouts))
 
 
 def steps_of_each_s(
@@ -104,7 +103,7 @@ def steps_of_each_s(
 
     A table of a few layouts takes as long as one of a thousand, so all requests are asked at once.
     """
-    parts = [configs_of(layouts, request) for request in requests]
+    parts = [request.configs(layouts) for request in requests]
     firsts = np.cumsum([0, *(len(part.setups) for part in parts[:-1])])
     configs = Configurations(
         tuple(setup for part in parts for setup in part.setups),
@@ -134,10 +133,7 @@ def weigh(
 
     With `least_headroom_bytes`, the rank of a layout that leaves less may be another one that leaves less.
     """
-    configs, usable_bytes = (
-        configs_of(_with_cuts(layouts, request), request),
-        request.cluster.device.usable_memory_bytes,
-    )
+    configs, usable_bytes = request.configs(_with_cuts(layouts, request)), request.cluster.device.usable_memory_bytes
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
     memory = footprint(configs, most_bytes)
     headroom = usable_bytes - memory.reserved_bytes
@@ -146,7 +142,7 @@ def weigh(
 
 def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ...]:
     """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
-    configs = configs_of(_with_cuts(layout_table([layout] * layout.pp), request), request)
+    configs = request.configs(_with_cuts(layout_table([layout] * layout.pp), request))
     memory = footprint_of_rank(configs, np.arange(layout.pp))
     return tuple(memory_use(memory, rank) for rank in range(layout.pp))
 
@@ -162,20 +158,16 @@ def _with_cuts(layouts: LayoutTable, request: PlanRequest) -> LayoutTable:
 def join(parts: list[Priced]) -> Priced:
     """Return the layouts of all `parts`, in order; what is known of the first ones stays known."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
 
     def joined(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        return type(values[0])(
-            **{
-                column.name: np.concatenate([getattr(value, column.name) for value in values])
-                for column in fields(values[0])
-            }
-        )
+        tables = [getattr(part, name) for part in parts]
+        names = [column.name for column in fields(tables[0])]
+        return type(tables[0])(**{one: np.concatenate([getattr(table, one) for table in tables]) for one in names})
 
     headroom = np.concatenate([part.headroom_bytes for part in parts])
     layouts = concatenate([part.layouts for part in parts])
-    if len(parts) == 1:
-        return first
     return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
 
 

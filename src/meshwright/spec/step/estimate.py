@@ -9,25 +9,25 @@ from meshwright.spec.step.step_decomposition import StepDecomposition
 class MemoryUse(Frozen):
     """One rank's peak device memory by tensor class, in bytes."""
 
-    parameters_bytes: NonNegativeInt = 0
+    parameters_bytes: NonNegativeInt = Field(0, title="parameters")
     """This rank's part of the parameters, in the format they are kept in."""
-    gradients_bytes: NonNegativeInt = 0
+    gradients_bytes: NonNegativeInt = Field(0, title="gradients")
     """This rank's part of the gradients."""
-    optimizer_bytes: NonNegativeInt = 0
+    optimizer_bytes: NonNegativeInt = Field(0, title="optimizer state")
     """Masters and moments."""
-    gathered_bytes: NonNegativeInt = 0
+    gathered_bytes: NonNegativeInt = Field(0, title="unsharded parameters")
     """Whole parameters of the blocks at work, and their gradients before they are reduced (FSDP)."""
-    activations_bytes: NonNegativeInt = 0
+    activations_bytes: NonNegativeInt = Field(0, title="activations")
     """What the backward pass of the microbatches in flight still needs."""
-    logits_bytes: NonNegativeInt = 0
+    logits_bytes: NonNegativeInt = Field(0, title="logits and loss")
     """Logits, their gradient and what the loss makes of them."""
-    buffers_bytes: NonNegativeInt = 0
+    buffers_bytes: NonNegativeInt = Field(0, title="communication buffers")
     """Staging buffers of collectives."""
-    workspace_bytes: NonNegativeInt = 0
+    workspace_bytes: NonNegativeInt = Field(0, title="workspace")
     """Temporary tensors of the op at the peak, and libraries' workspaces."""
-    fragmentation_bytes: NonNegativeInt = 0
+    fragmentation_bytes: NonNegativeInt = Field(0, title="fragmentation")
     """Reserved by the caching allocator and not allocated."""
-    context_bytes: NonNegativeInt = 0
+    context_bytes: NonNegativeInt = Field(0, title="context, communicators")
     """Taken outside the allocator: driver context, loaded kernels, NCCL."""
 
     @property
@@ -46,20 +46,8 @@ class MemoryUse(Frozen):
         return sum(getattr(self, name) for name in type(self).model_fields)
 
 
-MEMORY_CLASSES = {
-    "parameters_bytes": "parameters",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer state",
-    "gathered_bytes": "unsharded parameters",
-    "activations_bytes": "activations",
-    "logits_bytes": "logits and loss",
-    "buffers_bytes": "communication buffers",
-    "workspace_bytes": "workspace",
-    "fragmentation_bytes": "fragmentation",
-    "context_bytes": "context, communicators",
-}
+MEMORY_CLASSES = {name: str(field.title) for name, field in MemoryUse.model_fields.items()}
 """What each class of memory is called in tables and messages."""
-assert list(MEMORY_CLASSES) == list(MemoryUse.model_fields)
 
 
 class Estimate(Frozen):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Self
 
-from pydantic import NonNegativeFloat, model_serializer
+from pydantic import Field, NonNegativeFloat, model_serializer
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.spec.frozen import Frozen
@@ -14,52 +14,53 @@ from meshwright.spec.frozen import Frozen
 class StepDecomposition(Frozen):
     """A step's seconds by component; `total_s` is their sum.
 
-    Formulas distinguish the causes of computation, from the physical floor upwards (floor_s to repeat_s), and jitter_s;
-    timelines, simulated or measured, have COMPONENTS. As JSON it holds the components that its source distinguishes.
+    Formulas distinguish the causes of computation, from the physical floor upwards (floor_s to memory_s, repeat_s), and
+    jitter_s; timelines, simulated or measured, have COMPONENTS. As JSON it holds the components that its source
+    distinguishes.
     """
 
-    floor_s: NonNegativeFloat = 0.0
+    floor_s: NonNegativeFloat = Field(0.0, title="model FLOPs at the dense peak")
     """Model FLOPs over the dense peak of the matmul dtype: no step can take less."""
-    matmul_s: NonNegativeFloat = 0.0
+    matmul_s: NonNegativeFloat = Field(0.0, title="GEMM inefficiency")
     """What large matmuls take above the floor: no device reaches its peak."""
-    tile_s: NonNegativeFloat = 0.0
+    tile_s: NonNegativeFloat = Field(0.0, title="tile and wave quantization")
     """Tiles and waves that a matmul of this shape fills in part."""
-    attention_s: NonNegativeFloat = 0.0
+    attention_s: NonNegativeFloat = Field(0.0, title="attention inefficiency")
     """What attention takes above the floor."""
-    memory_s: NonNegativeFloat = 0.0
+    memory_s: NonNegativeFloat = Field(0.0, title="norms, activations, loss (memory)")
     """Norms, activations, casts, losses: ops that are bound by device memory."""
-    repeat_s: NonNegativeFloat = 0.0
-    """Backward of compiled blocks that a split backward runs a second time."""
-    compute_s: NonNegativeFloat = 0.0
+    compute_s: NonNegativeFloat = Field(0.0, title="compute")
     """Forward and backward on the device, causes not distinguished, with FSDP2's casts, copies within the device's
     memory and sums of gradients."""
-    recompute_s: NonNegativeFloat = 0.0
+    host_s: NonNegativeFloat = Field(0.0, title="CPU-bound (kernel launches)")
+    """CPU-bound: the device waits for kernel launches, Python, the fixed work of a step."""
+    recompute_s: NonNegativeFloat = Field(0.0, title="recomputation")
     """Forward that is recomputed in the backward (activation_checkpoint)."""
-    tp_s: NonNegativeFloat = 0.0
+    repeat_s: NonNegativeFloat = Field(0.0, title="compiled backward run twice (split)")
+    """Backward of compiled blocks that a split backward runs a second time."""
+    tp_s: NonNegativeFloat = Field(0.0, title="tensor-parallel communication")
     """Exposed tensor-parallel collectives, of experts too (etp): no computation hides them, here and below."""
-    cp_s: NonNegativeFloat = 0.0
+    cp_s: NonNegativeFloat = Field(0.0, title="context-parallel communication")
     """Exposed context-parallel communication."""
-    ep_s: NonNegativeFloat = 0.0
+    ep_s: NonNegativeFloat = Field(0.0, title="expert-parallel communication")
     """Exposed expert-parallel all-to-alls."""
-    dp_s: NonNegativeFloat = 0.0
+    dp_s: NonNegativeFloat = Field(0.0, title="data-parallel communication")
     """Exposed data-parallel all-gathers and reductions (FSDP, expert FSDP, dp_replicate), and copies of offloaded
     parameters and gradients between the memories of the host and the device."""
-    pp_s: NonNegativeFloat = 0.0
+    pp_s: NonNegativeFloat = Field(0.0, title="pipeline P2P")
     """Exposed pipeline P2P: messages between stages, in flight while nothing is computed."""
-    other_s: NonNegativeFloat = 0.0
+    other_s: NonNegativeFloat = Field(0.0, title="other communication")
     """Exposed collectives of groups without an axis, such as all ranks: norm, loss; other copies between the memories
     of the host and the device."""
-    jitter_s: NonNegativeFloat = 0.0
-    """Stragglers: the slowest of many ranks, which the others wait for in collectives of any axis."""
-    bubble_s: NonNegativeFloat = 0.0
+    bubble_s: NonNegativeFloat = Field(0.0, title="pipeline bubble")
     """Pipeline bubble: ranks that wait for a message which has not been sent yet, of the first microbatch, after the
     last, or of a slower stage."""
-    optimizer_s: NonNegativeFloat = 0.0
+    optimizer_s: NonNegativeFloat = Field(0.0, title="optimizer")
     """Gradient clipping and the optimizer update: what the device computes after the last backward, without FSDP2."""
-    data_s: NonNegativeFloat = 0.0
+    data_s: NonNegativeFloat = Field(0.0, title="reading data")
     """The host reads the next samples while the device is idle; formulas expect data in time."""
-    host_s: NonNegativeFloat = 0.0
-    """CPU-bound: the device waits for kernel launches, Python, the fixed work of a step."""
+    jitter_s: NonNegativeFloat = Field(0.0, title="stragglers")
+    """Stragglers: the slowest of many ranks, which the others wait for in collectives of any axis."""
 
     @property
     def distinguished(self) -> tuple[str, ...]:
@@ -87,39 +88,14 @@ class StepDecomposition(Frozen):
         names = dict.fromkeys((*self.distinguished, *other.distinguished))
         return {name: getattr(self, name) - getattr(other, name) for name in names}
 
-    def replace(self, **changes: Any) -> Self:
-        """Return a copy with `changes`, which distinguishes the same components and those that change."""
-        return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
-
     @model_serializer(mode="wrap")
     def _distinguished_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, float]:
         values = handler(self)
         return {name: values[name] for name in self.distinguished}
 
 
-COMPONENT_NAMES = {
-    "floor_s": "model FLOPs at the dense peak",
-    "matmul_s": "GEMM inefficiency",
-    "tile_s": "tile and wave quantization",
-    "attention_s": "attention inefficiency",
-    "memory_s": "norms, activations, loss (memory)",
-    "compute_s": "compute",
-    "host_s": "CPU-bound (kernel launches)",
-    "recompute_s": "recomputation",
-    "repeat_s": "compiled backward run twice (split)",
-    "tp_s": "tensor-parallel communication",
-    "cp_s": "context-parallel communication",
-    "ep_s": "expert-parallel communication",
-    "dp_s": "data-parallel communication",
-    "pp_s": "pipeline P2P",
-    "other_s": "other communication",
-    "bubble_s": "pipeline bubble",
-    "optimizer_s": "optimizer",
-    "data_s": "reading data",
-    "jitter_s": "stragglers",
-}
+COMPONENT_NAMES = {name: str(field.title) for name, field in StepDecomposition.model_fields.items()}
 """What each component is called in tables and messages, in their order."""
-assert sorted(COMPONENT_NAMES) == sorted(StepDecomposition.model_fields)
 
 COMPONENTS = (
     "compute_s", "recompute_s", "tp_s", "cp_s", "ep_s", "dp_s", "pp_s", "other_s", "bubble_s", "optimizer_s", "data_s",

@@ -10,7 +10,6 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations
-from meshwright.planner.search.configurations import configs_of
 from meshwright.spec.layout.layout import Layout
 from questions import ask
 
@@ -18,7 +17,7 @@ SPLIT = Layout(pp=2, dp_shard=8, schedule="ZBVZeroBubble", compile=True)
 
 
 def configs(model: str, *layouts: Layout) -> Configurations:
-    return configs_of(layout_table(list(layouts)), ask(model, 16, batch=32))
+    return ask(model, 16, batch=32).configs(layout_table(list(layouts)))
 
 
 def steps(model: str, *layouts: Layout) -> StepTerms:
