@@ -20,8 +20,7 @@ AGENT_OF_VERB = {
 }  # fmt: skip
 """The package that does what a command of app and cli is called after."""
 STILL_SHARED = {
-    "Constant", "Problem", "Stages",
-    "cluster.py", "layout.py", "messages.py", "page.py", "rates.py", "replay.py", "report.py", "stack.py", "write.py",
+    "messages.py", "page.py",
 }  # fmt: skip
 FOREIGN_FOLDER = re.compile(r"(?<![\w.])/(home|Users)/\w+|file:///\w")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import InfeasibleLayout, MeshwrightError
+from meshwright.hardware.catalogue import LOCAL
 from meshwright.hardware.choice import named_cluster
-from meshwright.hardware.local import LOCAL
 from meshwright.planner.explain.verdict import verdict
 from meshwright.planner.plan import find
 from meshwright.planner.rate import rate_problem

@@ -10,9 +10,8 @@ from meshwright.config.load import ResolvedJob
 from meshwright.config.python_objects import object_problems
 from meshwright.data.data_problems import problems as data_problems
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.catalogue import load_device
+from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster
-from meshwright.hardware.local import LOCAL
 from meshwright.hardware.machine import nearest_existing
 from meshwright.spec.job.job import SPLIT_SECTIONS, Job
 from meshwright.spec.job.user_object import is_object_source

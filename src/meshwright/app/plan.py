@@ -74,7 +74,7 @@ class PlanArguments:
             return request
         from meshwright.evaluation.fitting.given_runs import calibrated_stack
 
-        return request.with_setting(stack=calibrated_stack(request.setting.stack, self.given))
+        return request.with_setup(stack=calibrated_stack(request.setup.stack, self.given))
 
 
 def plan(

@@ -8,9 +8,8 @@ import numpy as np
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.hardware.catalogue import load_device, with_example_rates
+from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
 from meshwright.hardware.choice import named_cluster
-from meshwright.hardware.local import LOCAL
 from meshwright.simulator.memory.choose_checkpoints import Checkpoints, Need, choose_checkpoints
 from meshwright.simulator.memory.roles import in_phase
 from meshwright.spec.job.job import Job

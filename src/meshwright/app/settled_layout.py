@@ -44,7 +44,7 @@ def plan_layout(resolved: ResolvedJob, num_ranks: int | None, resumed: Manifest 
         return SettledLayout(layout, resumed.estimate)
     request = plan_request(resolved, Options())
     if num_ranks is not None:
-        request = request.with_setting(cluster=request.cluster.with_num_devices(num_ranks))
+        request = request.with_setup(cluster=request.cluster.with_num_devices(num_ranks))
     if resolved.job.planner.simulate:
         from meshwright.app.simulated.simulated_plan import by_simulation
 

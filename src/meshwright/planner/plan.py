@@ -58,13 +58,13 @@ def make_plan(
     rejections = [*misfits(pick, given, request, found.menu), *invalid_neighbours(pick.layout, request)]
     return Plan(
         model=request.model_name,
-        num_parameters=request.setting.model.num_parameters,
+        num_parameters=request.setup.model.num_parameters,
         cluster=request.cluster.name,
         device=request.cluster.device.name,
         num_devices=request.num_devices,
         usable_memory_bytes=int(request.cluster.device.usable_memory_bytes),
         workload=request.workload,
-        stack=request.setting.stack.name,
+        stack=request.setup.stack.name,
         kept=tuple(change_of(pick.layout, key) for key in request.fixed),
         layouts_scored=found.num_scored,
         layouts_that_fit=len(found.priced),

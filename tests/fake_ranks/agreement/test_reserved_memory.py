@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from meshwright.config.load import load_job
-from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout import Layout
@@ -98,7 +98,7 @@ class _Asked(NamedTuple):
 
     layout: Layout
     cluster: Cluster
-    cases: Cases
+    configs: Configurations
     traces: Traces
 
 
@@ -111,10 +111,10 @@ def _asked(folder: Path, layout: str) -> _Asked:
     cluster = load_cluster("h100-ib400").with_num_devices(8)
     architecture = resolve_architecture(job.model)
     assert architecture is not None
-    setting = Setting(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
+    setup = TrainingSetup(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
     resolved = layout_of(job, 8)
     traces = trace_job(TRAINER_STEP, loaded, 8, how=TraceOptions(use_cache=False))
-    return _Asked(resolved, cluster, Cases.of_one(setting, layout_table([resolved])), traces)
+    return _Asked(resolved, cluster, Configurations.of_one(setup, layout_table([resolved])), traces)
 
 
 def _compare(folder: Path, layout: str) -> None:

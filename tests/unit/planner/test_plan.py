@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from meshwright.cost.communication.messages import hops_of
+from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
-from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.step_times import unit_shares
 from meshwright.planner.candidate import judge, recomputed_share
 from meshwright.planner.explain.infeasible import invalid_neighbours
 from meshwright.planner.explain.what_if import LATENCIES, scaled_network
@@ -34,7 +34,7 @@ from meshwright.spec.step.workload import Workload
 from questions import ask
 
 QUESTION = ask("llama3-70b", 64, seq_len=8192, batch=64)
-FLOAT32 = ask("llama3-8b", 64, batch=512).with_setting(
+FLOAT32 = ask("llama3-8b", 64, batch=512).with_setup(
     workload=Workload(seq_len=8192, global_batch_size=512, precision="float32")
 )
 
@@ -68,7 +68,7 @@ def test_the_estimate_of_the_pick_is_what_judging_its_layout_gives() -> None:
 
 def test_mfu_is_the_floor_as_a_share_of_the_step() -> None:
     estimate = plan().pick.estimate
-    flops = QUESTION.setting.model.flops_per_token(8192) * 64 * 8192
+    flops = QUESTION.setup.model.flops_per_token(8192) * 64 * 8192
     peak = QUESTION.cluster.device.peak_flops_per_s("bfloat16")
     assert peak is not None
     assert estimate.mfu == pytest.approx(flops / peak / 64 / estimate.step.total_s, rel=0.02)
@@ -157,9 +157,7 @@ def test_lower_precision_is_only_a_what_if() -> None:
     assert plan().workload.precision == "bfloat16"
     assert what_if.best.estimate.step.total_s < plan().pick.estimate.step.total_s
     assert not what_if.is_runnable
-    (of_others,) = make_plan(
-        ask(num_devices=8).with_setting(stack=load_stack("torchtitan-2025")), min_scored=0
-    ).what_ifs
+    (of_others,) = make_plan(ask(num_devices=8).with_setup(stack=load_stack("torchtitan-2025")), min_scored=0).what_ifs
     assert of_others.is_runnable
 
 
@@ -229,7 +227,7 @@ def test_a_layout_table_of_one_is_priced_like_a_row_of_many() -> None:
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_questions_asked_at_once_are_answered_as_one_by_one(is_compiled: bool) -> None:
     rows = layout_table([Layout(dp_shard=64, compile=is_compiled), Layout(dp_shard=32, pp=2, compile=True)])
-    slower = QUESTION.with_setting(cluster=scaled_network(QUESTION.cluster, 0.5))
+    slower = QUESTION.with_setup(cluster=scaled_network(QUESTION.cluster, 0.5))
     alone = [price(rows, question, only_fitting=False).total_s for question in (QUESTION, slower)]
     assert (alone[0] < alone[1]).all()
     assert steps_of_each_s(rows, [QUESTION, slower]) == pytest.approx(np.stack(alone))
@@ -264,7 +262,7 @@ def test_no_pipeline_is_faster_than_its_busiest_rank(schedule: str) -> None:
     question = ask("qwen3-0.6b", 16, seq_len=4096, batch=32)
     layout = Layout(pp=8, dp_shard=2, schedule=schedule, compile=True, activation_checkpoint="full")
     step = judge(layout, question).estimate.step
-    head = unit_shares(question.cases(layout_table([layout])))[-1]
+    head = unit_shares(question.configs(layout_table([layout])))[-1]
     steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
     assert head > 1.1 / layout.pp
     assert step.total_s > 0.98 * head * layout.pp * steady_s
@@ -276,7 +274,7 @@ def test_a_pipeline_of_one_microbatch_takes_all_its_stages_and_both_transfers() 
     step = judge(layout, question).estimate.step
     steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
     # Each rank is a node of its own.
-    transfer_s = hops_of(question.cases(layout_table([layout])), fitted_constants()).hop_s[1]
+    transfer_s = hops_of(question.configs(layout_table([layout])), fitted_constants()).hop_s[1]
     assert transfer_s > 0.001 * steady_s
     # Of steady_s, the mean of both ranks, all is done one after the other.
     assert step.bubble_s + step.pp_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.cost.communication.padding import padding_of
 from meshwright.cost.compute.op_time import op_seconds
+from meshwright.cost.memory.footprint_states import padding_of
 from meshwright.errors import ConfigError
 from meshwright.planner.candidate import judge
 from meshwright.planner.explain.verdict import memory_fixes
@@ -90,8 +90,8 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
 def _padding(subject: Subject) -> Padding | None:
     if subject.layout is None or subject.request is None:
         return None
-    setting = subject.request.setting
-    return padding_of(setting.model, subject.layout, setting.workload.activation_element_bytes)
+    setup = subject.request.setup
+    return padding_of(setup.model, subject.layout, setup.workload.activation_element_bytes)
 
 
 def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Outcome:

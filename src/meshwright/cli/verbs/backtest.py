@@ -34,13 +34,13 @@ def command(
     no row that can be used.
     """
     from meshwright.errors import ConfigError
-    from meshwright.evaluation.backtest.replay import calibrated, load_runs, replay, write_predictions
-    from meshwright.evaluation.backtest.report import backtest, shipped_sizes
+    from meshwright.evaluation.backtest.predict_runs import calibrated, load_runs, predict_runs, write_predictions
+    from meshwright.evaluation.backtest.score import backtest, shipped_sizes
     from meshwright.evaluation.fitting.given_runs import calibrate_given
 
     calibrations = calibrate_given(given)
     runs = calibrated(load_runs(runs_file), calibrations)
-    predictions = replay(runs)
+    predictions = predict_runs(runs)
     reports = [backtest(_title(list(calibrations)), runs, predictions, shipped_sizes(calibrations))]
     reports += _left_out(runs, predictions, folds=folds, leave_out=leave_out)
     if out is not None:

@@ -181,7 +181,7 @@ def _files(folder: Path, device_type: str, num_ranks: int, name: str | None) -> 
 
 def _write(files: tuple[Path, Path], device: Device, cluster: Cluster) -> None:
     from meshwright.errors import ConfigError
-    from meshwright.hardware.write import cluster_toml, device_toml
+    from meshwright.hardware.entry_toml import cluster_toml, device_toml
 
     for file, text in zip(files, (device_toml(device), cluster_toml(cluster)), strict=True):
         try:

@@ -158,7 +158,7 @@ def _budget_request(request: PlanRequest, given: dict[str, Any], price: float | 
 
     return BudgetRequest(
         num_tokens=count("tokens", given["tokens"]),
-        num_parameters=request.setting.model.num_parameters,
+        num_parameters=request.setup.model.num_parameters,
         workload=request.workload,
         price_per_device_hour=price,
         deadline_s=None if given["deadline"] is None else _duration_s(given["deadline"]),

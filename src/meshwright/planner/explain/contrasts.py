@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.layout_table import Bools, LayoutTable, layout_table
+from meshwright.cost.arrays import Bools
+from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.planner.candidate import candidate_at
 from meshwright.planner.explain.explain import KEYS, change_of
 from meshwright.planner.request import PlanRequest

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
 from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_rank, memory_use
-from meshwright.cost.memory.offload import host_headroom_bytes, host_s
+from meshwright.cost.memory.host_memory import host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import with_bubbles
 from meshwright.spec.layout.layout import Layout
@@ -85,14 +86,14 @@ def price_leaner(layouts: LayoutTable, request: PlanRequest) -> Priced:
 
 def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats, request: PlanRequest) -> Priced:
     step = time_steps(layouts, request)
-    return Priced(layouts, memory, headroom, with_bubbles(step, request.cases(layouts), request))
+    return Priced(layouts, memory, headroom, with_bubbles(step, request.configs(layouts), request))
 
 
 def time_steps(layouts: LayoutTable, request: PlanRequest) -> StepTerms:
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
         return StepTerms(**{column.name: np.zeros(0) for column in fields(StepTerms)})
-    return _timed(request.cases(layouts))
+    return _timed(request.configs(layouts))
 
 
 def steps_of_each_s(
@@ -102,26 +103,26 @@ def steps_of_each_s(
 
     A table of a few layouts takes as long as one of a thousand, so all requests are asked at once.
     """
-    parts = [request.cases(layouts) for request in requests]
-    firsts = np.cumsum([0, *(len(part.settings) for part in parts[:-1])])
-    cases = Cases(
-        tuple(setting for part in parts for setting in part.settings),
-        np.concatenate([part.setting + first for part, first in zip(parts, firsts, strict=True)]),
+    parts = [request.configs(layouts) for request in requests]
+    firsts = np.cumsum([0, *(len(part.setups) for part in parts[:-1])])
+    configs = Configurations(
+        tuple(setup for part in parts for setup in part.setups),
+        np.concatenate([part.setup_index + first for part, first in zip(parts, firsts, strict=True)]),
         concatenate([layouts] * len(parts)),
     )
-    step = with_bubbles(_timed(cases, constants), cases, requests[0])
+    step = with_bubbles(_timed(configs, constants), configs, requests[0])
     return step.total_s.reshape(len(requests), len(layouts))
 
 
-def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
-    step = step_times(cases, constants)
-    if not cases.layouts.cpu_offload.any():
+def _timed(configs: Configurations, constants: Constants | None = None) -> StepTerms:
+    step = step_times(configs, constants)
+    if not configs.layouts.cpu_offload.any():
         return step
     # The device waits while the host runs the optimizer, which takes the device no time then.
     return replace(
         step,
-        host_s=step.host_s + host_s(cases),
-        optimizer_s=np.where(cases.layouts.cpu_offload, 0.0, step.optimizer_s),
+        host_s=step.host_s + host_s(configs),
+        optimizer_s=np.where(configs.layouts.cpu_offload, 0.0, step.optimizer_s),
     )
 
 
@@ -132,17 +133,17 @@ def weigh(
 
     With `least_headroom_bytes`, the rank of a layout that leaves less may be another one that leaves less.
     """
-    cases, usable_bytes = request.cases(_with_cuts(layouts, request)), request.cluster.device.usable_memory_bytes
+    configs, usable_bytes = request.configs(_with_cuts(layouts, request)), request.cluster.device.usable_memory_bytes
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
-    memory = footprint(cases, most_bytes)
+    memory = footprint(configs, most_bytes)
     headroom = usable_bytes - memory.reserved_bytes
-    return memory, np.minimum(headroom, host_headroom_bytes(cases)) if layouts.cpu_offload.any() else headroom
+    return memory, np.minimum(headroom, host_headroom_bytes(configs)) if layouts.cpu_offload.any() else headroom
 
 
 def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ...]:
     """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
-    cases = request.cases(_with_cuts(layout_table([layout] * layout.pp), request))
-    memory = footprint_of_rank(cases, np.arange(layout.pp))
+    configs = request.configs(_with_cuts(layout_table([layout] * layout.pp), request))
+    memory = footprint_of_rank(configs, np.arange(layout.pp))
     return tuple(memory_use(memory, rank) for rank in range(layout.pp))
 
 

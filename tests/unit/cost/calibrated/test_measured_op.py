@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from cost_cases import cases, setting
+from cost_configs import configs, training_setup
 from meshwright.cost.calibrated.measured_op import KERNELS_PER_OP
-from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.errors import UnsupportedError
 from meshwright.models.llama import LlamaBlock
 from meshwright.models.rope import rope_tables
@@ -101,13 +101,13 @@ def machine(device: Device = DEVICE) -> Cluster:
     )
 
 
-def of(device: Device = DEVICE, **workload: Any) -> Setting:
+def of(device: Device = DEVICE, **workload: Any) -> TrainingSetup:
     given = {"seq_len": SEQ_LEN, "global_batch_size": BATCH, "precision": "float32"} | workload
-    return setting("llama-1m", machine(device), "meshwright", **given)
+    return training_setup("llama-1m", machine(device), "meshwright", **given)
 
 
-def step(setting: Setting, **layout: Any) -> StepDecomposition:
-    return step_times(cases(setting, Layout(**layout))).decomposition(0)
+def step(setup: TrainingSetup, **layout: Any) -> StepDecomposition:
+    return step_times(configs(setup, Layout(**layout))).decomposition(0)
 
 
 MODEL = model_spec(PRESETS["llama-1m"])
@@ -185,10 +185,10 @@ def test_units_are_gathered_for_each_pass_and_reduced_as_often_as_asked(
 
 
 def test_what_nobody_measured_is_priced_as_without_it() -> None:
-    other = setting("llama3-8b", "h100-ib400", "torchtitan-2025")
+    other = training_setup("llama3-8b", "h100-ib400", "torchtitan-2025")
     layout = Layout(dp_shard=8)
-    alone = step_times(cases(other, layout))
-    both = step_times(Cases((of(), other), np.array([0, 1]), layout_table([Layout(dp_shard=2), layout])))
+    alone = step_times(configs(other, layout))
+    both = step_times(Configurations((of(), other), np.array([0, 1]), layout_table([Layout(dp_shard=2), layout])))
     assert np.isfinite(both.total_s).all()
     assert both.decomposition(1) == alone.decomposition(0)
 

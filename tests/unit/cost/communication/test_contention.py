@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
+from cost_configs import configs, training_setup
 from meshwright.cost.communication.contention import FsdpTraffic, LinkShares, contended_fabrics
 from meshwright.cost.communication.group import group_of
 from meshwright.cost.stacks import OURS
@@ -17,7 +17,9 @@ from meshwright.spec.layout.layout import Layout
 
 def steps(cluster: str, *layouts: Layout, stack: str = OURS) -> StepTerms:
     found = load_cluster(cluster)
-    return step_times(cases(setting("llama3-8b", found.with_num_devices(layouts[0].num_ranks), stack), *layouts))
+    return step_times(
+        configs(training_setup("llama3-8b", found.with_num_devices(layouts[0].num_ranks), stack), *layouts)
+    )
 
 
 def sharded_and_not(cluster: str, layout: Layout, stack: str = OURS) -> list[float]:
@@ -50,7 +52,7 @@ def test_tp_takes_longer_on_links_that_fsdp_uses_but_not_twice_as_long() -> None
 def test_an_axis_takes_longer_by_what_it_shares_with_fsdp(
     forward: tuple[float, float], span: tuple[float, float], longer: float
 ) -> None:
-    fabric = StepPricer(cases(setting("llama3-8b", load_cluster("h100-ib400"), OURS), Layout(tp=2))).fabric
+    fabric = StepPricer(configs(training_setup("llama3-8b", load_cluster("h100-ib400"), OURS), Layout(tp=2))).fabric
     tp, fsdp = group_of(1, np.array([2]), fabric), group_of(2, np.array([4]), fabric)
     in_forward, in_last = np.array(forward)[:, None], np.array([0.0, 1.0])[:, None]
     # A gather in half of the forwards, and in one backward of four a reduction.
@@ -87,8 +89,8 @@ def test_a_ring_shares_its_links_with_the_fsdp_that_spans_it() -> None:
 
 def test_ulysses_sends_to_every_rank_of_its_group() -> None:
     """Of 16 ranks in two nodes 7 peers are inside and 8 are outside."""
-    of = setting("llama3-8b", load_cluster("h100-ib400").with_num_devices(16), OURS)
-    pricer = StepPricer(cases(of, *(Layout(cp=16, cp_method=name) for name in ("ulysses", "all-gather"))))
+    of = training_setup("llama3-8b", load_cluster("h100-ib400").with_num_devices(16), OURS)
+    pricer = StepPricer(configs(of, *(Layout(cp=16, cp_method=name) for name in ("ulysses", "all-gather"))))
     _, shares, _ = pricer.communication.shares(pricer.fabric)
     inside, network = (rate[0] for rate in (pricer.fabric.intra_bytes_per_s, pricer.fabric.inter_bytes_per_s))
     spread, ring = (shares.inside / shares.network).tolist()

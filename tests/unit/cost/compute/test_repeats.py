@@ -5,23 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.cost.case import Cases
 from meshwright.cost.compute.repeats import compiled_share, repeated_share
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.layout.layout import Layout
 from questions import ask
 
 SPLIT = Layout(pp=2, dp_shard=8, schedule="ZBVZeroBubble", compile=True)
 
 
-def cases(model: str, *layouts: Layout) -> Cases:
-    return ask(model, 16, batch=32).cases(layout_table(list(layouts)))
+def configs(model: str, *layouts: Layout) -> Configurations:
+    return ask(model, 16, batch=32).configs(layout_table(list(layouts)))
 
 
 def steps(model: str, *layouts: Layout) -> StepTerms:
-    return step_times(cases(model, *layouts))
+    return step_times(configs(model, *layouts))
 
 
 def test_experts_on_ranks_of_their_own_are_computed_once() -> None:
@@ -43,10 +43,10 @@ def test_attention_of_a_ring_is_computed_once() -> None:
 
 def test_shares_by_flops_are_those_of_what_is_compiled() -> None:
     layouts = [SPLIT, SPLIT.replace(ep=8), SPLIT.replace(schedule="1F1B")]
-    whole, in_parts, unsplit = repeated_share(cases("qwen3-30b-a3b", *layouts))
+    whole, in_parts, unsplit = repeated_share(configs("qwen3-30b-a3b", *layouts))
     # All stages of four but the first split their backwards.
     assert whole == pytest.approx(3 / 4)
     assert unsplit == 0.0
-    share = compiled_share(cases("qwen3-30b-a3b", *layouts))
+    share = compiled_share(configs("qwen3-30b-a3b", *layouts))
     assert np.allclose(share, [1.0, in_parts / whole, 1.0])
     assert 0.3 < share[1] < 0.7

@@ -98,7 +98,7 @@ def test_what_no_run_backs_is_named_and_widens_the_interval(layout: Layout, word
     question = ask("llama3-8b", 16, batch=64)
     candidate = judge(layout, question)
     assert list(candidate.unmeasured) == words
-    expected = np.hypot(question.setting.stack.relative_error, LEFT_OUT_ERROR * len(words))
+    expected = np.hypot(question.setup.stack.relative_error, LEFT_OUT_ERROR * len(words))
     assert candidate.estimate.relative_error == pytest.approx(expected)
 
 
@@ -109,13 +109,13 @@ def test_no_published_run_has_what_is_called_unmeasured(published_runs: list[Mea
     assert {layout.cp_method for layout in layouts if layout.cp > 1} == {"all-gather"}
     stacks = {run.row.stack for run in published_runs if run.layout is not None and run.layout.async_tp}
     assert {stack.split("-")[0] for stack in stacks} == {"torchtitan"}
-    setting = ask("llama3-8b", 16, batch=64).setting
-    assert any(unmeasured_features(layout, setting) for layout in layouts)
+    setup = ask("llama3-8b", 16, batch=64).setup
+    assert any(unmeasured_features(layout, setup) for layout in layouts)
 
 
 def test_a_precision_that_is_planned_and_not_trained_is_named() -> None:
-    setting = ask("llama3-8b", 16, batch=64).setting
-    low = replace(setting, workload=setting.workload.replace(precision="float8-rowwise"))
+    setup = ask("llama3-8b", 16, batch=64).setup
+    low = replace(setup, workload=setup.workload.replace(precision="float8-rowwise"))
     (feature,) = unmeasured_features(Layout(dp_shard=16), low)
     assert feature == "precision=float8-rowwise (meshwright does not train in it yet)"
 

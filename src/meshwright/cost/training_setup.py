@@ -1,4 +1,7 @@
-"""Cases: what is priced. The planner has one setting and many layouts, a backtest a setting for every run."""
+"""Configurations to price: layouts, each with its model, workload, cluster and stack.
+
+The planner has one setup and many layouts, a backtest a setup for every run.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
-class Setting:
-    """All that a step's time depends on besides the layout."""
+class TrainingSetup:
+    """Model, workload, cluster and software stack: all that a step depends on besides the layout."""
 
     model: ModelSpec
     workload: Workload
@@ -45,10 +47,9 @@ class Setting:
         return self.is_own and self.workload.masks_documents
 
     @property
-    def lacks_flash_attention(self) -> bool:
-        """Return whether torch has no flash attention for the format: on devices for none of more than 16 bits."""
-        is_wide = self.workload.activation_element_bytes > BYTES_PER_ELEMENT["bfloat16"]
-        return is_wide and not self.cluster.device.is_host
+    def has_wide_activations(self) -> bool:
+        """Return whether activations have more than 16 bits, for which accelerators have no flash attention."""
+        return self.workload.activation_element_bytes > BYTES_PER_ELEMENT["bfloat16"]
 
     @property
     def gathers_low(self) -> bool:
@@ -57,32 +58,36 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cases:
-    """Layouts, each in one of the settings."""
+class Configurations:
+    """Layouts, each in one of the setups."""
 
-    settings: tuple[Setting, ...]
-    setting: NDArray[np.int64]
-    """Position in `settings` of each layout's setting."""
+    setups: tuple[TrainingSetup, ...]
+    setup_index: Ints
+    """Position in `setups` of each layout's setup."""
     layouts: LayoutTable
 
     def __len__(self) -> int:
         return len(self.layouts)
 
     @classmethod
-    def of_one(cls, setting: Setting, layouts: LayoutTable) -> Cases:
-        """Return all `layouts` in one setting."""
-        return cls((setting,), np.zeros(len(layouts), np.int64), layouts)
+    def of_one(cls, setup: TrainingSetup, layouts: LayoutTable) -> Configurations:
+        """Return all `layouts` in one setup."""
+        return cls((setup,), np.zeros(len(layouts), np.int64), layouts)
 
-    def take(self, rows: NDArray[Any]) -> Cases:
-        """Return the cases at `rows` (positions or a mask)."""
-        return Cases(self.settings, self.setting[rows], self.layouts.take(rows))
+    def take(self, rows: NDArray[Any]) -> Configurations:
+        """Return the configurations at `rows` (positions or a mask)."""
+        return Configurations(self.setups, self.setup_index[rows], self.layouts.take(rows))
 
-    def each(self, value: Callable[[Setting], float]) -> Floats:
-        """Return `value` of each case's setting, one float a case."""
-        return np.array([value(setting) for setting in self.settings], np.float64)[self.setting]
+    def each(self, value: Callable[[TrainingSetup], float]) -> Floats:
+        """Return `value` of each configuration's setup, one float a configuration."""
+        return np.array([value(setup) for setup in self.setups], np.float64)[self.setup_index]
+
+    def has(self, is_true: Callable[[TrainingSetup], bool]) -> Bools:
+        """Return whether a statement is true of each configuration's setup."""
+        return np.array([is_true(setup) for setup in self.setups], np.bool_)[self.setup_index]
 
     @property
     def num_microbatches(self) -> Floats:
         """Return the microbatches that one data-parallel rank runs in a step."""
-        batch = self.each(lambda setting: setting.workload.global_batch_size)
+        batch = self.each(lambda setup: setup.workload.global_batch_size)
         return np.asarray(batch / (self.layouts.dp * self.layouts.microbatch_size), np.float64)

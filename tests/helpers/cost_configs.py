@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import Layout
@@ -25,23 +25,23 @@ BATCH = 1024
 SEQ_LEN = 4096
 
 
-def setting(
+def training_setup(
     model: str = "llama3-8b", cluster: str | Cluster = "h100-ib400", stack: str = "generic", **workload: Any
-) -> Setting:
-    """Return a setting; what `workload` does not say is BATCH sequences of SEQ_LEN tokens in bfloat16."""
+) -> TrainingSetup:
+    """Return a setup; what `workload` does not say is BATCH sequences of SEQ_LEN tokens in bfloat16."""
     sizes = {"seq_len": SEQ_LEN, "global_batch_size": BATCH} | workload
     cluster = _cluster(cluster) if isinstance(cluster, str) else cluster
-    return Setting(_spec(model), Workload(**sizes), cluster, load_stack(stack))
+    return TrainingSetup(_spec(model), Workload(**sizes), cluster, load_stack(stack))
 
 
-def changed(of: Setting, **fields: Any) -> Setting:
-    """Return the setting with other fields of its stack."""
+def changed(of: TrainingSetup, **fields: Any) -> TrainingSetup:
+    """Return the setup with other fields of its stack."""
     return replace(of, stack=of.stack.replace(**fields))
 
 
-def cases(of: Setting, *layouts: Layout) -> Cases:
-    """Return the layouts in one setting."""
-    return Cases.of_one(of, layout_table(layouts))
+def configs(of: TrainingSetup, *layouts: Layout) -> Configurations:
+    """Return the layouts in one setup."""
+    return Configurations.of_one(of, layout_table(layouts))
 
 
 @st.composite

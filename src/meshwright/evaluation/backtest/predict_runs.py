@@ -1,4 +1,4 @@
-"""replay: a prediction for every row of a file of measured runs, with the constants that are shipped."""
+"""predict_runs: a prediction for every row of a file of measured runs, with the constants that are shipped."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshwright.cost.achieved_rates import peaks_of
 from meshwright.cost.memory.footprint import Footprint, fits, footprint
-from meshwright.cost.rates import peaks_of
 from meshwright.cost.step_times import step_times
 from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
 from meshwright.evaluation.backtest.null_model import null_step_s, shipped_null_model
 from meshwright.evaluation.dataset.read import MeasuredRun, read_runs
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.evaluation.fitting.given import Calibration
-from meshwright.evaluation.fitting.timed_runs import cases_of_runs, measured_step_s
+from meshwright.evaluation.fitting.timed_runs import configs_of_runs, measured_step_s
 from meshwright.spec.run.backtest_scores import Prediction
 
 COLUMNS = (
@@ -53,7 +53,7 @@ def calibrated(runs: Sequence[MeasuredRun], calibrations: Mapping[str, Calibrati
     return [_calibrated(run, calibrations.get(run.row.stack)) for run in runs]
 
 
-def replay(runs: Sequence[MeasuredRun]) -> list[Prediction]:
+def predict_runs(runs: Sequence[MeasuredRun]) -> list[Prediction]:
     """Return a prediction for each run, in order; one that cannot be priced carries the reason."""
     priced = [run for run in runs if run.is_supported]
     found = dict(zip((run.row.id for run in priced), _price(priced), strict=True)) if priced else {}
@@ -80,25 +80,25 @@ class _Price:
 
 def _checked(run: MeasuredRun) -> MeasuredRun:
     """Return the run, with the reason if its device lacks a figure that pricing needs."""
-    if run.setting is None:
+    if run.setup is None:
         return run
     try:
-        peaks_of((run.setting,))
+        peaks_of((run.setup,))
     except UnsupportedError as error:
-        return replace(run, setting=None, layout=None, unsupported_reason=str(error))
+        return replace(run, setup=None, layout=None, unsupported_reason=str(error))
     return run
 
 
 def _calibrated(run: MeasuredRun, calibration: Calibration | None) -> MeasuredRun:
-    if run.setting is None or calibration is None:
+    if run.setup is None or calibration is None:
         return run
-    return replace(run, setting=replace(run.setting, stack=calibration.applied(run.setting.stack)))
+    return replace(run, setup=replace(run.setup, stack=calibration.applied(run.setup.stack)))
 
 
 def _price(runs: Sequence[MeasuredRun]) -> list[_Price]:
-    cases = cases_of_runs(runs)
-    memory = footprint(cases)
-    columns = zip(step_times(cases).total_s, fits(memory, cases), strict=True)
+    configs = configs_of_runs(runs)
+    memory = footprint(configs)
+    columns = zip(step_times(configs).total_s, fits(memory, configs), strict=True)
     return [
         _Price(float(step_s), _peak_bytes(memory, row, runs[row].row), bool(fit))
         for row, (step_s, fit) in enumerate(columns)
@@ -118,7 +118,7 @@ def _prediction(run: MeasuredRun, price: _Price | None) -> Prediction:
         reason = reason or f"not compared: {error}"
     if price is not None and not (math.isfinite(price.step_s) and price.step_s > 0 and math.isfinite(price.peak_bytes)):
         price, reason = None, "its sizes are beyond what can be priced"
-    if price is None or run.setting is None:
+    if price is None or run.setup is None:
         return Prediction(
             id=run.row.id,
             source=run.row.source,
@@ -129,16 +129,16 @@ def _prediction(run: MeasuredRun, price: _Price | None) -> Prediction:
     return Prediction(
         id=run.row.id,
         source=run.row.source,
-        stack=run.setting.stack.name,
+        stack=run.setup.stack.name,
         predicted_step_time_s=price.step_s,
-        relative_error=run.setting.stack.relative_error,
+        relative_error=run.setup.stack.relative_error,
         predicted_peak_bytes=price.peak_bytes,
         fits=price.fits,
         assumed=run.assumed,
         measured_step_time_s=measured_s,
         measured_peak_bytes=measured_bytes if measured_bytes else None,
         memory_kind=run.row.text("mem_kind"),
-        null_step_time_s=null_step_s(run.setting, shipped_null_model()),
+        null_step_time_s=null_step_s(run.setup, shipped_null_model()),
         unsupported_reason=reason,
     )
 

@@ -1,4 +1,4 @@
-"""Messages: what pipeline ranks send each other, in seconds.
+"""PipelineP2P: what pipeline ranks send each other, in seconds.
 
     message      the residual stream of a microbatch to the next stage, its gradient to the one before
     exposed      2 (share x microbatches x chunks x slowest hop + (pp - 1) x mean hop): a share, fitted by stack, of the
@@ -12,59 +12,36 @@ al. 2021 (arXiv:2104.04473). Ignored: what others' software does about a tied he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
-from meshwright.cost.communication.group import Group, group_of
+from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.communication.point_to_point import hops_by_border_s, mean_send_s, send_s
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.pipeline.replay import Hops
 from meshwright.cost.stack_factors import stacks_of
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import Work, work_of
 from meshwright.spec.layout.layout import V_SCHEDULES
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 
-def messages_of(cases: Cases, work: Work) -> Messages:
-    """Return the cases' messages, to be priced with a fabric and constants."""
-    owners, layouts = work.owners, cases.layouts
-    tied = np.bincount(owners.key, owners.tied_parameters * owners.count, minlength=len(work.setting))
-    gradient_bytes = cases.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
-    has_copy = (cases.each(lambda s: float(s.is_own)) > 0) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
-    return Messages(
-        layouts=layouts,
-        work=work,
-        element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
-        has_sequence_parallel=cases.each(lambda s: float(s.stack.sequence_parallel)) > 0,
-        overlaps=cases.each(lambda s: float(s.stack.p2p_overlap)) > 0,
-        tied_bytes=has_copy * tied[work.key_of_case] / layouts.fsdp * gradient_bytes,
-    )
+class PipelineP2P:
+    """Sends and receives of a pipeline, to be priced with a fabric and constants; one element a configuration."""
 
-
-def hops_of(cases: Cases, constants: Constants) -> Hops:
-    """Return how long messages are on their way between the pipeline ranks of the only case."""
-    fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in cases.settings]
-    fabric = stacks_of(cases).slowed(stack_fabrics(fabrics, cases.setting), constants)
-    return messages_of(cases, work_of(cases)).hops(fabric, constants)
-
-
-@dataclass(frozen=True)
-class Messages:
-    """One element a case."""
-
-    layouts: LayoutTable
-    work: Work
-    element_bytes: Floats
-    has_sequence_parallel: NDArray[np.bool_]
-    overlaps: NDArray[np.bool_]
-    tied_bytes: Floats
-    """Of a tied head's gradients on one rank."""
+    def __init__(self, configs: Configurations, work: Work) -> None:
+        blocks, layouts = work.blocks, configs.layouts
+        self.layouts, self.work = layouts, work
+        self.element_bytes = configs.each(lambda s: s.workload.activation_element_bytes)
+        self.has_sequence_parallel = configs.has(lambda s: s.stack.sequence_parallel)
+        self.overlaps = configs.has(lambda s: s.stack.p2p_overlap)
+        tied = np.bincount(blocks.key, blocks.tied_parameters * blocks.count, minlength=len(work.setup_index))
+        gradient_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
+        has_copy = configs.has(lambda s: s.is_own) & (layouts.pp > 1) & ~layouts.has_schedule(V_SCHEDULES)
+        self.tied_bytes = has_copy * tied[work.key_of_config] / layouts.fsdp * gradient_bytes
+        """Of a tied head's gradients on one rank."""
 
     def exposed_s(self, fabric: Fabric, c: Constants, num_microbatches: Floats) -> Floats:
         """Return the exposed seconds of all messages in a step."""
@@ -79,7 +56,7 @@ class Messages:
         return 2 * (steady + (layouts.pp - 1) * mean) + waits + self._tied_s(fabric)
 
     def hops(self, fabric: Fabric, c: Constants) -> Hops:
-        """Return how long messages are on their way between the pipeline ranks of the only case."""
+        """Return how long messages are on their way between the pipeline ranks of the only configuration."""
         group, added_s = self._group(fabric), self._added_s(fabric, c)
         ranks = np.arange(self.layouts.pp[0])
         per_domain = np.maximum(fabric.domain_size // group.stride, 1)
@@ -90,16 +67,16 @@ class Messages:
             tied_s=float(self._tied_s(fabric)[0]),
         )
 
-    def _group(self, fabric: Fabric) -> Group:
+    def _group(self, fabric: Fabric) -> RankGroup:
         return group_of(self.layouts.num_ranks // self.layouts.pp, self.layouts.pp, fabric)
 
     def _bytes(self) -> Floats:
         """Return the bytes of a message. Each tp rank sends its part (Narayanan 2021, 4.1)."""
-        owners = self.work.owners
-        first = np.zeros(len(self.work.setting), np.int64)
-        first[owners.key[::-1]] = np.arange(len(owners.key))[::-1]
-        owner = first[self.work.key_of_case]
-        return owners.tokens[owner] * owners.width[owner] * self.element_bytes / self.layouts.tp
+        blocks = self.work.blocks
+        first = np.zeros(len(self.work.setup_index), np.int64)
+        first[blocks.key[::-1]] = np.arange(len(blocks.key))[::-1]
+        row = first[self.work.key_of_config]
+        return blocks.tokens[row] * blocks.width[row] * self.element_bytes / self.layouts.tp
 
     def _added_s(self, fabric: Fabric, c: Constants) -> Floats:
         """Return what a hop takes besides: without sequence parallelism tp ranks gather the whole again."""
@@ -110,3 +87,10 @@ class Messages:
     def _tied_s(self, fabric: Fabric) -> Floats:
         """Return the seconds of exchanging the gradients of a tied head, one way after the other."""
         return np.where(self.tied_bytes > 0, 2 * send_s(self.tied_bytes, self._group(fabric), fabric), 0.0)
+
+
+def hops_of(configs: Configurations, constants: Constants) -> Hops:
+    """Return how long messages are on their way between the pipeline ranks of the only configuration."""
+    fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in configs.setups]
+    fabric = stacks_of(configs).slowed(stack_fabrics(fabrics, configs.setup_index), constants)
+    return PipelineP2P(configs, work_of(configs)).hops(fabric, constants)

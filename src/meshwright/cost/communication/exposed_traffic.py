@@ -1,4 +1,4 @@
-"""Sent: exposed seconds of what a block's ranks of tp, cp and ep send each other in its two passes.
+"""ExposedTraffic: exposed seconds of what a block's ranks of tp, cp and ep send each other in its two passes.
 
 Priced twice: over links that nothing else uses, which gives the passes that FSDP's gathers hide behind, and over what
 these gathers leave of the links (contention.py).
@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats, Ints, Passes
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import contended_fabrics, fsdp_traffic
 from meshwright.cost.communication.data_parallel import DataParallel
@@ -20,16 +19,13 @@ from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.repeats import Repeats
 from meshwright.cost.constants import Constants
 
-Index = NDArray[np.int64]
-Passes = tuple[Floats, Floats]
-"""Forward and backward, with what is recomputed."""
 FabricPairs = Sequence[tuple[Fabric, Fabric]]
 """The links of tp, cp and ep, each forward and backward."""
 
 
 @dataclass(frozen=True)
-class Resent:
-    """How often backward sends what forward has sent, one element a case."""
+class RecomputedTraffic:
+    """How often backward sends what forward has sent, one element a configuration."""
 
     tp: Floats
     cp: Floats
@@ -37,20 +33,20 @@ class Resent:
 
 
 @dataclass(frozen=True)
-class Sending:
-    """What a block's ranks send, and what hides it, one element a case."""
+class BlockTraffic:
+    """What a block's ranks send, and what hides it, one element a configuration."""
 
-    owner: Index
+    row: Ints
     matmul_s: Floats
     """Forward."""
     attention_s: Passes
     twice: Repeats
-    resent: Resent
+    resent: RecomputedTraffic
 
 
 @dataclass(frozen=True)
-class Sent:
-    """Exposed seconds of a block by axis, one element a case."""
+class ExposedTraffic:
+    """Exposed seconds of a block by axis, one element a configuration."""
 
     tp: Passes
     cp: Passes
@@ -67,20 +63,23 @@ class Sent:
         return np.asarray(self.tp[1] + self.cp[1] + self.ep[1])
 
 
-@dataclass(frozen=True)
-class Senders:
+class TrafficPricer:
     """Prices what blocks' ranks send."""
 
-    communication: Communication
-    parallel: DataParallel
-    contends: NDArray[np.bool_]
-    """Whether the case's FSDP and its other axes may use the same links at once."""
+    def __init__(self, communication: Communication, parallel: DataParallel) -> None:
+        self.communication, self.parallel = communication, parallel
+        layouts = communication.layouts
+        has_both = (layouts.tp * layouts.cp * layouts.ep > 1) & (layouts.dp * layouts.cp > 1)
+        self.contends = has_both & parallel.shards_parameters & parallel.is_own
+        """Whether the configuration's FSDP and its other axes may use the same links at once."""
 
-    def sent_alone(self, block: Sending, fabric: Fabric, c: Constants) -> Sent:
+    def sent_alone(self, block: BlockTraffic, fabric: Fabric, c: Constants) -> ExposedTraffic:
         """Return what one block's ranks send while FSDP communicates nothing."""
         return self._sent(block, [(fabric, fabric)] * 3, c)
 
-    def sent_next_to_fsdp(self, block: Sending, fabric: Fabric, c: Constants, whole: Passes, attention: Passes) -> Sent:
+    def sent_next_to_fsdp(
+        self, block: BlockTraffic, fabric: Fabric, c: Constants, whole: Passes, attention: Passes
+    ) -> ExposedTraffic:
         """Return the same over the links that FSDP's gathers and reductions leave.
 
         tp communicates in a `whole` pass, cp in its attention, first forward and last backward, ep in the rest.
@@ -91,18 +90,18 @@ class Senders:
             ((none, attention[0]), (others, whole[1])),
             ((attention[0], whole[0]), (none, others)),
         )
-        fsdp = fsdp_traffic(self.parallel, block.owner, fabric, self.contends)
+        fsdp = fsdp_traffic(self.parallel, block.row, fabric, self.contends)
         links = [
             contended_fabrics(fsdp, shares, forward, backward, fabric)
             for shares, (forward, backward) in zip(self.communication.shares(fabric), spans, strict=True)
         ]
         return self._sent(block, links, c)
 
-    def _sent(self, block: Sending, links: FabricPairs, c: Constants) -> Sent:
-        owner, communication, resent = block.owner, self.communication, block.resent
-        tp = _over(links[0], lambda one: communication.tensor(owner, one, c, block.matmul_s))
-        cp = _over(links[1], lambda one: communication.context(owner, one, c, *block.attention_s))
-        ep = _over(links[2], lambda one: communication.expert(owner, one, c))
+    def _sent(self, block: BlockTraffic, links: FabricPairs, c: Constants) -> ExposedTraffic:
+        row, communication, resent = block.row, self.communication, block.resent
+        tp = _over(links[0], lambda one: communication.tensor(row, one, c, block.matmul_s))
+        cp = _over(links[1], lambda one: communication.context(row, one, c, *block.attention_s))
+        ep = _over(links[2], lambda one: communication.expert(row, one, c))
         tp, cp, ep = (
             (forward, (1 + twice) * backward + again * forward)
             for (forward, backward), twice, again in (
@@ -111,14 +110,7 @@ class Senders:
                 (ep, block.twice.ep, resent.ep),
             )
         )
-        return Sent(tp, cp, ep)
-
-
-def senders_of(communication: Communication, parallel: DataParallel) -> Senders:
-    """Return the pricer of what ranks send."""
-    layouts = communication.layouts
-    has_both = (layouts.tp * layouts.cp * layouts.ep > 1) & (layouts.dp * layouts.cp > 1)
-    return Senders(communication, parallel, has_both & parallel.shards_parameters & parallel.is_own)
+        return ExposedTraffic(tp, cp, ep)
 
 
 def _over(links: tuple[Fabric, Fabric], price: Callable[[Fabric], Passes]) -> Passes:

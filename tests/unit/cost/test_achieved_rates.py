@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
+from cost_configs import configs, training_setup
+from meshwright.cost.achieved_rates import Rates, architecture_of, matmul_share, peaks_of, rates_of
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.rates import Rates, architecture_of, matmul_share, peaks_of, rates_of
 from meshwright.cost.stacks import stacks
 from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
@@ -17,7 +17,7 @@ from meshwright.spec.machine.cluster import Cluster
 
 
 def rates(cluster: str | Cluster, stack: str = "generic", precision: str = "bfloat16") -> Rates:
-    of = (setting(cluster=cluster, stack=stack, precision=precision),)
+    of = (training_setup(cluster=cluster, stack=stack, precision=precision),)
     return rates_of(of, peaks_of(of), fitted_constants())
 
 
@@ -94,16 +94,16 @@ def test_a_lower_power_cap_lowers_matmuls_and_not_memory() -> None:
 )
 def test_a_rate_that_nobody_gave_is_named(cluster: str, precision: str, field: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"v100-sxm-32gb has no {field}: add it to its catalogue entry"):
-        step_times(cases(setting(cluster=cluster, precision=precision), Layout()))
+        step_times(configs(training_setup(cluster=cluster, precision=precision), Layout()))
 
 
 def test_a_format_that_no_device_has_a_rate_for_is_named() -> None:
     with pytest.raises(UnsupportedError, match="float64"):
-        step_times(cases(setting(precision="float64"), Layout()))
+        step_times(configs(training_setup(precision="float64"), Layout()))
 
 
 def test_memory_bandwidth_that_nobody_gave_is_named() -> None:
     cluster = load_cluster("h100-ib400")
     unknown = cluster.replace(device=cluster.device.replace(memory_bytes_per_s=None))
     with pytest.raises(UnsupportedError, match="h100-sxm has no memory_bytes_per_s"):
-        step_times(cases(setting(cluster=unknown), Layout()))
+        step_times(configs(training_setup(cluster=unknown), Layout()))

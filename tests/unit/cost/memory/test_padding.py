@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.communication.padding import padding_of
+from meshwright.cost.memory.footprint_states import padding_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import ModelSpec, model_spec
 from meshwright.spec.model.presets import PRESETS

@@ -1,5 +1,5 @@
-"""RowAttention: what attention costs whose scores are held a block of queries at a time
-(parallelism/context/row_attention.py).
+"""AttentionByRows: what attention costs whose scores are held a block of queries at a time
+(parallelism/context/blockwise_attention.py).
 
     products   scores and what they weigh, forward; backward scores again and four gradients: tiles of float32
                (matmul.py), or their bytes / memory rate
@@ -18,12 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.compute.matmul import MatmulSizes, tile_flops
 from meshwright.spec.model.op import ATTENTION_SCORES_AT_ONCE
-
-Passes = tuple[Floats, Floats]
-"""Forward and backward."""
 
 _WIDE = 4.0
 """Bytes of an element in float32."""
@@ -34,8 +31,8 @@ _KERNELS = (12.0, 24.0)
 
 
 @dataclass(frozen=True)
-class RowAttention:
-    """Attention of some queries to some keys; one element a case."""
+class AttentionByRows:
+    """Attention of some queries to some keys; one element a configuration."""
 
     sequences: Floats
     queries: Floats

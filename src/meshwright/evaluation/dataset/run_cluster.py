@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from meshwright.cost.rates import architecture_of
+from meshwright.cost.achieved_rates import architecture_of
 from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.hardware.catalogue import load_cluster, load_device

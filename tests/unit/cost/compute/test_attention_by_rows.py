@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
-from meshwright.cost.compute.context_attention import context_attention_of
+from cost_configs import configs, training_setup
+from meshwright.cost.achieved_rates import peaks_of, rates_of
+from meshwright.cost.compute.attention_by_rows import AttentionByRows
+from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.compute.op_shapes import op_flops
 from meshwright.cost.compute.op_time import op_seconds
-from meshwright.cost.compute.row_attention import RowAttention
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.step_times import step_times
 from meshwright.cost.work import BLOCK, work_of
@@ -25,9 +25,9 @@ HEADS, KV_HEADS, WIDTH, POSITIONS = 32, 8, 128, 8192
 RING = Layout(dp_shard=4, cp=2, cp_method="ring")
 
 
-def piece(queries: int, keys: int) -> RowAttention:
+def piece(queries: int, keys: int) -> AttentionByRows:
     sizes = (1, queries, keys, HEADS, KV_HEADS, WIDTH)
-    return RowAttention(*(np.array(float(size)) for size in sizes))
+    return AttentionByRows(*(np.array(float(size)) for size in sizes))
 
 
 def signature(queries: int, keys: int, *, is_backward: bool) -> Signature:
@@ -64,13 +64,13 @@ def test_products_take_their_flops_and_passes_their_bytes() -> None:
 
 @pytest.mark.parametrize("cluster", ["h100-ib400", "gb200-nvl72"])
 def test_a_ring_costs_what_its_traced_operators_do(cluster: str) -> None:
-    given = setting("llama3-8b", cluster, "meshwright", seq_len=2 * POSITIONS)
+    given = training_setup("llama3-8b", cluster, "meshwright", seq_len=2 * POSITIONS)
     given = replace(given, workload=given.workload.replace(masks_documents=True))
-    table, constants = cases(given, RING), fitted_constants()
-    owners = work_of(table).owners
-    block = np.flatnonzero(owners.kind == BLOCK)
+    table, constants = configs(given, RING), fitted_constants()
+    blocks = work_of(table).blocks
+    block = np.flatnonzero(blocks.kind == BLOCK)
     rates = rates_of((given,), peaks_of((given,)), constants)
-    split = context_attention_of(table, owners)
+    split = ContextAttention(table, blocks)
     products, others = split.rows_s(block, rates.matmul32, rates.memory, constants)
     slow = stacks_of(table).factors(constants)
     for is_backward in (False, True):
@@ -81,14 +81,14 @@ def test_a_ring_costs_what_its_traced_operators_do(cluster: str) -> None:
 
 
 def test_only_pieces_without_a_kernel_go_by_rows() -> None:
-    plain = setting("llama3-8b", stack="meshwright")
+    plain = training_setup("llama3-8b", stack="meshwright")
     documents = replace(plain, workload=plain.workload.replace(masks_documents=True))
     wide = replace(plain, workload=plain.workload.replace(precision="float32"))
     gathered = RING.replace(cp_method="all-gather")
     by_rows = [
-        bool(context_attention_of(table, work_of(table).owners).by_rows[0])
-        for table in (cases(one, layout) for one in (plain, documents, wide) for layout in (RING, gathered))
+        bool(ContextAttention(table, work_of(table).blocks).by_rows[0])
+        for table in (configs(one, layout) for one in (plain, documents, wide) for layout in (RING, gathered))
     ]
     assert by_rows == [False, False, True, False, True, False]
-    flash, slow = (step_times(cases(one, RING)).total_s[0] for one in (plain, documents))
+    flash, slow = (step_times(configs(one, RING)).total_s[0] for one in (plain, documents))
     assert slow > 2 * flash

@@ -1,4 +1,4 @@
-"""Rates: what a setting's device and links reach, from the catalogue's figures and the constants.
+"""Rates: what a setup's device and links reach, from the catalogue's figures and the constants.
 
     matmul      dense peak x share of its architecture [x (power cap / full power) ^ exponent]
     attention   16-bit dense peak x share
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats, Setting
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import Constants, all_constants, fixed_constant
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import UnsupportedError
 from meshwright.spec.machine.device import Device
 
@@ -44,7 +45,7 @@ def is_blackwell(device: Device) -> bool:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Datasheet figures, one element a setting; independent of the constants."""
+    """Datasheet figures, one element a setup; independent of the constants."""
 
     dense: Floats
     """Dense peak of the workload's matmuls, FLOP/s: what MFU is a share of."""
@@ -56,27 +57,27 @@ class Peaks:
     """Power cap over the power that the peaks are given for."""
 
 
-def peaks_of(settings: tuple[Setting, ...]) -> Peaks:
-    """Return the figures of each setting's device; raises UnsupportedError naming a figure that is missing."""
+def peaks_of(setups: tuple[TrainingSetup, ...]) -> Peaks:
+    """Return the figures of each setup's device; raises UnsupportedError naming a figure that is missing."""
     columns = [
         (
-            peak_flops_per_s(setting.cluster.device, setting.workload.matmul_dtype),
-            peak_flops_per_s(setting.cluster.device, setting.workload.activation_dtype),
-            _float32_peak(setting),
-            figure_of(setting.cluster.device, "memory_bytes_per_s"),
-            num_sms(setting.cluster.device),
-            power_share(setting.cluster.device),
+            peak_flops_per_s(setup.cluster.device, setup.workload.matmul_dtype),
+            peak_flops_per_s(setup.cluster.device, setup.workload.activation_dtype),
+            _float32_peak(setup),
+            figure_of(setup.cluster.device, "memory_bytes_per_s"),
+            num_sms(setup.cluster.device),
+            power_share(setup.cluster.device),
         )
-        for setting in settings
+        for setup in setups
     ]
     return Peaks(*np.array(columns, np.float64).T)
 
 
-def _float32_peak(setting: Setting) -> float:
+def _float32_peak(setup: TrainingSetup) -> float:
     """Return the dense peak of float32 matmuls, FLOP/s, of which only routers have some."""
-    device = setting.cluster.device
+    device = setup.cluster.device
     given = device.peak_flops_per_s("float32")
-    return given or _FLOAT32_SHARE * peak_flops_per_s(device, setting.workload.activation_dtype)
+    return given or _FLOAT32_SHARE * peak_flops_per_s(device, setup.workload.activation_dtype)
 
 
 def peak_flops_per_s(device: Device, dtype: str) -> float:
@@ -113,7 +114,7 @@ def power_share(device: Device) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """What is reached, one element a setting."""
+    """What is reached, one element a setup."""
 
     matmul: Floats
     matmul16: Floats
@@ -122,10 +123,10 @@ class Rates:
     memory: Floats
 
 
-def rates_of(settings: tuple[Setting, ...], peaks: Peaks, constants: Constants) -> Rates:
-    """Return the rates that each setting's device reaches, FLOP/s and bytes/s."""
+def rates_of(setups: tuple[TrainingSetup, ...], peaks: Peaks, constants: Constants) -> Rates:
+    """Return the rates that each setup's device reaches, FLOP/s and bytes/s."""
     power = peaks.power_share ** constants["power_exponent"]
-    shares = np.array([_shares(setting, constants) for setting in settings], np.float64).T
+    shares = np.array([_shares(setup, constants) for setup in setups], np.float64).T
     return Rates(
         matmul=peaks.dense * shares[0] * power,
         matmul16=peaks.dense16 * shares[1] * power,
@@ -135,12 +136,12 @@ def rates_of(settings: tuple[Setting, ...], peaks: Peaks, constants: Constants) 
     )
 
 
-def _shares(setting: Setting, constants: Constants) -> tuple[float, float, float]:
-    device, stack, workload = setting.cluster.device, setting.stack, setting.workload
+def _shares(setup: TrainingSetup, constants: Constants) -> tuple[float, float, float]:
+    device, stack, workload = setup.cluster.device, setup.stack, setup.workload
     share16 = matmul_share(device, "bfloat16", "", constants)
     share = matmul_share(device, workload.matmul_dtype, workload.precision, constants)
     attention = attention_share(device, stack.kernels, constants)
-    if stack.low_precision_attention and setting.is_low_precision:
+    if stack.low_precision_attention and setup.is_low_precision:
         attention *= constants["attention8"]
     return share, share16, attention
 
