@@ -31,7 +31,7 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "layouts scored",
         "80 % interval",
         "where the step goes",
-        "model FLOPs at the dense peak",
+        "model FLOPs at peak",
         "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak.",
         "HFU: model FLOPs and recomputed FLOPs over the dense peak.",
         "memory by class, GiB",

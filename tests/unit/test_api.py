@@ -193,7 +193,7 @@ def test_the_frame_of_a_plan_has_each_layout_once(plan: PlanResult) -> None:
     rows: list[dict[str, Any]] = list(plan._rows())
     assert rows[0]["role"] == "pick"
     assert rows[0]["step_s"] == plan.step_s
-    assert rows[0]["headroom_bytes"] == plan.pick.headroom_bytes
+    assert rows[0]["free_bytes"] == plan.pick.free_bytes
     layouts = [row["layout"] for row in rows]
     assert len(set(layouts)) == len(layouts)
     for one in (*plan.pareto, *plan.runners_up):

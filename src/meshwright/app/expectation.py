@@ -48,7 +48,7 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
         return [("step", f"not estimated: {error}")], None
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
     memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable, on pipeline rank {found.fullest_rank}"
-    if 0 <= found.candidate.headroom_bytes < found.margin_bytes:
+    if 0 <= found.candidate.free_bytes < found.margin_bytes:
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
     return [("step", f"{step} expected on {cluster.name}"), ("memory", memory)], found.problem()
 

@@ -53,7 +53,7 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
     if is_replayed:
         step = replayed_step(step, layout, request)
     unmeasured = unmeasured_features(layout, request.setting)
-    mfu = None if peak_of(request) is None else step.floor_s / step.total_s
+    mfu = None if peak_of(request) is None else step.model_flops_at_peak_s / step.total_s
     candidate = Candidate(
         layout=layout,
         estimate=Estimate(
@@ -64,7 +64,7 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
             relative_error=widened(request.setting.stack.relative_error, len(unmeasured)),
         ),
         unmeasured=unmeasured,
-        headroom_bytes=round(float(priced.headroom_bytes[row])),
+        free_bytes=round(float(priced.free_bytes[row])),
     )
     if is_replayed:
         priced.known[row] = candidate

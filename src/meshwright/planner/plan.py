@@ -159,22 +159,22 @@ def _pareto(priced: Priced, page: _Page, request: PlanRequest) -> list[Candidate
     """Return, fastest first, the layouts that leave more memory than all faster ones of the page, and the pick."""
     by_layout = {one.layout: one for one in (page.fastest, page.pick, *page.runners_up)}
     order, more_bytes = priced.by_time, MEMORY_STEP * request.cluster.device.usable_memory_bytes
-    best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
-    least = page.fastest.headroom_bytes + more_bytes
+    best_so_far = np.maximum.accumulate(priced.free_bytes[order])
+    least = page.fastest.free_bytes + more_bytes
     for _ in range(_PARETO_LENGTH):
         position = int(np.searchsorted(best_so_far, least))
         if position == len(order):
             break
         candidate = replayed_if_fast(priced, int(order[position]), page.pick, request)
-        least = candidate.headroom_bytes + more_bytes
+        least = candidate.free_bytes + more_bytes
         by_layout[candidate.layout] = candidate
     # Closed forms found them; replayed steps may be in another order.
     front: list[Candidate] = []
     least = -math.inf
     for candidate in sorted(by_layout.values(), key=_total_s):
-        if candidate.headroom_bytes >= least:
+        if candidate.free_bytes >= least:
             front.append(candidate)
-            least = candidate.headroom_bytes + more_bytes
+            least = candidate.free_bytes + more_bytes
     shown = front[:_PARETO_LENGTH]
     return shown if page.pick in shown else sorted([*shown, page.pick], key=_total_s)
 

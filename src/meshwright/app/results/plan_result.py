@@ -87,6 +87,6 @@ def _row(shown: Shown) -> dict[str, Any]:
         "mfu": estimate.mfu,
         "hfu": estimate.hfu,
         "reserved_bytes": estimate.memory.reserved_bytes,
-        "headroom_bytes": shown.candidate.headroom_bytes,
+        "free_bytes": shown.candidate.free_bytes,
         **estimate.step.to_dict(),
     }

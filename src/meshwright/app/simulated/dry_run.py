@@ -108,7 +108,7 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
         step_s=timeline.step_s,
         parts=parts,
         compute=compute_seconds(timeline),
-        fixed_host_s=min(fixed_host_s(fullest, subject.cluster), parts.host_s),
+        fixed_host_s=min(fixed_host_s(fullest, subject.cluster), parts.cpu_bound_s),
         memory=memory,
         savings=savings_of(liveness_of(fullest, op_seconds(fullest.signatures, device)), is_host=device.is_host),
         ranks=ranks,
@@ -137,6 +137,6 @@ def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]
         "expected": expected,
         "expected_parts": expected.step.summed(),
         # The floor is the model's FLOPs at the peak, where one is stated.
-        "mfu": None if expected.mfu is None else expected.step.floor_s / timeline.step_s,
+        "mfu": None if expected.mfu is None else expected.step.model_flops_at_peak_s / timeline.step_s,
         "fixes": memory_fixes(layout, request, missing) if missing > 0 else (),
     }

@@ -110,31 +110,31 @@ class _Held:
         return {
             "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
             "gradients_bytes": whole * size.whole_gradient + shards,
-            "optimizer_bytes": shared * size.shared_optimizer,
+            "optimizer_state_bytes": shared * size.shared_optimizer,
         }
 
     def loss(self) -> Parts:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
         return self._moment(
-            gathered_bytes=self._gathered(np.where(self.is_resharded, 0.0, self._all_blocks()))
+            unsharded_parameters_bytes=self._gathered(np.where(self.is_resharded, 0.0, self._all_blocks()))
             + self._kept_copies(self._all_blocks())
             + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.at_loss,
             logits_bytes=self.is_last * self.memory.ends.logits_bytes,
-            buffers_bytes=self._retained(),
+            communication_buffers_bytes=self._retained(),
         )
 
     def backward(self) -> Parts:
         """Return what the first block's backward adds."""
         at_work = np.where(self.is_resharded, self._few_blocks(), self._all_blocks())
         return self._moment(
-            gathered_bytes=self._gathered(at_work)
+            unsharded_parameters_bytes=self._gathered(at_work)
             + self._kept_copies(self._all_blocks() - self._few_blocks())
             + self._own_gradients(is_end=False),
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.most + self.blocks.recomputed,
-            buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
+            communication_buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
             workspace_bytes=self.blocks.transient,
         )
 
@@ -143,10 +143,10 @@ class _Held:
         # No block is left to gather ahead, and what stands outside of blocks is reduced after them.
         blocks = np.where(self.stays_gathered, self._all_blocks(), self.block.whole)
         return self._moment(
-            gathered_bytes=self._gathered(blocks) + self._own_gradients(is_end=True),
+            unsharded_parameters_bytes=self._gathered(blocks) + self._own_gradients(is_end=True),
             gradients_bytes=self._shards_before_end(),
             activations_bytes=np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0),
-            buffers_bytes=self._reduced(),
+            communication_buffers_bytes=self._reduced(),
             workspace_bytes=self.blocks.transient,
         )
 
@@ -155,10 +155,10 @@ class _Held:
         stay = (self.reduces_last & ~self.is_resharded) | self.stays_gathered
         blocks = np.where(stay, self._all_blocks(), 0.0)
         return self._moment(
-            gathered_bytes=self._gathered(blocks),
+            unsharded_parameters_bytes=self._gathered(blocks),
             gradients_bytes=self._new_shards(self.elements.shared - self.outside.shared)
             + np.where(self.reduces_last, self.elements.whole * self.reduce_bytes, 0.0),
-            buffers_bytes=self._reduced() + self._divided(self.block),
+            communication_buffers_bytes=self._reduced() + self._divided(self.block),
         )
 
     def last_reduction(self) -> Parts:
@@ -167,9 +167,9 @@ class _Held:
         own = self.is_sharded * self.lasting.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
         gathered = np.where(self.stays_gathered, self._gathered(self._all_blocks()), 0.0)
         return self._moment(
-            gathered_bytes=gathered + np.maximum(own, self._divided(self.lasting)),
+            unsharded_parameters_bytes=gathered + np.maximum(own, self._divided(self.lasting)),
             gradients_bytes=self._new_shards(self.elements.shared),
-            buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
+            communication_buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
         )
 
     def ends_reduction(self) -> Parts:
@@ -177,9 +177,9 @@ class _Held:
         is_each = self.reduces_each & (self.memory.layouts.pp > 1) & self.is_sharded
         gathered = self._gathered(np.where(self.stays_gathered, self._all_blocks(), 0.0))
         return self._moment(
-            gathered_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
+            unsharded_parameters_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
             activations_bytes=is_each * self.kept.by_others,
-            buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
+            communication_buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
             + self._retained(),
         )
 
@@ -246,10 +246,16 @@ class _Held:
         """Return the classes that come and go, those not given being 0 but for what is always there."""
         memory = self.memory
         zero = np.zeros(len(memory.layouts))
-        names = ("gathered_bytes", "gradients_bytes", "activations_bytes", "logits_bytes", "buffers_bytes")
+        names = (
+            "unsharded_parameters_bytes",
+            "gradients_bytes",
+            "activations_bytes",
+            "logits_bytes",
+            "communication_buffers_bytes",
+        )
         parts = {name: zero + bytes_by_class.get(name, 0.0) for name in names}
         # The sequence that tp ranks have gathered, or are about to share out.
-        parts["buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
+        parts["communication_buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
         parts["workspace_bytes"] = zero + self.workspace_bytes + bytes_by_class.get("workspace_bytes", 0.0)
         return parts
 

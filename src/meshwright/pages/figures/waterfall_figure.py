@@ -15,18 +15,18 @@ LEAST_SHARE = 0.0005
 """Of the step: what takes less is not drawn."""
 _COLOURS = {
     "compute_s": COMPUTE["matmul"],
-    "recompute_s": PHASES["recompute"],
-    "repeat_s": PHASES["recompute"],
-    "bubble_s": HOST,
+    "recomputation_s": PHASES["recompute"],
+    "repeated_backward_s": PHASES["recompute"],
+    "pipeline_bubble_s": HOST,
     "optimizer_s": PHASES["optimizer"],
-    "data_s": REST,
-    "host_s": REST,
-    "floor_s": COMPUTE["matmul"],
-    "matmul_s": COMPUTE["other"],
-    "tile_s": COMPUTE["other"],
-    "attention_s": COMPUTE["attention"],
-    "memory_s": COMPUTE["other"],
-    "jitter_s": HOST,
+    "data_loading_s": REST,
+    "cpu_bound_s": REST,
+    "model_flops_at_peak_s": COMPUTE["matmul"],
+    "gemm_inefficiency_s": COMPUTE["other"],
+    "tile_and_wave_quantization_s": COMPUTE["other"],
+    "attention_inefficiency_s": COMPUTE["attention"],
+    "memory_bound_ops_s": COMPUTE["other"],
+    "stragglers_s": HOST,
 }
 """By part of a step; all communication is one colour."""
 

@@ -107,7 +107,7 @@ def _are_unequal(ranks: Sequence[RankComparison]) -> bool:
 def _ranks_table(ranks: Sequence[RankComparison]) -> Table:
     table = plain_table()
     table.add_column("rank", justify="right")
-    names = {"compute_s": "compute", "exposed_s": "communication", "bubble_s": "bubble", "host_s": "host"}
+    names = {"compute_s": "compute", "exposed_s": "communication", "pipeline_bubble_s": "bubble", "cpu_bound_s": "host"}
     for label in names.values():
         table.add_column(f"{label} A", justify="right")
         table.add_column("B", justify="right")

@@ -207,11 +207,11 @@ def _parts_table(outcome: Outcome) -> Table:
             for kind, kind_s in outcome.compute.items():
                 cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
                 table.add_row(*cells, style="dim")
-        jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.jitter_s
-        if name == "other_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
+        jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.stragglers_s
+        if name == "other_communication_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
             # Ranks of a traced step are equal, unless one is made slow.
-            table.add_row(f"  {COMPONENT_NAMES['jitter_s']}", "", "", format_duration(jitter_s), "", style="dim")
-        if name == "host_s" and outcome.fixed_host_s:
+            table.add_row(f"  {COMPONENT_NAMES['stragglers_s']}", "", "", format_duration(jitter_s), "", style="dim")
+        if name == "cpu_bound_s" and outcome.fixed_host_s:
             fixed_s = outcome.fixed_host_s
             table.add_row("  once a step", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
     total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
@@ -289,8 +289,8 @@ def _rank_table(outcome: Outcome) -> Table:
 
 def rank_seconds(parts: StepDecomposition) -> tuple[float, ...]:
     """Return what a rank computes, what communication it waits for, its bubble, optimizer and host, seconds."""
-    host_s = parts.host_s + parts.data_s
-    return parts.compute_s + parts.recompute_s, parts.exposed_s, parts.bubble_s, parts.optimizer_s, host_s
+    host_s = parts.cpu_bound_s + parts.data_loading_s
+    return parts.compute_s + parts.recomputation_s, parts.exposed_s, parts.pipeline_bubble_s, parts.optimizer_s, host_s
 
 
 def _padding_table(padding: Padding | None) -> Table:

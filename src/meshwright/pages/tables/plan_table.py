@@ -91,14 +91,14 @@ def pick_notes(plan: Plan) -> Iterator[str]:
         )
     if plan.pick.unmeasured:
         yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
-    if plan.given is not None and 0 <= plan.given.headroom_bytes < plan.memory_margin * plan.usable_memory_bytes:
-        share = percent(plan.given.headroom_bytes / plan.usable_memory_bytes)
+    if plan.given is not None and 0 <= plan.given.free_bytes < plan.memory_margin * plan.usable_memory_bytes:
+        share = percent(plan.given.free_bytes / plan.usable_memory_bytes)
         yield f"yours leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
 
 
 def _memory_needed(plan: Plan) -> str:
     """Return how much more or less memory the fastest layout needs than the pick."""
-    more_bytes = plan.pick.headroom_bytes - plan.fastest.headroom_bytes
+    more_bytes = plan.pick.free_bytes - plan.fastest.free_bytes
     return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes >= 0 else 'less'}"
 
 
@@ -127,7 +127,7 @@ def _step_and_free(row: Candidate, plan: Plan) -> tuple[str, str, str]:
 
 def _free(row: Candidate) -> str:
     """Return the free memory of the fullest rank, negative where it is missing."""
-    return f"{'-' if row.headroom_bytes < 0 else ''}{format_bytes(abs(row.headroom_bytes))}"
+    return f"{'-' if row.free_bytes < 0 else ''}{format_bytes(abs(row.free_bytes))}"
 
 
 _NUMBERS = ("step#", "80 % interval#", "tokens/s/device#", "MFU#", "HFU#", "free#")
@@ -237,7 +237,7 @@ def what_buys_most(plan: Plan) -> str:
     for rejection in plan.rejections:
         if rejection.step_s is not None:
             gains[f"memory for {rejection.change} ({rejection.reason})"] = rejection.step_s / pick_s - 1
-    if plan.given is not None and plan.given.headroom_bytes >= 0:
+    if plan.given is not None and plan.given.free_bytes >= 0:
         gains["the pick in place of your layout"] = pick_s / plan.given.estimate.step.total_s - 1
     if not gains or min(gains.values()) > -0.001:
         return f"Nothing else that {plan.stack} can do makes the step shorter, of what was looked at."

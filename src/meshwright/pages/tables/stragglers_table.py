@@ -39,7 +39,7 @@ def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
     words = f"stragglers add {format_duration(added_s)} ({share:+.1f} %) to a step of "
     words += format_duration(stragglers.usual_step_s)
     if outcome.expected is not None:
-        words += f"; by formula, what stragglers usually add: {format_duration(outcome.expected.step.jitter_s)}"
+        words += f"; by formula, what stragglers usually add: {format_duration(outcome.expected.step.stragglers_s)}"
     return words
 
 

@@ -8,9 +8,6 @@ from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import format_duration
 
-_FLOOR_WITHOUT_PEAK = "model FLOPs at the best measured rate"
-"""On a device whose peak FLOP/s is unknown, such as a processor."""
-
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 HFU_MEANS = "HFU: model FLOPs and recomputed FLOPs over the dense peak"
 NO_PEAK = "MFU and HFU are unknown: so is this device's peak FLOP/s, and the first line is at its best measured rate"
@@ -18,22 +15,15 @@ _WIDTH = 22
 _LEAST_SHARE = 0.0005
 
 
-def terms_of(estimate: Estimate) -> dict[str, str]:
-    """Return the names of the components of a step on this device, in their order."""
-    names = COMPONENT_NAMES if estimate.mfu is not None else COMPONENT_NAMES | {"floor_s": _FLOOR_WITHOUT_PEAK}
-    return {name: names[name] for name in estimate.step.distinguished}
-
-
 def waterfall(estimate: Estimate) -> Table:
     """Return a table with a row for each cause: its seconds, its share, and a bar from where the last one ended."""
     total_s, end_s = estimate.step.total_s, 0.0
     table = table_of("where the step goes", "time#", "share#", "")
-    for name, label in terms_of(estimate).items():
-        seconds = getattr(estimate.step, name)
+    for name, seconds in estimate.step.to_dict().items():
         start_s, end_s = end_s, end_s + seconds
         if seconds >= _LEAST_SHARE * total_s:
             bar = _bar(start_s, end_s, total_s)
-            table.add_row(label, format_duration(seconds), percent(seconds / total_s), bar)
+            table.add_row(COMPONENT_NAMES[name], format_duration(seconds), percent(seconds / total_s), bar)
     table.add_row("[bold]step", f"[bold]{format_duration(total_s)}", "[bold]100 %", "")
     return table
 

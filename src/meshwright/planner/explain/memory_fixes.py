@@ -25,7 +25,7 @@ def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> 
     free = replace(request, fixed={})
     nearby = neighbours(layout, free, menu_of(free))
     priced = price(concatenate([layout_table([layout]), nearby]), free, only_fitting=False)
-    freed = priced.headroom_bytes - priced.headroom_bytes[0]
+    freed = priced.free_bytes - priced.free_bytes[0]
     fixes: dict[str, Fix] = {}
     for row in priced.by_time.tolist():
         if row and freed[row] >= missing_bytes and len(fixes) < _NUM_FIXES:

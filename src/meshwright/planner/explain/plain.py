@@ -30,5 +30,5 @@ def plain_layout(request: PlanRequest) -> tuple[Candidate | None, str]:
     if not len(table):
         return None, invalid_reason(plain, free)
     priced = price(table, free, only_fitting=False)
-    fitting = [row for row in priced.by_time.tolist() if priced.headroom_bytes[row] >= request.margin_bytes]
-    return candidate_at(priced, fitting[0] if fitting else int(priced.headroom_bytes.argmax()), free), ""
+    fitting = [row for row in priced.by_time.tolist() if priced.free_bytes[row] >= request.margin_bytes]
+    return candidate_at(priced, fitting[0] if fitting else int(priced.free_bytes.argmax()), free), ""

@@ -20,7 +20,7 @@ class Candidate(Frozen):
     """The layout."""
     estimate: Estimate
     """Its step time and memory."""
-    headroom_bytes: int
+    free_bytes: int
     """What its fullest rank leaves of the device's usable memory, bytes; negative where it does not fit."""
     simulated: SimulatedStep | None = None
     """What its own traced program does; None where it was not simulated."""

@@ -165,7 +165,7 @@ class Outcome(Frozen):
     compute: dict[str, NonNegativeFloat] = {}
     """Seconds of `parts.compute_s` by kind of operation: matmul, attention, other."""
     fixed_host_s: NonNegativeFloat = 0.0
-    """Of `parts.host_s`, the work that a step has once before its first operation: data, learning rate, log."""
+    """Of `parts.cpu_bound_s`, the work that a step has once before its first operation: data, learning rate, log."""
     expected: Estimate | None = None
     """What the planner's formulas say of the same layout; None for a model that they do not know."""
     expected_parts: StepDecomposition | None = None

@@ -3,6 +3,7 @@
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.label import label_of
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
 
@@ -13,15 +14,15 @@ class MemoryUse(Frozen):
     """This rank's part of the parameters, in the format they are kept in."""
     gradients_bytes: NonNegativeInt = 0
     """This rank's part of the gradients."""
-    optimizer_bytes: NonNegativeInt = 0
+    optimizer_state_bytes: NonNegativeInt = 0
     """Masters and moments."""
-    gathered_bytes: NonNegativeInt = 0
+    unsharded_parameters_bytes: NonNegativeInt = 0
     """Whole parameters of the blocks at work, and their gradients before they are reduced (FSDP)."""
     activations_bytes: NonNegativeInt = 0
     """What the backward pass of the microbatches in flight still needs."""
     logits_bytes: NonNegativeInt = 0
     """Logits, their gradient and what the loss makes of them."""
-    buffers_bytes: NonNegativeInt = 0
+    communication_buffers_bytes: NonNegativeInt = 0
     """Staging buffers of collectives."""
     workspace_bytes: NonNegativeInt = 0
     """Temporary tensors of the op at the peak, and libraries' workspaces."""
@@ -46,20 +47,8 @@ class MemoryUse(Frozen):
         return sum(getattr(self, name) for name in type(self).model_fields)
 
 
-MEMORY_CLASSES = {
-    "parameters_bytes": "parameters",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer state",
-    "gathered_bytes": "unsharded parameters",
-    "activations_bytes": "activations",
-    "logits_bytes": "logits and loss",
-    "buffers_bytes": "communication buffers",
-    "workspace_bytes": "workspace",
-    "fragmentation_bytes": "fragmentation",
-    "context_bytes": "context, communicators",
-}
-"""What each class of memory is called in tables and messages."""
-assert list(MEMORY_CLASSES) == list(MemoryUse.model_fields)
+MEMORY_CLASSES = {name: label_of(name) for name in MemoryUse.model_fields}
+"""What each class of memory is called in tables and messages: its key as JSON, without the unit."""
 
 
 class Estimate(Frozen):

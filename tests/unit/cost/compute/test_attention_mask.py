@@ -109,7 +109,7 @@ def test_a_mask_is_kept_of_each_block_unless_its_ops_run_again() -> None:
 def test_selective_recomputation_makes_the_mask_again() -> None:
     selective = Layout(dp_shard=8, activation_checkpoint="selective")
     without, with_documents = (step_times(cases(ours(masks_documents=on), selective)) for on in (False, True))
-    assert with_documents.recompute_s[0] > without.recompute_s[0]
+    assert with_documents.recomputation_s[0] > without.recomputation_s[0]
 
 
 def test_a_pipeline_computes_hidden_scores_on_every_stage() -> None:

@@ -80,8 +80,8 @@ def test_only_whole_recomputation_merges_and_sends_a_ring_again() -> None:
     none, selective, full = (RING.replace(activation_checkpoint=kind) for kind in ("none", "selective", "full"))
     plain = step_times(cases(changed(ours(), plain_context_attention=False), none, selective, full))
     merged = step_times(cases(ours(), none, selective, full))
-    more = merged.recompute_s - plain.recompute_s
+    more = merged.recomputation_s - plain.recomputation_s
     assert more[:2].tolist() == [0.0, 0.0]
     assert more[2] > 0
-    assert merged.cp_s[1] == pytest.approx(merged.cp_s[0])
-    assert merged.cp_s[2] > merged.cp_s[0]
+    assert merged.cp_communication_s[1] == pytest.approx(merged.cp_communication_s[0])
+    assert merged.cp_communication_s[2] > merged.cp_communication_s[0]

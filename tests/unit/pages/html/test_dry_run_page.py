@@ -69,8 +69,8 @@ def test_what_the_formulas_expect_of_stragglers_is_named_under_other_communicati
     run = dry_run_of(timeline)
     assert run.outcome is not None
     jitter_s = 0.1 * timeline.step_s
-    estimate = Estimate(step=StepDecomposition(jitter_s=jitter_s), memory=MemoryUse(), relative_error=0.1)
-    outcome = run.outcome.replace(expected=estimate, expected_parts=StepDecomposition(other_s=jitter_s))
+    estimate = Estimate(step=StepDecomposition(stragglers_s=jitter_s), memory=MemoryUse(), relative_error=0.1)
+    outcome = run.outcome.replace(expected=estimate, expected_parts=StepDecomposition(other_communication_s=jitter_s))
     text = terminal(run.replace(outcome=outcome))
     row = next(line for line in text.splitlines() if "stragglers" in line)
     assert row.split()[-2:] == format_duration(jitter_s).split()
@@ -220,6 +220,8 @@ def test_a_step_that_fits_only_because_memory_is_given_back_is_called_tight(time
     assert run.outcome is not None
     assert "tight" not in terminal(run)
     memory = MemoryUse(activations_bytes=39 * GiB, fragmentation_bytes=4 * GiB)
-    estimate = Estimate(step=StepDecomposition(floor_s=timeline.step_s), memory=memory, relative_error=0.1)
+    estimate = Estimate(
+        step=StepDecomposition(model_flops_at_peak_s=timeline.step_s), memory=memory, relative_error=0.1
+    )
     tight = run.replace(outcome=run.outcome.replace(expected=estimate))
     assert "tight: it would reserve 43 GiB, by formula, and a device can give 40 GiB" in terminal(tight)
