@@ -48,7 +48,7 @@ def test_the_parts_sum_to_the_step_and_stand_beside_the_formulas(folder: Path) -
     outcome = found.outcome
     assert outcome is not None
     assert outcome.parts.total_s == pytest.approx(outcome.step_s)
-    assert 0 < outcome.fixed_host_s <= outcome.parts.cpu_bound_s
+    assert 0 < outcome.fixed_cpu_bound_s <= outcome.parts.cpu_bound_s
     assert sum(outcome.compute.values()) == pytest.approx(outcome.parts.compute_s)
     assert outcome.expected is not None
     assert outcome.expected_parts is not None

@@ -196,7 +196,7 @@ def test_the_frame_of_a_plan_has_each_layout_once(plan: PlanResult) -> None:
     assert rows[0]["free_bytes"] == plan.pick.free_bytes
     layouts = [row["layout"] for row in rows]
     assert len(set(layouts)) == len(layouts)
-    for one in (*plan.pareto, *plan.runners_up):
+    for one in (*plan.pareto_front, *plan.runners_up):
         assert layout_text(one.layout.effective) in layouts
 
 

@@ -47,7 +47,7 @@ def make_plan(
     pick, fastest, runners = page.pick, page.fastest, page.runners_up
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
     given = None if request.given is None else judge(request.given, request)
-    plain, plain_refusal = plain_layout(request)
+    fsdp_alone, fsdp_alone_refusal = plain_layout(request)
     rejections = [*misfits(pick, given, request, found.menu), *invalid_neighbours(pick.layout, request)]
     return Plan(
         model=request.model_name,
@@ -66,11 +66,11 @@ def make_plan(
         fastest=fastest,
         memory_by_pipeline_rank=memory_of_ranks(pick.layout, request),
         runners_up=tuple(runners),
-        pareto=tuple(_pareto(found.priced, page, request)),
-        plain=plain,
-        plain_refusal=plain_refusal,
+        pareto_front=tuple(_pareto(found.priced, page, request)),
+        fsdp_alone=fsdp_alone,
+        fsdp_alone_refusal=fsdp_alone_refusal,
         given=given,
-        contrasts=tuple(page.contrasts.values()),
+        alternatives=tuple(page.contrasts.values()),
         rejections=tuple(rejections),
         sensitivities=tuple(sensitivities(table, request)),
         what_ifs=tuple(what_ifs(table, request)),

@@ -56,7 +56,7 @@ def test_the_pick_keeps_the_margin_and_nothing_shown_is_faster_than_the_fastest(
     assert fastest_s <= answer.pick.estimate.step.total_s <= fastest_s * (1 + RANKING_ERROR)
     assert answer.pick.free_bytes >= QUESTION.margin_bytes > 0
     assert answer.pick.layout.num_ranks == 64
-    others = [*answer.runners_up, *answer.pareto, *(contrast.other for contrast in answer.contrasts)]
+    others = [*answer.runners_up, *answer.pareto_front, *(contrast.other for contrast in answer.alternatives)]
     assert len(others) > 10
     for other in others:
         assert other.free_bytes >= QUESTION.margin_bytes
@@ -92,10 +92,10 @@ def test_runners_up_are_of_different_splits_and_in_order() -> None:
 def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time(is_float32: bool) -> None:
     # In float32 replays change the order of many layouts.
     found = make_plan(FLOAT32) if is_float32 else plan()
-    assert found.pareto[0] == found.fastest
-    assert found.pick in found.pareto
-    assert 2 < len(found.pareto) <= 13
-    front = [candidate for candidate in found.pareto if candidate != found.pick or candidate == found.fastest]
+    assert found.pareto_front[0] == found.fastest
+    assert found.pick in found.pareto_front
+    assert 2 < len(found.pareto_front) <= 13
+    front = [candidate for candidate in found.pareto_front if candidate != found.pick or candidate == found.fastest]
     for before, after in pairwise(front):
         assert before.estimate.step.total_s <= after.estimate.step.total_s
         assert before.free_bytes < after.free_bytes
@@ -107,7 +107,7 @@ def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time(is_floa
 
 def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> None:
     pick = plan().pick
-    for contrast in plan().contrasts:
+    for contrast in plan().alternatives:
         *needed, change = contrast.change.split(", ")
         assert all(one in layout_text(contrast.other.layout) for one in needed)
         name, _, value = change.partition("=")
@@ -115,7 +115,7 @@ def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> N
             assert str(getattr(contrast.other.layout, name)).lower() == value.lower()
             assert getattr(contrast.other.layout, name) != getattr(pick.layout, name)
         difference = contrast.other.estimate.step.total_s - pick.estimate.step.total_s
-        assert math.fsum(contrast.extra_s.values()) == pytest.approx(difference, abs=1e-6)
+        assert math.fsum(contrast.change_by_component_s.values()) == pytest.approx(difference, abs=1e-6)
 
 
 def test_what_does_not_fit_names_the_class_and_fixes_that_fit() -> None:

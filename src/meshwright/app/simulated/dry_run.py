@@ -108,7 +108,7 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
         step_s=timeline.step_s,
         parts=parts,
         compute=compute_seconds(timeline),
-        fixed_host_s=min(fixed_host_s(fullest, subject.cluster), parts.cpu_bound_s),
+        fixed_cpu_bound_s=min(fixed_host_s(fullest, subject.cluster), parts.cpu_bound_s),
         memory=memory,
         savings=savings_of(liveness_of(fullest, op_seconds(fullest.signatures, device)), is_host=device.is_host),
         ranks=ranks,

@@ -48,10 +48,10 @@ def shown_layouts(plan: Plan) -> list[Shown]:
     listed = [Shown("pick", "", plan.pick)]
     listed += [Shown("fastest", "", plan.fastest)]
     listed += [Shown("yours", "", plan.given)] if plan.given is not None else []
-    listed += [Shown("FSDP alone", "", plan.plain)] if plan.plain is not None else []
-    listed += [Shown("leaves more memory", "", one) for one in plan.pareto]
+    listed += [Shown("FSDP alone", "", plan.fsdp_alone)] if plan.fsdp_alone is not None else []
+    listed += [Shown("leaves more memory", "", one) for one in plan.pareto_front]
     listed += [Shown(_NUMBERED, f"{place}", one) for place, one in enumerate(plan.runners_up, start=2)]
-    listed += [Shown("best with another key", one.change, one.other) for one in plan.contrasts]
+    listed += [Shown("best with another key", one.change, one.other) for one in plan.alternatives]
     first: dict[str, Shown] = {}
     for one in listed:
         first.setdefault(layout_text(one.candidate.layout), one)
@@ -66,7 +66,7 @@ def pareto_figure(plan: Plan) -> Any:
     shown = shown_layouts(plan)
     axes = _axes(plan, *time_scale(max(one.candidate.estimate.step.total_s for one in shown)))
     figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
-    fastest_first = sorted(plan.pareto, key=lambda one: one.estimate.step.total_s)
+    fastest_first = sorted(plan.pareto_front, key=lambda one: one.estimate.step.total_s)
     most = accumulate((one.free_bytes for one in fastest_first), max)
     # Without the pick where it is simpler, but neither faster nor smaller.
     front = [one for one, bytes_ in zip(fastest_first, most, strict=True) if one.free_bytes == bytes_]
@@ -141,11 +141,11 @@ class _Axes(NamedTuple):
 
 def _axes(plan: Plan, scale: float, unit: str) -> _Axes:
     """Return axes that hold the pick, the frontier and the best of each split."""
-    held = [plan.pick, *plan.pareto, *plan.runners_up]
+    held = [plan.pick, *plan.pareto_front, *plan.runners_up]
     memory = [0.0, *(one.free_bytes / GiB for one in held)]
     steps_s = [one.estimate.step.total_s for one in held]
     # What was given and what is plain is in, unless that would squeeze the rest.
-    for one in (plan.given, plan.plain):
+    for one in (plan.given, plan.fsdp_alone):
         if one is not None:
             memory += [one.free_bytes / GiB] if -one.free_bytes < plan.usable_memory_bytes / 4 else []
             steps_s += [one.estimate.step.total_s] if one.estimate.step.total_s < 1.5 * max(steps_s) else []

@@ -115,7 +115,7 @@ def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     curves = plot(memory_figure(timeline, run.usable_memory_bytes))
     yield section("Memory", note, curves + table(headers, rows))
     held = [
-        (live.role.replace("_", " "), format_bytes(live.num_bytes), f"{live.count:,}", live.op, _where(live))
+        (live.role.replace("_", " "), format_bytes(live.num_bytes), f"{live.num_tensors:,}", live.op, _where(live))
         for live in fullest.largest
     ]
     title = f"Rank {fullest.rank} at its peak"

@@ -56,7 +56,7 @@ def largest_table(outcome: Outcome) -> Table:
     fullest = outcome.fullest
     table = table_of("" if fullest is None else f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by")
     for live in () if fullest is None else fullest.largest:
-        cells = (format_bytes(live.num_bytes), f"{live.count:,}", _maker(live.op, live.scope, live.line))
+        cells = (format_bytes(live.num_bytes), f"{live.num_tensors:,}", _maker(live.op, live.scope, live.line))
         table.add_row(live.role.replace("_", " "), *cells)
     return table
 
@@ -66,7 +66,7 @@ def most_held(rank: RankMemory) -> str:
     if not rank.largest:
         return ""
     most = rank.largest[0]
-    number = f"{most.count:,} tensors" if most.count > 1 else "one tensor"
+    number = f"{most.num_tensors:,} tensors" if most.num_tensors > 1 else "one tensor"
     made = _maker(most.op, most.scope, most.line)
     return f"most is {most.role.replace('_', ' ')}, {format_bytes(most.num_bytes)} in {number} ({made})"
 
@@ -83,8 +83,8 @@ def savings_table(outcome: Outcome) -> Table:
 
 def saving_cells(saved: SavedTensors) -> tuple[str, ...]:
     """Return bytes, number, seconds of recomputation and of offloading, the operator and its place."""
-    again, moved = ("-" if seconds is None else format_duration(seconds) for seconds in (saved.again_s, saved.moved_s))
-    return format_bytes(saved.num_bytes), f"{saved.count:,}", again, moved, saved.op, saved.scope
+    costs = ("-" if seconds is None else format_duration(seconds) for seconds in (saved.recompute_s, saved.offload_s))
+    return format_bytes(saved.num_bytes), f"{saved.num_tensors:,}", *costs, saved.op, saved.scope
 
 
 def _maker(op: str, scope: str, line: str = "") -> str:

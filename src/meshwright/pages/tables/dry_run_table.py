@@ -211,8 +211,8 @@ def _parts_table(outcome: Outcome) -> Table:
         if name == "other_communication_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
             # Ranks of a traced step are equal, unless one is made slow.
             table.add_row(f"  {COMPONENT_NAMES['stragglers_s']}", "", "", format_duration(jitter_s), "", style="dim")
-        if name == "cpu_bound_s" and outcome.fixed_host_s:
-            fixed_s = outcome.fixed_host_s
+        if name == "cpu_bound_s" and outcome.fixed_cpu_bound_s:
+            fixed_s = outcome.fixed_cpu_bound_s
             table.add_row("  once a step", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
     total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
     cells = ("step", format_duration(outcome.step_s), "100 %", *_compared(outcome.step_s, total_s))

@@ -105,13 +105,13 @@ def _memory_needed(plan: Plan) -> str:
 def _pareto(plan: Plan) -> Table:
     """Return step against free memory: the Pareto front, the pick, and FSDP alone."""
     table = table_of("step against memory", "step#", "vs pick#", "free#")
-    rows = [("", row) for row in plan.pareto]
-    if plan.plain is not None:
-        rows.append(("FSDP alone: ", plan.plain))
+    rows = [("", row) for row in plan.pareto_front]
+    if plan.fsdp_alone is not None:
+        rows.append(("FSDP alone: ", plan.fsdp_alone))
     for words, row in rows:
         table.add_row(f"{words}{_spaced(row.layout)}", *_step_and_free(row, plan))
-    if plan.plain is None:
-        table.add_row(f"FSDP alone: {escape(plan.plain_refusal)}", "-", "-", "-")
+    if plan.fsdp_alone is None:
+        table.add_row(f"FSDP alone: {escape(plan.fsdp_alone_refusal)}", "-", "-", "-")
     return table
 
 
@@ -174,12 +174,12 @@ def signed(change: float) -> str:
 
 
 def _contrasts(plan: Plan) -> Table | None:
-    if not plan.contrasts:
+    if not plan.alternatives:
         return None
     table = table_of("alternatives: best layout with", "vs pick#", "change by component, of the pick's step")
     # One layout may be the best with other values of several keys.
     grouped: dict[str, list[Contrast]] = {}
-    for contrast in plan.contrasts:
+    for contrast in plan.alternatives:
         grouped.setdefault(layout_text(contrast.other.layout), []).append(contrast)
     for same in list(grouped.values())[:_NUM_CONTRASTS]:
         # Two keys may name the axis that they both need.
@@ -191,7 +191,7 @@ def _contrasts(plan: Plan) -> Table | None:
 def _causes(contrast: Contrast, plan: Plan) -> str:
     """Return the terms that differ most."""
     total_s = plan.pick.estimate.step.total_s
-    worst = sorted(contrast.extra_s.items(), key=lambda item: -abs(item[1]))[:_NUM_CAUSES]
+    worst = sorted(contrast.change_by_component_s.items(), key=lambda item: -abs(item[1]))[:_NUM_CAUSES]
     return ", ".join(f"{COMPONENT_NAMES[name]} {signed(seconds / total_s)}" for name, seconds in worst) or "nothing"
 
 

@@ -45,7 +45,7 @@ def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
 
 def shown_stragglers(stragglers: Stragglers) -> list[Straggling]:
     """Return the ranks that are slowed down most, then those that wait most."""
-    is_slow = {one.rank: one.added_compute_s > _SLOW * one.computes_s for one in stragglers.ranks}
+    is_slow = {one.rank: one.added_compute_s > _SLOW * one.compute_s for one in stragglers.ranks}
     by_change = sorted(stragglers.ranks, key=lambda one: (not is_slow[one.rank], -one.added_wait_s))
     return by_change[:_MOST_ROWS]
 
@@ -55,7 +55,7 @@ def straggling_cells(one: Straggling) -> tuple[str, ...]:
     where = ("-", "-", "-")
     if one.op:
         where = (f"{one.op.split('.')[1].strip('_')}, {one.axis or NO_AXIS}", _signed(one.op_wait_s), f"{one.count:,}")
-    seconds = (format_duration(one.computes_s), _signed(one.added_compute_s), _signed(one.added_wait_s))
+    seconds = (format_duration(one.compute_s), _signed(one.added_compute_s), _signed(one.added_wait_s))
     return f"{one.rank}", f"{one.num_ranks:,}", *seconds, *where
 
 

@@ -40,7 +40,7 @@ def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, request: P
         if others:
             other = min(others, key=lambda candidate: candidate.estimate.step.total_s)
             change = _change_of(pick.layout, other.layout, key)
-            found[key] = Contrast(change=change, other=other, extra_s=extra_s(pick, other))
+            found[key] = Contrast(change=change, other=other, change_by_component_s=extra_s(pick, other))
     return dict(sorted(found.items(), key=lambda item: item[1].other.estimate.step.total_s))
 
 

@@ -108,7 +108,7 @@ def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
         groups[TensorRole(int(roles[row])).name.lower(), op, without_numbers(scope), line].append(row)
     found = [
         LiveTensors(
-            num_bytes=int(storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope, line=line
+            num_bytes=int(storages.num_bytes[own].sum()), num_tensors=len(own), role=role, op=op, scope=scope, line=line
         )
         for (role, op, scope, line), own in groups.items()
     ]

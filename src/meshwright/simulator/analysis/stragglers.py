@@ -40,7 +40,7 @@ def _straggling(rank: int, num_ranks: int, timeline: Timeline, usual: Timeline, 
     return Straggling(
         rank=rank,
         num_ranks=num_ranks,
-        computes_s=computes_s,
+        compute_s=computes_s,
         added_compute_s=computes_s - usual_s,
         added_wait_s=sum(added_s.values()),
         **where,

@@ -81,7 +81,7 @@ def test_formulas_next_to_a_slowed_step_say_that_they_slow_none(timeline: Timeli
     run = dry_run_of(timeline)
     assert run.outcome is not None
     # What is left of a sum in another order is nothing.
-    one = Straggling(rank=0, num_ranks=2, computes_s=1.0, added_compute_s=2.44e-15, added_wait_s=-1e-12)
+    one = Straggling(rank=0, num_ranks=2, compute_s=1.0, added_compute_s=2.44e-15, added_wait_s=-1e-12)
     slowed = run.outcome.replace(
         stragglers=Stragglers(usual_step_s=timeline.step_s, ranks=(one,)),
         expected_parts=StepDecomposition(compute_s=timeline.step_s),

@@ -49,7 +49,7 @@ def test_what_is_far_off_is_at_the_end_of_the_axes_with_its_figures(plan: Plan) 
         free_bytes=-900 * GiB,
         estimate=plan.pick.estimate.replace(step=plan.pick.estimate.step.replace(model_flops_at_peak_s=1e4)),
     )
-    figure = pareto_figure(plan.replace(plain=far))
+    figure = pareto_figure(plan.replace(fsdp_alone=far))
     [plain] = [one for one in figure.data if one.name == "FSDP alone"]
     assert (plain.x[0], plain.y[0]) == (figure.layout.xaxis.range[0], figure.layout.yaxis.range[1])
     assert "900 GiB missing" in plain.text[0]

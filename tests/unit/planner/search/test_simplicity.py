@@ -145,6 +145,6 @@ def test_compiled_blocks_run_the_backward_twice_where_it_is_split() -> None:
 
 def test_one_device_keeps_the_defaults_of_what_nothing_is_sharded_for() -> None:
     answer = make_plan(ask("llama3.2-1b", 1, seq_len=8192, batch=64))
-    assert answer.plain is not None
-    rows = (answer.pick, answer.fastest, answer.plain, *answer.runners_up, *answer.pareto)
+    assert answer.fsdp_alone is not None
+    rows = (answer.pick, answer.fastest, answer.fsdp_alone, *answer.runners_up, *answer.pareto_front)
     assert {(row.layout.reshard_after_forward, row.layout.gradient_sync) for row in rows} == {("auto", "auto")}
