@@ -35,7 +35,7 @@ class ComparisonResult(PlottedResult, Comparison):
             for one in self.operations
         ]
 
-    def _least_width(self) -> int:
+    def _piped_width(self) -> int:
         return 120
 
     def _figures(self) -> Mapping[str, Callable[[], Any]]:
@@ -48,8 +48,9 @@ class RunComparisonResult(Result, RunComparison):
 
     def _summary(self) -> str:
         a, b = self.a, self.b
-        settings = counted(len(self.changed), "setting")
-        return f"Comparison {a.name}, {b.name}: {_steps(a.step_s, b.step_s)}, {settings} differ, {self._losses()}"
+        settings = counted(len(self.changed_settings), "setting")
+        steps = _steps(a.median_step_s, b.median_step_s)
+        return f"Comparison {a.name}, {b.name}: {steps}, {settings} differ, {self._losses()}"
 
     def _page(self) -> Iterator[RenderableType]:
         return run_comparison_page(self)

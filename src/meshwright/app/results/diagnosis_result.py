@@ -30,5 +30,5 @@ class DiagnosisResult(Result, Diagnosis):
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.ranks]
 
-    def _least_width(self) -> int:
+    def _piped_width(self) -> int:
         return 140

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from meshwright.app.results.result import Result
@@ -16,8 +15,6 @@ from meshwright.units import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-_NO_LIMIT = 10_000
 
 
 class ProofResult(Result, Proof):
@@ -50,6 +47,5 @@ class ProofResult(Result, Proof):
             for one in self.layouts
         ]
 
-    def _least_width(self) -> int:
-        # A layout or a name cut short cannot be copied.
-        return Console(width=_NO_LIMIT).measure(proof_table(self)).maximum
+    def _piped_width(self) -> int:
+        return proof_table(self).natural_width

@@ -17,12 +17,12 @@ from meshwright.spec.step.estimate import MEMORY_CLASSES
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import GiB, format_bytes, format_duration
 
-_NAMED = ("pick", "fastest", "yours", "FSDP alone")
+_NAMED = ("pick", "fastest", "given", "FSDP alone")
 _NUMBERED = "best of another parallel layout"
 _LOOKS = {
     "pick": ("star", 17, PHASES["optimizer"]),
     "fastest": ("star-open", 14, PHASES["optimizer"]),
-    "yours": ("diamond", 12, ROLES["temporary"]),
+    "given": ("diamond", 12, ROLES["temporary"]),
     "FSDP alone": ("square", 11, EXPOSED),
     "leaves more memory": ("circle", 9, COMPUTE["matmul"]),
     _NUMBERED: ("circle-open", 10, ROLES["activation"]),
@@ -47,7 +47,7 @@ def shown_layouts(plan: Plan) -> list[Shown]:
     """Return the layouts that a plan compares, each once, the pick first."""
     listed = [Shown("pick", "", plan.pick)]
     listed += [Shown("fastest", "", plan.fastest)]
-    listed += [Shown("yours", "", plan.given)] if plan.given is not None else []
+    listed += [Shown("given", "", plan.given)] if plan.given is not None else []
     listed += [Shown("FSDP alone", "", plan.fsdp_alone)] if plan.fsdp_alone is not None else []
     listed += [Shown("leaves more memory", "", one) for one in plan.pareto_front]
     listed += [Shown(_NUMBERED, f"{place}", one) for place, one in enumerate(plan.runners_up, start=2)]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from meshwright.pages.tables.compare_table import parts_table
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent, waterfall
+from meshwright.pages.tables.page_table import percent
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run_report import RunReport
 from meshwright.spec.step.step_decomposition import StepDecomposition

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import RenderableType
-from rich.table import Table
 
-from meshwright.pages.tables.waterfall import table_of
+from meshwright.pages.tables.page_table import PageTable, labels_of
 from meshwright.spec.step.dry_run import Outcome, Stragglers, Straggling
 from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.units import format_duration
 
-HEADERS = ("rank", "alike#", "computes#", "added#", "waits, added#", "most in", "of it#", "times#")
+HEADERS = (
+    *labels_of("rank", "num_ranks", "compute_s", "added_compute_s", "added_wait_s"),
+    "op, axis",
+    *labels_of("op_wait_s", "count"),
+)
 _MOST_ROWS = 12
 _SLOW = 0.05
 """Part of a rank's computing that is added from which on it is slow itself."""
@@ -26,10 +29,12 @@ def stragglers_parts(outcome: Outcome) -> Iterator[RenderableType]:
         return
     yield ""
     yield stragglers_words(outcome, outcome.stragglers)
-    table = table_of(*HEADERS)
+    table = PageTable(*HEADERS)
     for one in shown_stragglers(outcome.stragglers):
         table.add_row(*straggling_cells(one))
-    yield _captioned(table, outcome.stragglers)
+    left = len(outcome.stragglers.ranks) - _MOST_ROWS
+    table.caption = f"and {left} more classes of ranks" if left > 0 else None
+    yield table
 
 
 def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
@@ -59,16 +64,9 @@ def straggling_cells(one: Straggling) -> tuple[str, ...]:
     return f"{one.rank}", f"{one.num_ranks:,}", *seconds, *where
 
 
-def _captioned(table: Table, stragglers: Stragglers) -> Table:
-    left = len(stragglers.ranks) - _MOST_ROWS
-    if left > 0:
-        table.caption, table.caption_justify = f"and {left} more classes of ranks", "left"
-    return table
-
-
-def formula_words(outcome: Outcome) -> str:
+def expected_words(outcome: Outcome) -> str:
     """Return what heads the formulas' figures: they know what stragglers usually add, not those that are simulated."""
-    return "formula" if outcome.stragglers is None else "formula, none slowed"
+    return "expected" if outcome.stragglers is None else "expected, none slowed"
 
 
 def _signed(added_s: float) -> str:

@@ -77,7 +77,7 @@ def test_the_page_has_the_tables_three_plots_and_no_link(plan: Plan, tmp_path: P
     assert len(re.findall(r'class="plotly-graph-div"', text)) == 3
     for row in (
         "best of each parallel layout",
-        "sensitivity: with hardware",
+        "sensitivities: with hardware",
         "unsharded parameters",
         "GEMM inefficiency",
     ):
