@@ -9,6 +9,7 @@ from meshwright.app.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.plan_result import PlanResult
 from meshwright.app.results.result import viewed
+from meshwright.app.summary import precision_note
 from meshwright.config.load import COMMAND_LINE, ResolvedJob
 from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError
@@ -118,14 +119,15 @@ def plan(
 
 def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest) -> PlanResult:
     """Return the plan for arguments whose job and request are known."""
+    note = "" if arguments.precision else precision_note(resolved, request.cluster.device) or ""
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
         with elapsed("searching layouts"):
-            return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1))
+            return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1), note=note)
     from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
 
     finalists = Finalists(resolved, num_simulated, num_runners_up=arguments.top - 1)
-    return viewed(PlanResult, simulated_plan(request, finalists))
+    return viewed(PlanResult, simulated_plan(request, finalists), note=note)
 
 
 def count(name: str, value: int | str) -> int:

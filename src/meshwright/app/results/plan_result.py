@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+from rich.markup import escape
+
 from meshwright.app.results.result import PlottedResult
 from meshwright.pages.figures.plan_figures import Shown, memory_ranks_figure, pareto_figure, shown_layouts, step_figure
 from meshwright.pages.html.plan_html import write_plan_html
@@ -25,6 +28,9 @@ _KEYS = (*AXES, "ep", "microbatch_size", "schedule", "activation_checkpoint", "c
 
 class PlanResult(PlottedResult, Plan):
     """A plan with its views. Data frame: a row for each layout. Plots: pareto, memory, step."""
+
+    note: str = Field("", exclude=True)
+    """What to know of the job that was planned, such as a format that leaves tensor cores unused."""
 
     @property
     def layout(self) -> Layout:
@@ -53,7 +59,9 @@ class PlanResult(PlottedResult, Plan):
         )
 
     def _page(self) -> Iterator[RenderableType]:
-        return plan_page(self)
+        yield from plan_page(self)
+        if self.note:
+            yield f"note: {escape(self.note)}"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [_row(one) for one in shown_layouts(self)]
