@@ -18,7 +18,7 @@ def require_file(option: str, file: Path) -> None:
 def require_page(option: str, file: Path) -> None:
     """Raise as `require_file` does, and UnsupportedError where plotly, which draws the page, is not installed."""
     from meshwright.extras import import_extra
-    from meshwright.pages.html.page import PURPOSE
+    from meshwright.pages.html.html_page import PURPOSE
 
     require_file(option, file)
     import_extra("plotly", PURPOSE)

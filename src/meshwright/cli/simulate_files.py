@@ -23,7 +23,7 @@ def files_of(given: dict[str, Any]) -> Files:
     """Return the files to write, all of them with --out; raises before anything is traced where they cannot be."""
     from meshwright.cli.output_files import require_file, require_folder
     from meshwright.extras import import_extra
-    from meshwright.pages.html.page import PURPOSE
+    from meshwright.pages.html.html_page import PURPOSE
 
     html, perfetto, out = given["html"], given["perfetto"], given["out"]
     if out is not None:
@@ -39,7 +39,7 @@ def files_of(given: dict[str, Any]) -> Files:
 
 def write_files(run: DryRun, timeline: Timeline | None, traces: Traces, files: Files) -> None:
     """Write the files that are asked for."""
-    from meshwright.pages.figures.messages import messages_of
+    from meshwright.pages.figures.message_arrows import messages_of
     from meshwright.pages.html.dry_run_html import write_html
     from meshwright.pages.perfetto import write_perfetto
 

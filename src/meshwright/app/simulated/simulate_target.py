@@ -11,7 +11,7 @@ from meshwright.app.simulated.simulate_conditions import require_ranks
 from meshwright.log import progress
 
 if TYPE_CHECKING:
-    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.app.simulated.run_traces import Subject
     from meshwright.config.load import ResolvedJob
     from meshwright.simulator.engine.conditions import Conditions
     from meshwright.spec.machine.cluster import Cluster
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
     """Return the job named by `words` and its traces; raises ConfigError for a bad argument before it traces."""
-    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.app.simulated.run_traces import Subject
     from meshwright.config.load import load_job
     from meshwright.planner.read_request import Options, layout_on
     from meshwright.tracer.programs.job_steps import layout_of
@@ -102,7 +102,7 @@ def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
 
 def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
     """Return the program of --build and its traces; raises ConfigError for a bad argument before it traces."""
-    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.app.simulated.run_traces import Subject
     from meshwright.errors import ConfigError
     from meshwright.hardware.choice import choose_cluster
     from meshwright.tracer.programs.program_ranks import trace_program

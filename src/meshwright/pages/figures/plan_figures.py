@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import COMPUTE, EXPOSED, HOST, MEMORY, PHASES, ROLES
 from meshwright.pages.figures.timeline_figures import INK, style, time_scale
-from meshwright.pages.figures.waterfall_figure import Bars, waterfall_figure
-from meshwright.pages.html.page import PURPOSE
+from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
+from meshwright.pages.html.html_page import PURPOSE
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.plan import Candidate, Plan
 from meshwright.spec.step.estimate import MEMORY_CLASSES
@@ -116,7 +116,7 @@ def memory_ranks_figure(plan: Plan) -> Any:
 
 def step_figure(plan: Plan) -> Any:
     """Return the terms of the pick's step one after another."""
-    return waterfall_figure({"predicted": Bars(plan.pick.estimate.step.to_dict())}, COMPONENT_NAMES)
+    return waterfall_figure({"predicted": StepBars(plan.pick.estimate.step.to_dict())}, COMPONENT_NAMES)
 
 
 class _Axes(NamedTuple):

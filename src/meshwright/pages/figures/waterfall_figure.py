@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import COMPUTE, EXPOSED, HOST, PHASES, REST
 from meshwright.pages.figures.timeline_figures import style, time_scale
-from meshwright.pages.html.page import PURPOSE
+from meshwright.pages.html.html_page import PURPOSE
 from meshwright.units import format_duration
 
 LEAST_SHARE = 0.0005
@@ -31,7 +31,7 @@ _COLOURS = {
 """By part of a step; all communication is one colour."""
 
 
-class Bars(NamedTuple):
+class StepBars(NamedTuple):
     """A step that is drawn."""
 
     by_part_s: Mapping[str, float]
@@ -40,7 +40,7 @@ class Bars(NamedTuple):
     """Of all bars; None for that of each part."""
 
 
-def waterfall_figure(steps: Mapping[str, Bars], words: Mapping[str, str]) -> Any:
+def waterfall_figure(steps: Mapping[str, StepBars], words: Mapping[str, str]) -> Any:
     """Return the parts of each step, by who says so; `words` name the parts. Of several bars the last is on top."""
     ends_s = [sum(bars.by_part_s.values()) for bars in steps.values()]
     least_s, (scale, unit) = LEAST_SHARE * ends_s[-1], time_scale(ends_s[-1])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshwright.pages.figures.dry_run_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
-from meshwright.pages.html.page import cards, paragraph, plot, section, table, write_page
+from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.dry_run_memory import saving_cells, short_op
 from meshwright.pages.tables.dry_run_table import (
     PADDING,
