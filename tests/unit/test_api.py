@@ -15,9 +15,9 @@ import pytest
 
 import meshwright as mw
 from dry_runs import dry_run_of
-from meshwright.app.results.diagnosis_result import DiagnosisResult
-from meshwright.app.results.plan_result import PlanResult
-from meshwright.app.results.proof_result import ProofResult
+from meshwright.app.diagnose import DiagnosisResult
+from meshwright.app.plan import PlanResult
+from meshwright.app.prove import ProofResult
 from meshwright.app.results.result import PlottedResult, Result, viewed
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.app.results.simulation_result import Simulation, TimelineResult

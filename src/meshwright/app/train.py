@@ -128,7 +128,7 @@ def _settled(
     resolved: ResolvedJob, ranks: int | None, *, resume: bool, overwrite: bool
 ) -> tuple[ResolvedJob, int, Estimate | None]:
     """Return the job with nothing left open, the ranks to start, and the estimate of a layout that was planned."""
-    from meshwright.app.settled_layout import budget_layout, plan_layout
+    from meshwright.app.recompute_budget import budget_layout, plan_layout
     from meshwright.trainer.launch.ranks import require_devices
     from meshwright.trainer.run.run_folder import read_manifest
 

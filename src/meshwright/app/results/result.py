@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshwright.errors import ConfigError
 from meshwright.extras import import_extra
+from meshwright.units import GiB, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -103,3 +104,15 @@ class PlottedResult(Result):
 def viewed(kind: Callable[..., SomeResult], value: object, **more: Any) -> SomeResult:
     """Return `value` as `kind`, a result that derives from its type; `more` are fields that `kind` adds."""
     return kind(**vars(value), **more)
+
+
+def step_words(step_s: float, mfu: float | None) -> str:
+    """Return a step time, and its MFU where that is known."""
+    return f"{format_duration(step_s)}/step" + ("" if mfu is None else f", MFU {100 * mfu:.0f} %")
+
+
+def memory_words(num_bytes: float, usable_bytes: float) -> str:
+    """Return how much of a device is used: 51 of 80 GiB."""
+    if num_bytes < GiB:
+        return f"{format_bytes(num_bytes)} of {format_bytes(usable_bytes)}"
+    return f"{num_bytes / GiB:.0f} of {usable_bytes / GiB:.0f} GiB"

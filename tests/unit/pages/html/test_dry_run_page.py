@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dry_runs import dry_run_of
 from meshwright.errors import UnsupportedError
-from meshwright.pages.html import page as html
+from meshwright.pages.html import html_page as html
 from meshwright.pages.html.dry_run_html import write_html
 from meshwright.pages.tables.dry_run_table import dry_run_page
 from meshwright.spec.step.dry_run import DryRun, Stragglers, Straggling

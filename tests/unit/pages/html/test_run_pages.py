@@ -13,7 +13,7 @@ from meshwright.app.compare import compare
 from meshwright.app.report import report
 from meshwright.errors import ConfigError
 from meshwright.pages.html.run_html import write_run_html
-from meshwright.pages.tables.run_comparison_table import run_comparison_page
+from meshwright.pages.tables.run_table import run_comparison_page
 from meshwright.spec.run.run_comparison import RunComparison
 from written_runs import JOB, write_run
 
