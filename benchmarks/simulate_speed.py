@@ -1,4 +1,4 @@
-"""python -m benchmarks.simulate_speed: how many records a second does the simulator run_programs, on one core?
+"""python -m benchmarks.simulate_speed: how many records a second does the simulator execute, on one core?
 
 Writes by hand the traces of 16 pipeline ranks of a job of the size of Llama 3 405B on 16,384 devices (32 microbatches,
 8 blocks a stage, tensor-parallel collectives with their waits, FSDP's gathers on streams of their own) and simulates
@@ -13,10 +13,10 @@ import time
 import numpy as np
 
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.engine.collective_times import comm_op_times
-from meshwright.simulator.engine.execute import Costs, execute
+from meshwright.simulator.device_model import device_model
+from meshwright.simulator.engine.execute import execute
 from meshwright.simulator.engine.matching import match
-from meshwright.simulator.simulate_step import record_times_of, simulate
+from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.trace.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.trace.traces import Traces
 
@@ -36,8 +36,7 @@ def main() -> None:
     traces = big_step()
     num_records = sum(len(trace.records) for trace in traces.traces.values())
     comm_ops = match(traces)
-    records = {rank: record_times_of(trace, cluster) for rank, trace in traces.traces.items()}
-    costs = Costs(records, comm_op_times(traces, comm_ops, cluster))
+    costs = device_model(cluster).costs(traces, comm_ops)
     engine_s = min(_cpu_s(lambda: execute(traces, comm_ops, costs)) for _ in range(tries))
     whole_s = min(_cpu_s(lambda: simulate(traces, cluster)) for _ in range(tries))
     print(f"{num_records:,} records of {NUM_STAGES} ranks that stand for {WORLD_SIZE:,}")

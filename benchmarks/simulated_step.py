@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.calibrated_step import Shape, measured_s, run_meshwright
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
-from meshwright.spec.step.dry_run import DryRun, Outcome
+from meshwright.spec.step.dry_run_report import DryRun, Outcome
 from meshwright.units import MiB
 
 MEDIAN_BAR, WORST_BAR = 0.10, 0.20

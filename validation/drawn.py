@@ -19,7 +19,7 @@ from meshwright.config.load import inspect_text
 from meshwright.errors import MeshwrightError
 from meshwright.planner.candidate import judge
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from meshwright.units import GiB
 from validation.questions import MEMORY_TOLERANCE, STEP_TOLERANCE, simulate_within
 

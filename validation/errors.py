@@ -12,7 +12,7 @@ from meshwright.evaluation.backtest.left_out import by_folds, by_stack
 from meshwright.evaluation.backtest.replay import load_runs, replay
 from meshwright.evaluation.backtest.report import backtest, shipped_sizes
 from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.spec.run.backtest import Backtest, MemoryScore, PickingScore, Prediction, Score
+from meshwright.spec.run.backtest_scores import Backtest, MemoryScore, PickingScore, Prediction, Score
 from meshwright.units import format_bytes
 from validation.doubled import doubled
 from validation.fit import PUBLISHED_RUNS

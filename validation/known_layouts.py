@@ -20,7 +20,7 @@ from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
-from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.spec.run.layout_plan import Candidate, Plan
 from meshwright.spec.step.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,8 +27,7 @@ from meshwright.planner.read_request import Named, Options, plan_request, resolv
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Candidate, Plan
-from meshwright.spec.step.simulated_step import SimulatedStep
+from meshwright.spec.run.layout_plan import Candidate, Plan, SimulatedStep
 from meshwright.units import GiB
 
 FILE = Path(__file__).with_name("questions.csv")

@@ -9,7 +9,7 @@ import click
 
 from meshwright.evaluation.backtest.replay import load_runs, replay
 from meshwright.evaluation.backtest.report import backtest, shipped_sizes
-from meshwright.spec.run.backtest import Backtest
+from meshwright.spec.run.backtest_scores import Backtest
 from validation.fit import PUBLISHED_RUNS
 
 FILE = Path(__file__).with_name("tolerance.toml")

@@ -4,6 +4,7 @@ Inside, every quantity is in SI base units (seconds, bytes, FLOPs). GB = 1e9 byt
 """
 
 import re
+from collections.abc import Sequence
 
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 
@@ -33,6 +34,12 @@ def format_count(count: float) -> str:
 def counted(number: int, word: str, plural: str | None = None) -> str:
     """Return `number` and its word, in the plural (word + "s" without `plural`) unless it is 1: "1 rank", "2 ranks"."""
     return f"{number} {word if number == 1 else plural or word + 's'}"
+
+
+def first_of(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:
+    """Return the first `most` names, and how many more there are: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 from repository import ROOT, SOURCE, fields_of, functions_of, repository_files, source_files, text_of
@@ -13,12 +14,42 @@ BANNED_NAMES = {
 # A scalar with one of these names is in some unit, and the name must end with it: timeout_s, bandwidth_bytes_per_s.
 MEASURED = re.compile(r"(^|_)(timeout|latency|bandwidth|duration|delay|elapsed|deadline|throughput|seconds|time)$")
 TO_DO_WITHOUT_LINK = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b(?!\(https?://)")
+AGENT_OF_VERB = {
+    "plan.py": "planner", "prove.py": "prover", "generate.py": "inference", "diagnose.py": "fault_tolerance",
+    "export.py": "checkpoint/hf", "import_.py": "checkpoint/hf",
+}  # fmt: skip
+"""The package that does what a command of app and cli is called after."""
+STILL_SHARED = {
+    "Attention", "Block", "Constant", "FeedForward", "Owners", "Problem", "Router", "Stages",
+    "check.py", "cluster.py", "compare.py", "describe.py", "expert_load.py", "intervals.py", "layout.py", "load.py",
+    "messages.py", "page.py", "problem.py", "rates.py", "replay.py", "report.py", "row_attention.py", "stack.py",
+    "trace.py", "write.py",
+}  # fmt: skip
 FOREIGN_FOLDER = re.compile(r"(?<![\w.])/(home|Users)/\w+|file:///\w")
 
 
 def test_packages_and_files_are_named_for_what_they_hold() -> None:
     parts = {part.removesuffix(".py"): file for file in source_files() for part in file.relative_to(SOURCE).parts}
     assert {name: str(file) for name, file in parts.items() if name in BANNED_NAMES} == {}
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places = defaultdict(list)
+    for file in source_files():
+        for node in ast.parse(text_of(file)).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(file.relative_to(SOURCE)))
+    assert {name: files for name, files in places.items() if len(files) > 1 and name not in STILL_SHARED} == {}
+
+
+def test_modules_share_a_file_name_only_where_they_play_one_part() -> None:
+    folders = defaultdict(set)
+    for file in source_files():
+        folders[file.name].add(str(file.relative_to(SOURCE).parent))
+    shared = {name: found for name, found in folders.items() if len(found) > 1 and name != "__init__.py"}
+    parts = {name: ({"app", "cli/verbs", AGENT_OF_VERB.get(name)}, {"models", "checkpoint/hf"}) for name in shared}
+    alike = {name for name, found in shared.items() if any(found <= part for part in parts[name])}
+    assert {name: found for name, found in shared.items() if name not in alike | STILL_SHARED} == {}
 
 
 def test_every_package_says_in_one_line_what_it_is() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from questions import SMALL_JOB as JOB
 from questions import SMALL_PLAN as SMALL
 from repository import ROOT

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
-from meshwright.spec.step.dry_run import DryRun
+from meshwright.spec.step.dry_run_report import DryRun
 from meshwright.spec.trace.timeline import Timeline
 from repository import ROOT
 

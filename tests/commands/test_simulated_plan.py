@@ -17,8 +17,7 @@ from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Plan
-from meshwright.spec.step.simulated_step import SimulatedStep
+from meshwright.spec.run.layout_plan import Plan, SimulatedStep
 from meshwright.units import GiB
 from questions import SMALL_JOB
 from questions import SMALL_PLAN as SMALL

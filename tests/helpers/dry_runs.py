@@ -5,8 +5,8 @@ from __future__ import annotations
 from meshwright.simulator.analysis.exposure import exposed_places
 from meshwright.simulator.analysis.step_tables import compute_seconds, rank_times
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Fix
-from meshwright.spec.step.dry_run import (
+from meshwright.spec.run.layout_plan import Fix
+from meshwright.spec.step.dry_run_report import (
     CollectiveUse,
     DryRun,
     LiveTensors,
@@ -19,8 +19,8 @@ from meshwright.spec.step.liveness import SavedTensors
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
-from meshwright.spec.trace.problem import Place, Problem
 from meshwright.spec.trace.timeline import Timeline
+from meshwright.spec.trace.trace_problem import CallSite, TraceProblem
 from meshwright.units import GiB
 
 LAYOUT = Layout(pp=4, dp_shard=2)
@@ -30,9 +30,9 @@ PADDING = Padding(
     wasted_state_bytes=2**20,
     parameters=(PaddedParameter(name="blocks.attention.key", rows=1024, wire_factor=8.0, wasted_bytes=2**30),),
 )
-PROBLEM = Problem(
+PROBLEM = TraceProblem(
     kind="deadlock",
-    culprit=Place(rank=1, record=7, op="c10d.recv_.default", phase="forward"),
+    culprit=CallSite(rank=1, record=7, op="c10d.recv_.default", phase="forward"),
     rule="ranks wait in a circle: rank 1 for rank 2, rank 2 for rank 1",
 )
 

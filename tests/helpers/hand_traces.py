@@ -12,9 +12,9 @@ from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.conditions import USUAL, Conditions
 from meshwright.simulator.engine.engine import Execution
 from meshwright.simulator.engine.execute import Costs, execute
-from meshwright.simulator.engine.intervals import RecordIntervals, intervals_of
 from meshwright.simulator.engine.matching import CommOps, match
-from meshwright.simulator.engine.program import RecordTimes
+from meshwright.simulator.engine.program import RecordTimes, on_one_stream
+from meshwright.simulator.engine.record_intervals import RecordIntervals, intervals_of
 from meshwright.spec.trace.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.trace.traces import Traces
 
@@ -144,7 +144,7 @@ def all_of(*scripts: Script) -> Traces:
     return Traces.all_of({script.traced.rank: script.trace() for script in scripts})
 
 
-def play_scripts(
+def execute_scripts(
     traces: Traces,
     scripts: tuple[Script, ...],
     conditions: Conditions = USUAL,
@@ -164,7 +164,7 @@ def play_scripts(
     execution = execute(
         traces,
         comm_ops,
-        Costs(records, times, is_host=scripts[0].traced.device == "cpu", slowdown=slowdown),
+        Costs(records, times, slowdown, *([on_one_stream] if scripts[0].traced.device == "cpu" else [])),
         conditions,
     )
     hosts = {host.rank: host for host in execution.hosts}
@@ -176,4 +176,4 @@ def play_scripts(
 
 
 def moments(*scripts: Script) -> dict[int, RecordIntervals]:
-    return play_scripts(all_of(*scripts), scripts)[2]
+    return execute_scripts(all_of(*scripts), scripts)[2]

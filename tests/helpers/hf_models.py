@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.checkpoint.save import save
+from meshwright.checkpoint.checkpoint import save
 from meshwright.models.build import build_architecture
 from meshwright.models.gpt2 import GPT2
 from meshwright.models.initial import initialize

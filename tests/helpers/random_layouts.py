@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from meshwright.prover.assemble import assemble
-from meshwright.prover.compare import BARS, compare
+from meshwright.prover.differences import TOLERANCES, compare
 from meshwright.prover.record import record
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout, LayoutRequest
@@ -177,7 +177,7 @@ def train_both(job: Job, layout: Layout, folder: Path, *, repeat: bool = False) 
     whole = assemble([one for one, _ in answers])
     return LayoutProof(
         layout=layout,
-        differences=compare(whole, assemble([alone]), BARS["float64"]),
+        differences=compare(whole, assemble([alone]), TOLERANCES["float64"]),
         problem="; ".join(whole.unequal_copies) or None,
         repeats=all(is_equal for _, is_equal in answers) if repeat else None,
         took_s=0.0,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.config.load import load_job
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.programs.trace import DeviceType
+from meshwright.tracer.programs.trace_ranks import DeviceType
 from meshwright.tracer.trace_job import DEFAULT, TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 

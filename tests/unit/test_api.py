@@ -26,7 +26,7 @@ from meshwright.errors import ConfigError, ExitCode, InfeasibleLayout, Unsupport
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.spec.run.proof import Change, Difference, LayoutProof
 from meshwright.spec.trace.traces import Traces
 from meshwright.units import GiB

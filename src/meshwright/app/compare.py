@@ -18,7 +18,7 @@ from meshwright.pages.tables.compare_table import compare_page
 from meshwright.pages.tables.run_table import run_comparison_page
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_comparison import RunComparison, compare_runs
-from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.comparison import Comparison
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
@@ -62,8 +62,7 @@ def read_step(place: Step, step: int | None = None) -> Timeline:
         except (BadZipFile, KeyError, ValueError) as error:
             raise ConfigError(f"{written} is no timeline ({error}): name one that simulate --out wrote") from None
     # These read profiles, which takes torch.
-    from meshwright.profiler.profiled_timeline import timeline_of
-    from meshwright.profiler.run_profile import profile_of_run
+    from meshwright.profiler.profiled_timeline import profile_of_run, timeline_of
 
     if path.is_dir():
         return profile_of_run(path, step)

@@ -12,6 +12,7 @@ from meshwright.app.results.result import Result, viewed
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.diagnose import diagnose as _diagnose
 from meshwright.fault_tolerance.evidence import ask, look
+from meshwright.fault_tolerance.launcher_watch import last_diagnosis
 from meshwright.pages.tables.diagnosis_table import diagnosis_page
 from meshwright.spec.run.diagnosis import Diagnosis
 from meshwright.spec.run.run import Run
@@ -53,4 +54,5 @@ def diagnose(folder: Path | str, *, wait_s: float = 5.0) -> DiagnosisResult:
             f"{folder} holds no heartbeat of a rank: name the folder of a run (run.dir, by default runs/NAME) whose "
             "ranks have started"
         )
-    return viewed(DiagnosisResult, _diagnose(evidence), folder=str(folder))
+    found = last_diagnosis(run, evidence) or _diagnose(evidence)
+    return viewed(DiagnosisResult, found, folder=str(folder))

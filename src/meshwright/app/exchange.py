@@ -12,11 +12,10 @@ from meshwright.checkpoint.hf.export import ExportDType
 from meshwright.checkpoint.hf.export import export as _export
 from meshwright.errors import CheckpointError
 from meshwright.extras import import_extra
-from meshwright.inference.compare import max_logits_difference
+from meshwright.inference.generate import Sampling, TextStream
 from meshwright.inference.generate import generate as _generate
-from meshwright.inference.load import load_model
-from meshwright.inference.sampling import Sampling
-from meshwright.inference.text_stream import TextStream
+from meshwright.inference.loaded_model import load_model
+from meshwright.inference.transformers_parity import max_logits_difference
 
 # Float32 sums in another order differ by some 1e-5 in models of billions of parameters; a wrong weight by 0.1 and more.
 _TOLERANCE = 1e-3

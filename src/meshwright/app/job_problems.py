@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from meshwright.config.load import ResolvedJob
-from meshwright.data.check import problems as data_problems
+from meshwright.data.data_problems import problems as data_problems
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalogue import load_device
 from meshwright.hardware.choice import named_cluster

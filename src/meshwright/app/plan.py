@@ -26,7 +26,7 @@ from meshwright.planner.read_request import Named, Options, plan_request, resolv
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import parse_count
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from meshwright.spec.run.run import Manifest
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.trace.trace import NONE, Trace
 from meshwright.tracer.extrapolate.pipeline_stages import blocks_of_stages
-from meshwright.tracer.programs.trace import device_type_of
+from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import trace_job
 from meshwright.trainer.launch.ranks import choose_device_type
 from meshwright.trainer.step.step_builder import TRAINER_STEP

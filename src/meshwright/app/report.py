@@ -11,7 +11,7 @@ from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.hardware.catalogue import example_of
 from meshwright.planner.candidate import judge
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 
@@ -36,7 +36,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
         parts["simulated"] = _simulated(folder, run)
     # Reading a profile takes torch, which a machine that only reads a run may lack.
     if any(Run(folder).timelines.glob("*.json.gz")):
-        from meshwright.profiler.run_profile import profile_of_run
+        from meshwright.profiler.profiled_timeline import profile_of_run
 
         parts[PROFILED] = decompose(profile_of_run(folder))
     manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
@@ -48,7 +48,7 @@ def _simulated(folder: Path, run: MeasuredRun) -> StepDecomposition:
     """Return the run's step, traced and simulated on the machine that the job names."""
     from meshwright.config.load import load_job
     from meshwright.simulator.simulate_step import simulate
-    from meshwright.tracer.programs.trace import device_type_of
+    from meshwright.tracer.programs.trace_ranks import device_type_of
     from meshwright.tracer.trace_job import trace_job
     from meshwright.trainer.step.step_builder import TRAINER_STEP
 

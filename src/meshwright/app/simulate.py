@@ -14,7 +14,7 @@ from meshwright.app.results.simulation_result import Simulation, TimelineResult
 from meshwright.app.simulated.run_traces import dry_run
 from meshwright.app.simulated.simulate_target import conditions_of, trace_of_job, trace_of_program
 from meshwright.config.load import ResolvedJob
-from meshwright.simulator.engine.split_classes import split_classes
+from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.traces import Traces
 
 

@@ -11,8 +11,7 @@ from torch import distributed as dist
 
 from meshwright.calibrator.size_grid import SizeGrid
 from meshwright.calibrator.timing import Stopwatch
-from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, reduce_scatter_dim
-from meshwright.parallelism.expert.token_exchange import exchange_rows
+from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, exchange_rows, reduce_scatter_dim
 from meshwright.spec.machine.measured import CollectiveKind
 
 _BYTES_PER_ELEMENT = 4

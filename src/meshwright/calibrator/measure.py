@@ -11,8 +11,7 @@ import torch
 from torch import distributed as dist
 
 from meshwright.calibrator.collective_timings import collective_seconds
-from meshwright.calibrator.kernels import attention_seconds, matmul_seconds
-from meshwright.calibrator.memory_ops import memory_op_seconds
+from meshwright.calibrator.kernels import attention_seconds, matmul_seconds, memory_op_seconds
 from meshwright.calibrator.size_grid import SizeGrid
 from meshwright.calibrator.timing import Stopwatch
 from meshwright.calibrator.tiny_step import BlockStep, block_step_seconds, host_seconds
@@ -26,7 +25,7 @@ _MANY_WAITS_S = 0.1
 
 @dataclass(frozen=True)
 class Measurements:
-    """Seconds by operation and size; see kernels.py, memory_ops.py, collective_timings.py and tiny_step.py."""
+    """Seconds by operation and size; see kernels.py, collective_timings.py and tiny_step.py."""
 
     matmul_s: dict[tuple[str, int, int, int], float]
     forward_attention_s: dict[tuple[str, int, int], float]

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from meshwright.calibrator.timing import Stopwatch
-from meshwright.models.llama import Block
+from meshwright.models.llama import LlamaBlock
 from meshwright.models.rope import rope_tables
 from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -82,7 +82,7 @@ class _Blocks(nn.Module):
 
     def __init__(self, architecture: LlamaArchitecture) -> None:
         super().__init__()
-        self.each = nn.ModuleList(Block(architecture) for _ in range(architecture.num_layers))
+        self.each = nn.ModuleList(LlamaBlock(architecture) for _ in range(architecture.num_layers))
 
     def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         """Return x_BSD after all blocks."""

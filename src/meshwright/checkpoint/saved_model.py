@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from meshwright.checkpoint.checkpoint import read_metadata
 from meshwright.checkpoint.find_checkpoint import find_checkpoint
-from meshwright.checkpoint.load import read_metadata
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.job.job import Job
@@ -57,7 +57,7 @@ def find_saved_model(source: Path, step: int | None = None) -> SavedModel:
     if architecture is None:
         raise UnsupportedError(
             f"{run.folder} trained the class {job.model.source}: only built-in models are supported "
-            f"here; read its tensors with meshwright.checkpoint.load.load_parameters({str(checkpoint)!r})"
+            f"here; read its tensors with meshwright.checkpoint.checkpoint.load_parameters({str(checkpoint)!r})"
         )
     return SavedModel(checkpoint, run, job, architecture, IMPORTED_FROM in read_metadata(checkpoint))
 

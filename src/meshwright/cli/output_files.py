@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshwright.errors import ConfigError
 
 if TYPE_CHECKING:
-    from meshwright.spec.step.dry_run import DryRun
+    from meshwright.spec.step.dry_run_report import DryRun
     from meshwright.spec.trace.timeline import Timeline
     from meshwright.spec.trace.traces import Traces
 

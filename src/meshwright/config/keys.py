@@ -7,9 +7,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from meshwright.spec.job.field_docs import field_docs
+from meshwright.spec.job.field_docs import choices_of, field_docs, rule_text
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.value_rule import choices_of, rule_text
 
 SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation

@@ -193,10 +193,6 @@ def concatenate(tables: Sequence[LayoutTable]) -> LayoutTable:
 
 
 def _value(layout: Layout, name: str) -> Any:
-    if name == "is_resharded":
-        # "auto" frees unless there is a pipeline, which would gather for every microbatch again.
-        choice = layout.reshard_after_forward
-        return layout.pp == 1 if choice == "auto" else choice != "never"
     if name == "kept_on":
         return layout.reshard_after_forward if isinstance(layout.reshard_after_forward, int) else 0
     return getattr(layout, name)

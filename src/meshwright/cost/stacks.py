@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib.resources import files
 
 from meshwright.errors import ConfigError
-from meshwright.spec.job.suggestion import did_you_mean
+from meshwright.spec.problem import did_you_mean
 from meshwright.spec.step.stack import Stack
 
 GENERIC = "generic"

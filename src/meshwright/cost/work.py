@@ -31,7 +31,7 @@ from meshwright.cost.compute.own_elements import own_elements
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.shares import Shares
 from meshwright.spec.model.model_spec import BlockGroup
-from meshwright.spec.model.op import Attention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
+from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -162,7 +162,7 @@ def groups_of(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
 
 
 def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[Any]]:
-    cores = [op for op in group.ops if isinstance(op, Attention)]
+    cores = [op for op in group.ops if isinstance(op, CoreAttention)]
     routed = [op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)]
     num_experts = max((op.num_experts for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
     core = cores[0] if cores else None

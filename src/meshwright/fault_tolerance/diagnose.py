@@ -1,8 +1,8 @@
 """Diagnosis of a run from its evidence: the suspected rank, its collective, and advice.
 
-Checks run in this order, since an earlier one explains later ones: the run is over; a process died or is suspended; the
-loop makes progress; a rank diverged from its own order of collectives; ranks of a group called different collectives;
-ranks wait for one rank; all ranks entered a collective that does not complete.
+Checks run in this order, since an earlier one explains later ones: the run is over; a process died, failed or is
+suspended; the loop makes progress; a rank diverged from its own order of collectives; ranks of a group called different
+collectives; ranks wait for one rank; all ranks entered a collective that does not complete; ranks lost a peer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from meshwright.fault_tolerance.diagnosis_text import (
 from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.fault_tolerance.waits import Wait, first_mismatch, roots, waited_for, waits_of
 from meshwright.spec.run.diagnosis import Diagnosis, RankState, Verdict
-from meshwright.spec.run.flight_record import Group
-from meshwright.spec.run.heartbeat import LAST_PHASES, Heartbeat
+from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Heartbeat, ProcessGroupRecord
 from meshwright.units import format_duration
 
 
@@ -43,6 +42,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         checks.disagrees,
         checks.is_waited_for,
         checks.is_complete,
+        checks.has_lost_peer,
     )
     for check in all_checks:
         if (diagnosis := check()) is not None:
@@ -56,6 +56,7 @@ class _Checks:
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
         self._beats, self._records = evidence.heartbeats, evidence.records
+        self._failed = [record for record in self._records.values() if record.error is not None]
         self._waits = waits_of(evidence.records)
         self._edges = waited_for(self._waits, evidence.heartbeats)
 
@@ -67,7 +68,7 @@ class _Checks:
 
     def has_died(self) -> Diagnosis | None:
         gone = [rank for rank, state in self._evidence.processes.items() if state == "gone"]
-        dead = [rank for rank in gone if self._beats[rank].phase not in LAST_PHASES]
+        dead = [rank for rank in gone if self._beats[rank].phase not in LAST_PHASES and not self._outlived(rank)]
         if not dead:
             return None
         verb = "is" if len(dead) == 1 else "are"
@@ -79,7 +80,12 @@ class _Checks:
         return self._say("died", dead, headline, advice, self._first_wait_for(dead))
 
     def has_failed(self) -> Diagnosis | None:
-        failed = [record for record in self._records.values() if record.error is not None]
+        return self._first_failure([record for record in self._failed if not record.is_lost_peer])
+
+    def has_lost_peer(self) -> Diagnosis | None:
+        return self._first_failure(self._failed)
+
+    def _first_failure(self, failed: Sequence[FlightRecord]) -> Diagnosis | None:
         if not failed:
             return None
         first = min(failed, key=lambda record: record.time_s)
@@ -98,7 +104,11 @@ class _Checks:
         return self._say("stopped", stopped, headline, advice, self._first_wait_for(stopped))
 
     def moves(self) -> Diagnosis | None:
-        alive = {rank: beat for rank, beat in self._beats.items() if beat.phase not in LAST_PHASES}
+        alive = {
+            rank: beat
+            for rank, beat in self._beats.items()
+            if beat.phase not in LAST_PHASES and self._evidence.processes[rank] != "gone"
+        }
         silent_s = min((self._evidence.silent_s(rank) for rank in alive), default=float("inf"))
         if silent_s > self._evidence.slow_s:
             return None
@@ -225,10 +235,15 @@ class _Checks:
         what = collective_text(wait.collective, wait.group)
         return f", and has not reached {what}{where}, in which {ranks_text(waiting)} {verb}"
 
+    def _outlived(self, rank: int) -> bool:
+        """Return whether a rank answered after another had failed: it was stuck, and was ended."""
+        first_failure_s = min((record.time_s for record in self._failed), default=float("inf"))
+        return rank in self._records and self._records[rank].time_s > first_failure_s
+
     def _is_in_complete_wait(self, rank: int) -> bool:
         return any(wait.rank == rank and not wait.absent for wait in self._waits)
 
-    def _group(self, rank: int, name: str) -> Group:
+    def _group(self, rank: int, name: str) -> ProcessGroupRecord:
         return next(group for group in self._records[rank].groups if group.name == name)
 
     def _mute(self) -> list[int]:

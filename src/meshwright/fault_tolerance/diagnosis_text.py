@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from meshwright.fault_tolerance.waits import Wait
 from meshwright.spec.layout.schedule.action import ACTION_MARK
-from meshwright.spec.run.flight_record import Collective, Departure, FlightRecord, Frame, Group
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Collective, Departure, FlightRecord, Frame, Heartbeat, ProcessGroupRecord
 
 # Paths of libraries, whose frames are not user code.
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python")
@@ -36,7 +35,7 @@ def module_source(wait: Wait, record: FlightRecord | None) -> list[str]:
     return []
 
 
-def collective_text(collective: Collective, group: Group) -> str:
+def collective_text(collective: Collective, group: ProcessGroupRecord) -> str:
     """Return a text such as "all_reduce 17 of tp (ranks 0 and 1)"."""
     members = "all ranks" if group.axis == "world" else f"{group.axis} ({ranks_text(group.ranks)})"
     number = f" {collective.sequence}" if collective.sequence else ""

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.fault_tolerance.heartbeat import process_fields, read_heartbeats
+from meshwright.fault_tolerance.heartbeat_file import process_fields, read_heartbeats
 from meshwright.spec.run.diagnosis import ProcessState
-from meshwright.spec.run.flight_record import FlightRecord, Frame
-from meshwright.spec.run.heartbeat import LAST_PHASES, Heartbeat
+from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Frame, Heartbeat
 from meshwright.spec.run.run import Run
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):$", re.MULTILINE)

@@ -18,16 +18,21 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from meshwright.fault_tolerance.heartbeat import HeartbeatFile
+from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.heartbeat_file import HeartbeatFile
+from meshwright.fault_tolerance.launcher_watch import GRACE_S
+from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.step_record import StepRecord, groups
 from meshwright.log import logger
 from meshwright.parallelism.module_tracker import module_names
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_fsdp import modules_of_unit
-from meshwright.spec.run.flight_record import FlightRecord, Frame
+from meshwright.spec.run.rank_records import FlightRecord, Frame
 from meshwright.spec.run.run import Run
 
 _MAX_POLL_S = 1.0
+# Later than our launcher, which knows more; torchrun and Slurm have no such watch.
+_END_AFTER_S = GRACE_S + 5.0
 
 
 class HangWatch:
@@ -52,8 +57,10 @@ class HangWatch:
         self._stop.set()
         self._thread.join()
         if error is not None:
-            self._write("the rank ended", traceback.walk_tb(trace), _one_line(error))
-        self.mark("ended" if error is None else "failed")
+            self._write("the rank ended", traceback.walk_tb(trace), error)
+            with suppress(OSError):
+                self._run.failure.touch()
+        self.mark("ended") if error is None else self.mark("failed", self._heartbeat.waits_for_rank)
         self._heartbeat.close()
 
     def mark(self, phase: str, waits_for_rank: int | None = None) -> None:
@@ -76,7 +83,7 @@ class HangWatch:
         return self._record.tracking(stages)
 
     def _watch(self) -> None:
-        reported_s = 0.0
+        reported_s, failed_s = 0.0, None
         asked = self._request()
         poll_s = min(_MAX_POLL_S, self._hang_after_s / 4 or _MAX_POLL_S)
         while not self._stop.wait(poll_s):
@@ -88,12 +95,19 @@ class HangWatch:
             elif 0 < self._hang_after_s < silent_s and reported_s != beaten_s:
                 reported_s = beaten_s
                 self._report(f"silent for {silent_s:.0f} s")
+            if failed_s is None and self._run.failure.exists():
+                failed_s = time.monotonic()
+                self._report("another rank failed")
+            elif failed_s is not None and time.monotonic() - failed_s > _END_AFTER_S:
+                # The loop's thread may be in a call that never returns.
+                logger.error("rank %d is still running %.0f s after another failed: it ends", self._rank, _END_AFTER_S)
+                os._exit(ExitCode.RETRY)
 
     def _report(self, reason: str) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         self._write(reason, reversed(list(traceback.walk_stack(frame))), None)
 
-    def _write(self, reason: str, stack: Iterable[tuple[FrameType, int]], error: str | None) -> None:
+    def _write(self, reason: str, stack: Iterable[tuple[FrameType, int]], error: BaseException | None) -> None:
         try:
             record = self._flight_record(reason, stack, error)
             path = self._run.flight_record(self._rank)
@@ -106,8 +120,14 @@ class HangWatch:
             # neither stop a run that can continue nor hide the original error.
             logger.exception("rank %d could not write its flight record", self._rank)
 
-    def _flight_record(self, reason: str, stack: Iterable[tuple[FrameType, int]], error: str | None) -> FlightRecord:
+    def _flight_record(
+        self, reason: str, stack: Iterable[tuple[FrameType, int]], error: BaseException | None
+    ) -> FlightRecord:
         collectives, expected, departure = self._record.collectives()
+        has_lost_peer = error is not None and is_lost_peer(error)
+        if has_lost_peer and collectives and self._heartbeat.waits_for_rank is None:
+            # gloo completes a collective that timed out (2.13).
+            collectives[-1] = collectives[-1].replace(is_done=False)
         return FlightRecord(
             rank=self._rank,
             pid=os.getpid(),
@@ -118,7 +138,8 @@ class HangWatch:
             expected=expected,
             departure=departure,
             stack=[self._frame(frame, line) for frame, line in stack],
-            error=error,
+            error=None if error is None else _one_line(error),
+            is_lost_peer=has_lost_peer,
         )
 
     def _frame(self, frame: FrameType, line: int) -> Frame:

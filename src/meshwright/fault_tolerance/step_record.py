@@ -19,7 +19,7 @@ from meshwright.parallelism.torch_private.torch_flight_recorder import (
     recorded_groups,
 )
 from meshwright.spec.layout.schedule.action import ACTION_MARK
-from meshwright.spec.run.flight_record import Collective, Departure, Group
+from meshwright.spec.run.rank_records import Collective, Departure, ProcessGroupRecord
 
 # Phases whose collectives are the same in every step.
 _STEP_PHASES = ("data", "sends", "gradients", "optimizer")
@@ -86,10 +86,12 @@ class StepRecord:
         )
 
 
-def groups() -> list[Group]:
+def groups() -> list[ProcessGroupRecord]:
     """Return the process groups of this rank with several ranks."""
     return [
-        Group(name=one.name, axis=_axis(one.description), ranks=one.ranks) for one in recorded_groups() if one.ranks[1:]
+        ProcessGroupRecord(name=one.name, axis=_axis(one.description), ranks=one.ranks)
+        for one in recorded_groups()
+        if one.ranks[1:]
     ]
 
 

@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.spec.run.flight_record import Collective, FlightRecord, Group
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Collective, FlightRecord, Heartbeat, ProcessGroupRecord
 
 # Collectives whose inputs have the same shape on all ranks.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "allgather", "allreduce")
@@ -23,7 +22,7 @@ class Wait:
 
     rank: int
     collective: Collective
-    group: Group
+    group: ProcessGroupRecord
     absent: list[int]
     """The ranks of the group that have not entered it according to their records."""
 
@@ -32,7 +31,7 @@ class Wait:
 class Mismatch:
     """A position in a group's order at which its ranks called different collectives."""
 
-    group: Group
+    group: ProcessGroupRecord
     by_rank: dict[int, Collective]
 
 

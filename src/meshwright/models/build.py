@@ -4,10 +4,9 @@ from torch import nn
 
 from meshwright.errors import ConfigError
 from meshwright.models.gpt2 import GPT2
-from meshwright.models.latent_attention import MultiHeadLatentAttention
-from meshwright.models.llama import Block, FeedForward, Llama
+from meshwright.models.latent_attention import MultiHeadLatentAttention, latent_attention_scale, yarn_tables
+from meshwright.models.llama import Llama, LlamaBlock, LlamaFeedForward
 from meshwright.models.moe import MixtureOfExperts
-from meshwright.models.yarn import latent_attention_scale, yarn_tables
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import make_object
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -43,7 +42,7 @@ def build_architecture(architecture: LlamaArchitecture) -> Llama | GPT2:
     if not isinstance(architecture, MoEArchitecture):
         return Llama(architecture)
     blocks = [
-        Block(architecture, attention=_latent_attention(architecture), ffn=_mixture(architecture, index))
+        LlamaBlock(architecture, attention=_latent_attention(architecture), ffn=_mixture(architecture, index))
         for index in range(architecture.num_layers)
     ]
     return Llama(architecture, blocks, rope=yarn_tables)
@@ -59,4 +58,4 @@ def _mixture(architecture: MoEArchitecture, layer: int) -> MixtureOfExperts | No
     if layer < architecture.num_dense_layers:
         return None
     shared_dim = architecture.shared_ffn_dim
-    return MixtureOfExperts(architecture, shared=FeedForward(architecture.dim, shared_dim) if shared_dim else None)
+    return MixtureOfExperts(architecture, shared=LlamaFeedForward(architecture.dim, shared_dim) if shared_dim else None)

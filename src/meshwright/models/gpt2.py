@@ -32,7 +32,7 @@ class GPT2(nn.Module):
         self.architecture = architecture
         self.embedding: Any = nn.Embedding(architecture.vocab_size, architecture.dim)
         self.positions: Any = nn.Embedding(architecture.max_seq_len, architecture.dim)
-        self.blocks = nn.ModuleList([Block(architecture) for _ in range(architecture.num_layers)])
+        self.blocks = nn.ModuleList([GPT2Block(architecture) for _ in range(architecture.num_layers)])
         self.norm: Any = nn.LayerNorm(architecture.dim, eps=architecture.norm_eps)
         # A tied head is the embedding's weight used twice, as in Llama.
         untied = not architecture.tie_embeddings
@@ -90,15 +90,15 @@ class GPT2(nn.Module):
         return Normal(_STD)
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """Attention, then the feed-forward network, each on a normalised input and added to the residual stream."""
 
     def __init__(self, architecture: GPT2Architecture) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(architecture.dim, eps=architecture.norm_eps)
-        self.attention = Attention(architecture)
+        self.attention = GPT2Attention(architecture)
         self.ffn_norm = nn.LayerNorm(architecture.dim, eps=architecture.norm_eps)
-        self.ffn = FeedForward(architecture.dim, architecture.ffn_dim)
+        self.ffn = GPT2FeedForward(architecture.dim, architecture.ffn_dim)
 
     def forward(self, x_BSD: Tensor, documents_BS: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
         """Return x_BSD after the block."""
@@ -108,7 +108,7 @@ class Block(nn.Module):
         return x_BSD + fed_BSD
 
 
-class Attention(nn.Module):
+class GPT2Attention(nn.Module):
     """Causal multi-head attention with biases."""
 
     def __init__(self, architecture: GPT2Architecture) -> None:
@@ -132,7 +132,7 @@ class Attention(nn.Module):
         return output_BSD
 
 
-class FeedForward(nn.Module):
+class GPT2FeedForward(nn.Module):
     """down(gelu(up(x))), with the tanh approximation of GELU."""
 
     def __init__(self, dim: int, ffn_dim: int) -> None:

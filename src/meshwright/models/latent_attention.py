@@ -1,26 +1,32 @@
-"""Multi-head latent attention of DeepSeek-V2 and V3 (arXiv:2405.04434).
+"""Multi-head latent attention of DeepSeek-V2 and V3 (arXiv:2405.04434), and their rotary angles with YaRN scaling.
 
 A query or key head has a part without RoPE and a part with RoPE; the rotated part of the key is shared by all heads.
 The cache holds heads, not latents: simple, but large.
+
+YaRN (arXiv:2309.00071), as in DeepSeek's code: fast pairs of dimensions are unchanged, slow ones rotate `factor` times
+slower, and between the two the frequency is interpolated linearly in the index of the pair. Attention scores are scaled
+up, since longer sequences flatten attention.
 
 Shapes: B batch, S positions in, T positions attended to, D dim, N heads, P part of a query or key head without RoPE, R
 part with RoPE, H both (P + R), W value head, L latent of keys and values. N is inferred from tensors, so that a rank
 with a shard of the heads runs the same code.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from meshwright.models.attention import CausalAttention, LayerCache
-from meshwright.models.rope import rotate
-from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.models.rope import rope_frequencies, rope_tables, rotate, turns
+from meshwright.spec.model.moe_architecture import MoEArchitecture, YarnScaling
 
 _LATENT_NORM_EPS = 1e-6
 """As in DeepSeek's code and transformers, independent of the model's norm_eps."""
 
 
 class MultiHeadLatentAttention(nn.Module):
-    """Causal multi-head latent attention; replaces llama.Attention in a block."""
+    """Causal multi-head latent attention; replaces LlamaAttention in a block."""
 
     def __init__(self, architecture: MoEArchitecture, scale: float | None = None) -> None:
         super().__init__()
@@ -85,3 +91,43 @@ class MultiHeadLatentAttention(nn.Module):
 
 def _linear(in_features: int, out_features: int) -> nn.Linear:
     return nn.Linear(in_features, out_features, bias=False)
+
+
+def yarn_tables(architecture: MoEArchitecture, positions_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (cos_SH, sin_SH) in float32 at each of `positions_S`; rope_tables without yarn."""
+    yarn = architecture.yarn
+    if yarn is None:
+        return rope_tables(architecture, positions_S)
+    frequencies = rope_frequencies(architecture, positions_S.device)
+    pairs = torch.arange(len(frequencies), device=positions_S.device).float()
+    first, last = _blended_pairs(architecture, yarn)
+    stretch = ((pairs - first) / (last - first)).clamp(0.0, 1.0)
+    cos_SH, sin_SH = turns(frequencies * (1.0 - stretch) + frequencies / yarn.factor * stretch, positions_S)
+    gain = _gain(yarn.factor, yarn.mscale) / _gain(yarn.factor, yarn.mscale_all_dim)
+    return cos_SH * gain, sin_SH * gain
+
+
+def latent_attention_scale(architecture: MoEArchitecture) -> float | None:
+    """Return the factor on attention scores; None for the default, 1 / sqrt(head_dim)."""
+    yarn = architecture.yarn
+    if yarn is None:
+        return None
+    gain = _gain(yarn.factor, yarn.mscale_all_dim)
+    return gain * gain / math.sqrt(architecture.head_dim)
+
+
+def _blended_pairs(architecture: MoEArchitecture, yarn: YarnScaling) -> tuple[float, float]:
+    """Return the last unscaled pair and the first fully scaled pair."""
+    width, theta = architecture.rope_dim, architecture.rope_theta
+
+    def pair_with(num_turns: float) -> float:
+        # The pair with this many rotations in the original length: length x theta^(-2i / width) = 2 pi rotations.
+        return width * math.log(yarn.original_max_seq_len / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(pair_with(yarn.beta_fast)), 0)
+    last = min(math.ceil(pair_with(yarn.beta_slow)), width - 1)
+    return first, last if last != first else first + 0.001
+
+
+def _gain(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0

@@ -41,7 +41,7 @@ class Llama(nn.Module):
         self.architecture = architecture
         self.rope = rope
         self.embedding: Any = nn.Embedding(architecture.vocab_size, architecture.dim)
-        self.blocks = nn.ModuleList(blocks or [Block(architecture) for _ in range(architecture.num_layers)])
+        self.blocks = nn.ModuleList(blocks or [LlamaBlock(architecture) for _ in range(architecture.num_layers)])
         self.norm: Any = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
         # A tied head uses the embedding's weight, not a second parameter with shared storage, which moving the model
         # to another device would silently untie.
@@ -98,7 +98,7 @@ class Llama(nn.Module):
         return Normal(std)
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention, then the feed-forward network, each on a normalised input and added to the residual stream."""
 
     def __init__(
@@ -106,9 +106,9 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
-        self.attention = Attention(architecture) if attention is None else attention
+        self.attention = LlamaAttention(architecture) if attention is None else attention
         self.ffn_norm = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
-        self.ffn = FeedForward(architecture.dim, architecture.ffn_dim) if ffn is None else ffn
+        self.ffn = LlamaFeedForward(architecture.dim, architecture.ffn_dim) if ffn is None else ffn
 
     def forward(
         self,
@@ -125,7 +125,7 @@ class Block(nn.Module):
         return x_BSD + fed_BSD
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Causal grouped-query attention: each key/value head serves N / K query heads."""
 
     def __init__(self, architecture: LlamaArchitecture) -> None:
@@ -163,7 +163,7 @@ class Attention(nn.Module):
         return output_BSD
 
 
-class FeedForward(nn.Module):
+class LlamaFeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, dim: int, ffn_dim: int) -> None:

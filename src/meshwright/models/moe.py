@@ -38,7 +38,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, architecture: MoEArchitecture, shared: nn.Module | None = None) -> None:
         super().__init__()
-        self.router = Router(architecture)
+        self.router = TopKRouter(architecture)
         self.experts = Experts(architecture.num_experts, architecture.dim, architecture.expert_ffn_dim)
         self.shared = shared
         self.dispatch = LocalDispatch()
@@ -79,7 +79,7 @@ def most_experts(model: nn.Module) -> int:
     return max((len(mixture.router.load_E) for mixture in mixtures), default=0)
 
 
-class Router(nn.Module):
+class TopKRouter(nn.Module):
     """Router: scores in float32 at least, and the top experts of each token."""
 
     bias: Tensor | None

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy
 
-from meshwright.parallelism.tensor.partial_sums import is_partial_sum
+from meshwright.parallelism.tensor.layers import is_partial_sum
 from meshwright.parallelism.torch_private.torch_checkpoint import selective_contexts
 from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 

@@ -54,20 +54,28 @@ def reduce_scatter_dim(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum over ranks as a new tensor; no gradient."""
-    if group.size() == 1:
-        return x
-    with profiler_range(group):
-        total: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
-    return total
+    return _all_reduce(x, "sum", group)
 
 
 def all_reduce_max(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the maximum over ranks as a new tensor; no gradient."""
+    return _all_reduce(x, "max", group)
+
+
+def _all_reduce(x: Tensor, op: str, group: dist.ProcessGroup) -> Tensor:
     if group.size() == 1:
         return x
     with profiler_range(group):
-        maximum: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "max", group.group_name))
-    return maximum
+        reduced: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), op, group.group_name))
+    return reduced
+
+
+def all_to_all_rows(rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Return the received rows by source rank; the first sent[0] go to rank 0. No gradient."""
+    with profiler_range(group):
+        arriving = _ops.all_to_all_single(rows_RD.contiguous(), received, sent, group.group_name)
+        arrived_QD: Tensor = _ops.wait_tensor(arriving)
+    return arrived_QD
 
 
 def all_gather_autograd(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -80,6 +88,12 @@ def reduce_scatter_autograd(x: Tensor, dim: int, group: dist.ProcessGroup) -> Te
     """Return this rank's shard along `dim` of the sum over ranks; backward all-gathers the gradient."""
     scattered: Tensor = _ReduceScatter.apply(x, dim, group)  # type: ignore[no-untyped-call]
     return scattered
+
+
+def exchange_rows(rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Return the received rows, as `all_to_all_rows`; backward is the reverse exchange."""
+    arrived_QD: Tensor = _ExchangeRows.apply(rows_RD, sent, received, group)  # type: ignore[no-untyped-call]
+    return arrived_QD
 
 
 class _AllGather(torch.autograd.Function):
@@ -102,3 +116,15 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return all_gather_dim(gradient, ctx.dim, ctx.group), None, None
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.sizes, ctx.group = (sent, received), group
+        return all_to_all_rows(rows_RD, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_QD: Tensor) -> tuple[Tensor, None, None, None]:
+        sent, received = ctx.sizes
+        return all_to_all_rows(gradient_QD, received, sent, ctx.group), None, None, None

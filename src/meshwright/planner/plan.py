@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
 from meshwright.cost.layout_table import layout_table
-from meshwright.planner.candidate import judge
+from meshwright.planner.candidate import candidate_at, judge
 from meshwright.planner.explain.contrasts import contrasts
 from meshwright.planner.explain.explain import change_of, misfits
-from meshwright.planner.explain.infeasible import no_layout
-from meshwright.planner.explain.plain import plain_layout
-from meshwright.planner.explain.refused import invalid_neighbours
+from meshwright.planner.explain.infeasible import invalid_neighbours, invalid_reason, no_layout
 from meshwright.planner.explain.what_if import sensitivities, what_ifs
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.best import best_of, replayed_if_fast
-from meshwright.planner.search.complete import ROUNDS, Known, complete
-from meshwright.planner.search.finalists import SPLIT_KEYS, Finalist, distinct_splits, finalists
+from meshwright.planner.search.finalists import (
+    SPLIT_KEYS,
+    Finalist,
+    best_of,
+    distinct_splits,
+    finalists,
+    replayed_if_fast,
+)
 from meshwright.planner.search.menu import menu_of
-from meshwright.planner.search.price import Priced, memory_of_ranks
-from meshwright.planner.search.search import Found, search
+from meshwright.planner.search.price import Priced, memory_of_ranks, price
+from meshwright.planner.search.rules import is_valid
+from meshwright.planner.search.search import ROUNDS, Found, Known, complete, search
 from meshwright.planner.search.simplicity import MEMORY_STEP, simplest
+from meshwright.planner.search.space import reduces_needlessly, vary, with_ways
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate, Contrast, Plan
+from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
 
 _PARETO_LENGTH = 12
 _MOST_SPLITS_REPLAYED = 64
+_STEP_S = attrgetter("step_s")
 
 
 def make_plan(
@@ -47,7 +54,7 @@ def make_plan(
     pick, fastest, runners = page.pick, page.fastest, page.runners_up
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
     given = None if request.given is None else judge(request.given, request)
-    fsdp_alone, fsdp_alone_refusal = plain_layout(request)
+    fsdp_alone, fsdp_alone_refusal = _plain_layout(request)
     rejections = [*misfits(pick, given, request, found.menu), *invalid_neighbours(pick.layout, request)]
     return Plan(
         model=request.model_name,
@@ -101,7 +108,7 @@ def _page(found: Found, request: PlanRequest, num_runners_up: int, chosen: Layou
 
 
 def _known(page: _Page, num_runners_up: int) -> Known:
-    best_s = {key: _total_s(contrast.other) for key, contrast in page.contrasts.items()}
+    best_s = {key: contrast.other.step_s for key, contrast in page.contrasts.items()}
     return Known(page.pick, best_s, page.runners_up, num_runners_up)
 
 
@@ -109,7 +116,7 @@ def find(request: PlanRequest, min_scored: int | None = None) -> Found:
     """Return what fits; state waits in the host's memory only if nothing fits without. Raises InfeasibleLayout."""
     menu = menu_of(request)
     found = search(request, menu, min_scored)
-    if not len(found.priced) and "cpu_offload" not in request.fixed and not request.cluster.device.is_host:
+    if not len(found.priced) and "cpu_offload" not in request.fixed and request.cluster.device.can_offload:
         menu = replace(menu, cpu_offload=(True,))
         found = search(request, menu, min_scored)
     if not len(found.priced):
@@ -124,7 +131,7 @@ def _fastest(priced: Priced, best: list[Finalist], request: PlanRequest) -> tupl
     while True:
         others = contrasts(priced, replayed, fastest, request)
         closest = next(iter(others.values()), None)
-        if closest is None or _total_s(closest.other) >= _total_s(fastest):
+        if closest is None or closest.other.step_s >= fastest.step_s:
             return fastest, others
         fastest = closest.other
 
@@ -136,19 +143,19 @@ def _runners_up(
     if not count:
         return []
     best: dict[tuple[int, ...], Candidate] = {}
-    for candidate in sorted(replayed, key=_total_s):
+    for candidate in sorted(replayed, key=_STEP_S):
         best.setdefault(_split(candidate.layout), candidate)
     best.pop(_split(pick.layout), None)
     for row in distinct_splits(priced, _MOST_SPLITS_REPLAYED):
-        if len(best) >= count and priced.total_s[row] >= sorted(map(_total_s, best.values()))[count - 1]:
+        if len(best) >= count and priced.total_s[row] >= sorted(one.step_s for one in best.values())[count - 1]:
             break
         layouts = priced.layouts
         same = np.all([getattr(layouts, key) == getattr(layouts, key)[row] for key in SPLIT_KEYS], axis=0)
         for candidate in best_of(priced, priced.fastest(same), pick, request, most_actions=0):
             split = _split(candidate.layout)
             if split != _split(pick.layout):
-                best[split] = min(best.get(split, candidate), candidate, key=_total_s)
-    return sorted(best.values(), key=_total_s)[:count]
+                best[split] = min(best.get(split, candidate), candidate, key=_STEP_S)
+    return sorted(best.values(), key=_STEP_S)[:count]
 
 
 def _split(layout: Layout) -> tuple[int, ...]:
@@ -171,13 +178,27 @@ def _pareto(priced: Priced, page: _Page, request: PlanRequest) -> list[Candidate
     # Closed forms found them; replayed steps may be in another order.
     front: list[Candidate] = []
     least = -math.inf
-    for candidate in sorted(by_layout.values(), key=_total_s):
+    for candidate in sorted(by_layout.values(), key=_STEP_S):
         if candidate.free_bytes >= least:
             front.append(candidate)
             least = candidate.free_bytes + more_bytes
     shown = front[:_PARETO_LENGTH]
-    return shown if page.pick in shown else sorted([*shown, page.pick], key=_total_s)
+    return shown if page.pick in shown else sorted([*shown, page.pick], key=_STEP_S)
 
 
-def _total_s(candidate: Candidate) -> float:
-    return candidate.estimate.step.total_s
+def _plain_layout(request: PlanRequest) -> tuple[Candidate | None, str]:
+    """Return (the fastest plain layout that fits, or the leanest if none does; why there is none).
+
+    Whatever keys the request fixes are left free.
+    """
+    free = replace(request, fixed={})
+    menu = menu_of(free)
+    plain = Layout(dp_shard=request.num_devices, compile=menu.compile[0])
+    table = with_ways(vary(layout_table([plain]), {"microbatch_size": menu.microbatch_size}), menu)
+    table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every})
+    table = table.take(is_valid(table, free) & ~reduces_needlessly(table, free, menu))
+    if not len(table):
+        return None, invalid_reason(plain, free)
+    priced = price(table, free, only_fitting=False)
+    fitting = [row for row in priced.by_time.tolist() if priced.free_bytes[row] >= request.margin_bytes]
+    return candidate_at(priced, fitting[0] if fitting else int(priced.free_bytes.argmax()), free), ""

@@ -20,11 +20,11 @@ from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.size_rules import length_problems
-from meshwright.spec.job.suggestion import did_you_mean
 from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.problem import did_you_mean
 from meshwright.spec.step.workload import Precision, Workload
 from meshwright.units import counted, format_count
 

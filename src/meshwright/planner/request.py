@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.cost.case import Setting
+import numpy as np
+
+from meshwright.cost.case import Cases, Setting
+from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
@@ -51,6 +54,14 @@ class PlanRequest:
     def num_devices(self) -> int:
         """Return the devices that every layout uses."""
         return self.setting.cluster.num_devices
+
+    def cases(self, layouts: LayoutTable) -> Cases:
+        """Return the layouts in the request's setting; those that compile their blocks have compiled kernels."""
+        setting = self.setting
+        if setting.stack.kernels != "eager":
+            return Cases.of_one(setting, layouts)
+        compiled = replace(setting, stack=setting.stack.replace(kernels="compiled"))
+        return Cases((setting, compiled), layouts.compiles_blocks.astype(np.int64), layouts)
 
     def with_setting(self, **changes: Any) -> PlanRequest:
         """Return the same request with another model, workload, cluster or stack."""

@@ -1,7 +1,8 @@
-"""Timeline of a real step, from torch.profiler's traces of all ranks."""
+"""Timeline of a real step, from torch.profiler's traces of all ranks, or from the profiler window of a run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,26 @@ from meshwright.profiler.communication_op import CommunicationOp, align_starts
 from meshwright.profiler.device_rank import spans_of_device, waits_of_device
 from meshwright.profiler.host_rank import spans_of_host
 from meshwright.profiler.span_table import Span, spans_from
+from meshwright.spec.run.run import HOW_TO_PROFILE, Run
 from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
+
+_TRACE = re.compile(r"step-(\d+)-rank-\d+\.json\.gz")
+
+
+def profile_of_run(folder: Path, step: int | None = None) -> Timeline:
+    """Return the last step of the window, or `step`; raises ConfigError without a profile."""
+    files = profiled_files(folder)
+    if not files:
+        raise ConfigError(f"{folder} has no profile: {HOW_TO_PROFILE}")
+    return timeline_of(files, str(folder), step)
+
+
+def profiled_files(folder: Path) -> list[Path]:
+    """Return the traces of the newest window of the run in `folder`, one per rank, or []."""
+    found = {
+        file: int(match[1]) for file in Run(folder).timelines.glob("*.gz") if (match := _TRACE.fullmatch(file.name))
+    }
+    return sorted(file for file, start in found.items() if start == max(found.values()))
 
 
 def timeline_of(files: Sequence[Path], name: str, step: int | None = None) -> Timeline:

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share
 from meshwright.parallelism.context.sequence_shards import sequence_indices
-from meshwright.parallelism.expert.token_exchange import TokenExchange
-from meshwright.prover.faults import degree
+from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.step.training import Training
 
 
 def plant(axis: PlantedAxis, training: Training) -> None:
     """Inject the fault of `axis` into `training` if the degree of the axis is above 1."""
-    if degree(training.layout, axis) > 1:
+    if getattr(training.layout, axis) > 1:
         _PLANTERS[axis](training)
 
 

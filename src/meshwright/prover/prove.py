@@ -12,9 +12,7 @@ from pathlib import Path
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.log import logger
 from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
-from meshwright.prover.compare import BARS, compare
-from meshwright.prover.faults import degree
-from meshwright.prover.few_ranks import on_few_ranks
+from meshwright.prover.differences import TOLERANCES, compare
 from meshwright.prover.record import record
 from meshwright.prover.small_job import SmallJob, small_job, write_corpus
 from meshwright.spec.job.job import Job
@@ -88,7 +86,7 @@ def _require_fitting(request: ProofRequest, small: SmallJob) -> None:
     if many:
         raise ConfigError("\n".join(_too_many_ranks(layout, request.max_ranks) for layout in many))
     axis = request.planted
-    if axis is not None and not any(degree(layout, axis) > 1 for layout in request.layouts):
+    if axis is not None and not any(getattr(layout, axis) > 1 for layout in request.layouts):
         texts = " ".join(layout_text(layout) for layout in request.layouts)
         raise ConfigError(
             f"--plant {axis} has no effect: no layout of {texts} has {axis} > 1; "
@@ -118,7 +116,7 @@ def _one_process(request: ProofRequest, small: SmallJob) -> WholeRecord:
 
 def _prove_layout(request: ProofRequest, small: SmallJob, layout: Layout, reference: WholeRecord) -> LayoutProof:
     started_s = time.monotonic()
-    bars = BARS[request.precision]
+    tolerances = TOLERANCES[request.precision]
     differences: tuple[Difference, ...] = ()
     repeats, problem = None, None
     try:
@@ -135,7 +133,7 @@ def _prove_layout(request: ProofRequest, small: SmallJob, layout: Layout, refere
         repeats = all(is_equal for _, is_equal in answers) if request.repeat else None
         whole = assemble([one for one, _ in answers])
         problem = _unequal_text(whole.unequal_copies)
-        differences = compare(whole, reference, bars)
+        differences = compare(whole, reference, tolerances)
     except RanksFailed as failure:
         logger.error("%s: %s", layout_text(layout), failure)
         problem = failure.reason
@@ -154,3 +152,31 @@ def _unequal_text(unequal: Sequence[str]) -> str | None:
     if not unequal:
         return None
     return f"copies differ: {unequal[0]}" + (f", and {len(unequal) - 1} more" if len(unequal) > 1 else "")
+
+
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+_MOST_RANKS = 8
+
+
+def on_few_ranks(layout: Layout) -> Layout:
+    """Return `layout` with degrees of at most 2, and data parallelism of 1 if more than 8 ranks would remain.
+
+    Compilation, offload and asynchronous tensor parallelism are disabled.
+    """
+    degrees = {axis: min(getattr(layout, axis), 2) for axis in _AXES}
+    stages = min(layout.stages_per_rank, 2)
+    small = layout.replace(
+        **degrees,
+        etp=min(layout.etp, degrees["tp"]),
+        microbatch_size=1,
+        virtual_stages=stages if layout.virtual_stages is not None else None,
+        stage_boundaries=None,
+        activation_checkpoint_blocks=None,
+        async_tp=False,
+        compile=False,
+        cpu_offload=False,
+    )
+    for axis in ("dp_replicate", "dp_shard"):
+        if small.num_ranks > _MOST_RANKS and (axis != "dp_shard" or small.ep == 1):
+            small = small.replace(**{axis: 1})
+    return small

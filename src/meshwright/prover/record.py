@@ -1,4 +1,8 @@
-"""Recording of a few steps of the real trainer on one rank, as NumPy arrays."""
+"""Recording of a few steps of the real trainer on one rank, as NumPy arrays.
+
+Each sample of tokens ignores a different number of targets. With equal numbers, a loss that counts targets wrongly per
+microbatch or per shard of a sequence would still be right.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,38 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.data.dataset import Dataset, TokenDataset, build_dataset
+from meshwright.data.dataset import Dataset, Sample, TokenDataset, build_dataset
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, silence_known_warnings
-from meshwright.prover.boxes import Box, Boxes, Record
-from meshwright.prover.ignored_targets import WithIgnoredTargets
+from meshwright.prover.assemble import Box, Boxes, Record
 from meshwright.prover.plant import plant
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.training import Training
+
+IGNORED = -100
+"""Target that the next-token loss ignores, as in torch."""
+_STRIDE = 7
+"""Difference of the numbers of ignored targets between consecutive samples."""
+
+
+class WithIgnoredTargets(Dataset):
+    """Samples of a token dataset with their first targets ignored; at least one target counts."""
+
+    may_ignore_targets = True
+
+    def __init__(self, dataset: TokenDataset, seq_len: int) -> None:
+        num_samples = dataset.num_training_samples + dataset.num_validation_samples
+        super().__init__(num_samples, 0.0, dataset.fingerprint)
+        self.vocab_size, self.end_of_document = dataset.vocab_size, dataset.end_of_document
+        self._dataset, self._seq_len = dataset, seq_len
+
+    def read(self, index: int) -> Sample:
+        """Return (inputs, targets), each int64 [seq_len], some of the targets IGNORED."""
+        inputs, targets = self._dataset.read(index)
+        targets = targets.copy()
+        targets[: index * _STRIDE % self._seq_len] = IGNORED
+        return inputs, targets
 
 
 def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> tuple[Record, bool | None]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from meshwright.pages.tables.page_table import PageTable
-from meshwright.prover.faults import FAULTS
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.proof import Difference, LayoutProof, Proof
+from meshwright.spec.run.proof import FAULTS, Difference, LayoutProof, Proof
 from meshwright.units import counted, format_count, format_duration
 
 HEADERS = ("layout", "ranks", "loss", "gradient", "weight", "worst in", "s", "verdict")

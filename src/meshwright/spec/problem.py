@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from itertools import chain, zip_longest
 from typing import Any, Self
 
@@ -137,3 +138,13 @@ def _way(fixes: list[Fix]) -> str:
     if all(type(one) is int for one in values):
         values.sort()
     return f"{key} to {' or '.join(map(shown_value, values))}"
+
+
+_LEAST_ALIKE = 0.5
+"""Of difflib's ratio: a name with less in common is no better a guess than any other."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ": did you mean x?" with the known name that is nearest, or "" if none is near."""
+    nearest = get_close_matches(name.lower(), known, n=1, cutoff=_LEAST_ALIKE)
+    return f": did you mean {nearest[0]}?" if nearest else ""

@@ -12,21 +12,20 @@ import numpy as np
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.log import logger
-from meshwright.simulator.checks.rank_classes import first_of_label
 from meshwright.simulator.engine.mesh_groups import mesh_groups
-from meshwright.simulator.engine.split_classes import with_groups_of
+from meshwright.simulator.engine.rank_classes import first_of_label, with_groups_of
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.trace.trace import Ints, Trace
 from meshwright.spec.trace.trace_order import first_difference
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.extrapolate.chunks import NotExtrapolable
-from meshwright.tracer.extrapolate.expert_load import DifferentPrograms, ExpertLoads
+from meshwright.tracer.extrapolate.load_interpolation import DifferentPrograms, LoadInterpolation
 from meshwright.tracer.extrapolate.rank_labels import Classes, class_labels, token_labels
 from meshwright.tracer.extrapolate.routing import rows_arriving
 from meshwright.tracer.extrapolate.trace_cache import TraceCache
 from meshwright.tracer.programs.job_steps import JobSteps, StepBuilder, job_steps
-from meshwright.tracer.programs.trace import DeviceType, Program
+from meshwright.tracer.programs.trace_ranks import DeviceType, Program
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _between(found: Mapping[int, Trace], ranks: Sequence[int], rows: Sequence[in
     if len(ranks) <= _NUM_ENDS:
         return {}
     heavy = found[ranks[0]]
-    loaded = ExpertLoads(heavy, found[ranks[-1]], (rows[0], rows[-1]))
+    loaded = LoadInterpolation(heavy, found[ranks[-1]], (rows[0], rows[-1]))
     steps = {rank: loaded.between(arriving) for rank, arriving in zip(ranks[1:-1], rows[1:-1], strict=True)}
     axes = [mesh_groups(group, heavy.traced.world_size) for group in heavy.groups]
     return {rank: with_groups_of(step, rank, axes) for rank, step in steps.items()}

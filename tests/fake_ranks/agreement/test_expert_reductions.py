@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshwright.spec.trace.trace import RecordKind, Trace
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 

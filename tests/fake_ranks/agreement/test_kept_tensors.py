@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.spec.layout.layout import Layout
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 

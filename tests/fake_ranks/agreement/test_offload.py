@@ -17,7 +17,7 @@ from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.trace import RecordKind, Trace
 from meshwright.tracer.programs.job_steps import layout_of
-from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from trained_step import BUILD, arguments_of

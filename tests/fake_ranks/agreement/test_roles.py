@@ -13,7 +13,7 @@ from meshwright.simulator.memory.roles import bytes_by_role, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import MemoryUse
 from meshwright.spec.trace.timeline import TensorRole
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 

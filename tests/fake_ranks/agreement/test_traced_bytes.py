@@ -26,7 +26,7 @@ from cost_cases import cases, setting
 from meshwright.cost.case import Cases
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 from wire_bytes import sent_by_formulas, sent_in_trace, sent_to_next_stage

@@ -10,7 +10,7 @@ from meshwright.cost.compute.recompute import recomputed_of
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.trace.trace import NONE, Trace
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 

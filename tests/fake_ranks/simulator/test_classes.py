@@ -14,7 +14,7 @@ from meshwright.spec.trace.trace import Records, Signature, Storages, TensorShap
 from meshwright.spec.trace.trace_order import fingerprint, first_difference, in_order
 from meshwright.tracer.extrapolate.rank_labels import class_labels, token_labels
 from meshwright.tracer.programs.job_steps import job_steps
-from meshwright.tracer.programs.trace import Program
+from meshwright.tracer.programs.trace_ranks import Program
 from meshwright.tracer.trace_job import TraceOptions
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from repository import ROOT

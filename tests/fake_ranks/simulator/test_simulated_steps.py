@@ -10,11 +10,11 @@ import pytest
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.checks.check_traces import check
 from meshwright.simulator.simulate_step import simulate
-from meshwright.spec.trace.problem import Problem
 from meshwright.spec.trace.trace import RecordKind, Records, Trace
 from meshwright.spec.trace.trace_order import fingerprint
+from meshwright.spec.trace.trace_problem import TraceProblem
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 from trained_step import BUILD, arguments_of
 
 RANKS = (0, 1)
@@ -55,7 +55,7 @@ def test_a_record_left_out_is_found(traces: dict[int, Trace], rank: int, kind: R
         assert problem.culprit.action
 
 
-def _without(traces: dict[int, Trace], rank: int, row: int) -> tuple[Problem, ...]:
+def _without(traces: dict[int, Trace], rank: int, row: int) -> tuple[TraceProblem, ...]:
     """Return what is found where a rank leaves out one record."""
     records = Records(**{name: np.delete(column, row) for name, column in vars(traces[rank].records).items()})
     return check(Traces.all_of(traces | {rank: replace(traces[rank], records=records)}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.simulator.checks.races import races_of
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 
 
 @pytest.mark.parametrize(("is_told", "kinds"), [("yes", []), ("", ["freed across streams"])])

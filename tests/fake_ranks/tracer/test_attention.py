@@ -6,7 +6,7 @@ import pytest
 
 from attention_steps import BATCH, HEADS, POSITIONS, WIDTH
 from meshwright.spec.trace.trace import NONE, Signature, Trace
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 
 Dims = list[tuple[int, ...]]
 OF_HEADS = (BATCH, HEADS, POSITIONS, WIDTH)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meshwright.spec.trace.trace import NONE, Trace
-from meshwright.tracer.programs.trace import DeviceType, trace
+from meshwright.tracer.programs.trace_ranks import DeviceType, trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 

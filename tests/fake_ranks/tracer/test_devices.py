@@ -55,7 +55,7 @@ from device_differences import (
     unmatched_bytes,
 )
 from meshwright.spec.trace.trace import Trace
-from meshwright.tracer.programs.trace import DeviceType, trace
+from meshwright.tracer.programs.trace_ranks import DeviceType, trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 

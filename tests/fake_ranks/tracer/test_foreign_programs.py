@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,13 +10,12 @@ import numpy as np
 import pytest
 
 import foreign_programs
-import traced_programs
 from meshwright.simulator.checks.hazards import hazards
 from meshwright.spec.trace.trace import RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
-from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
+from traced_programs import WORLD_SIZE, ops, trace_of, trace_programs
 
-WORLD_SIZE = 4
 FLOAT_BYTES = 4
 PROGRAMS = (
     "moved/to",
@@ -62,26 +58,7 @@ PROGRAMS = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what became of each program."""
-    return traced(tmp_path_factory.mktemp("traced"), *PROGRAMS)
-
-
-def traced(folder: Path, *programs: str) -> Path:
-    tests = Path(traced_programs.__file__).parent
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
-    command = [sys.executable, traced_programs.__file__, str(folder), foreign_programs.__name__, str(WORLD_SIZE)]
-    subprocess.run([*command, *programs], env=environment, check=True, capture_output=True)
-    return folder
-
-
-def trace_of(folder: Path, program: str) -> Trace:
-    file = folder / program.replace("/", "-")
-    refusal = file.with_suffix(".txt")
-    assert not refusal.exists(), refusal.read_text(encoding="utf-8")
-    return Trace.load(file.with_suffix(".npz"))
-
-
-def ops(found: Trace) -> Counter[str]:
-    return Counter(found.signatures[position].op for position in found.records.signature if position >= 0)
+    return trace_programs(tmp_path_factory.mktemp("traced"), foreign_programs.__name__, *PROGRAMS)
 
 
 def collectives(found: Trace, op: str) -> list[int]:
@@ -296,5 +273,5 @@ def test_stages_of_torchs_own_pipeline_are_sent_their_shapes(schedule: str, num_
 @pytest.mark.long
 @pytest.mark.parametrize("program", ["compiled", "compiled_dropout", "compiled_whole", "compiled_and_reduced"])
 def test_a_compiled_model_records_its_kernels(tmp_path: Path, program: str) -> None:
-    found = ops(trace_of(traced(tmp_path, program), program))
+    found = ops(trace_of(trace_programs(tmp_path, foreign_programs.__name__, program), program))
     assert any(op.startswith("inductor.fused") for op in found)

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import UnsupportedError
 from meshwright.tracer.programs.fork_server import server_socket
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 
 
 def test_a_fork_sees_the_environment_folder_and_modules_of_its_caller(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import functional_programs
-import traced_programs
 from meshwright.spec.trace.trace import RecordKind, Trace
+from traced_programs import WORLD_SIZE, ops, trace_of, trace_programs
 
-WORLD_SIZE = 4
 FLOAT_BYTES = 4
 PROGRAMS = [f"{name}/{how}" for name in ("functional", "tensor_parallel") for how in ("eager", "compiled")]
 IN_PLACE = {
@@ -27,18 +25,7 @@ IN_PLACE = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the trace of each program."""
-    out, tests = tmp_path_factory.mktemp("traced"), Path(traced_programs.__file__).parent
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
-    command = [sys.executable, traced_programs.__file__, str(out), functional_programs.__name__, str(WORLD_SIZE)]
-    subprocess.run([*command, *PROGRAMS, "resharded"], env=environment, check=True, capture_output=True)
-    return out
-
-
-def trace_of(folder: Path, program: str) -> Trace:
-    file = folder / program.replace("/", "-")
-    refusal = file.with_suffix(".txt")
-    assert not refusal.exists(), refusal.read_text(encoding="utf-8")
-    return Trace.load(file.with_suffix(".npz"))
+    return trace_programs(tmp_path_factory.mktemp("traced"), functional_programs.__name__, *PROGRAMS, "resharded")
 
 
 def collectives(found: Trace) -> list[tuple[str, int, str]]:
@@ -49,10 +36,6 @@ def collectives(found: Trace) -> list[tuple[str, int, str]]:
         (found.signatures[at], int(num_bytes)) for kind, at, num_bytes in rows if kind == RecordKind.COLLECTIVE
     ]
     return [(IN_PLACE.get(one.op, one.op), num_bytes, one.agreed) for one, num_bytes in signatures]
-
-
-def ops(found: Trace) -> Counter[str]:
-    return Counter(found.signatures[at].op for at in found.records.signature if at >= 0)
 
 
 @pytest.mark.parametrize("program", ["functional", "tensor_parallel"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.spec.trace.trace import Trace
-from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 from repository import ROOT
 from trained_step import arguments_of
 

@@ -17,7 +17,7 @@ from meshwright.spec.trace.trace_order import fingerprint, first_difference
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.extrapolate.trace_cache import TraceCache
 from meshwright.tracer.programs.job_steps import job_steps
-from meshwright.tracer.programs.trace import Program
+from meshwright.tracer.programs.trace_ranks import Program
 from meshwright.tracer.trace_job import TraceOptions
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from repository import ROOT

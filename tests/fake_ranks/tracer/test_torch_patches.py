@@ -26,34 +26,29 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.errors import UnsupportedError
-from meshwright.tracer.programs.trace import trace
-from meshwright.tracer.record.op_properties import flops_of
+from meshwright.tracer.programs.trace_ranks import trace
+from meshwright.tracer.record.op_call import flops_of
 from meshwright.tracer.record.simulated_device import SimulatedStream
 from meshwright.tracer.torch_patches import torch_autocast
 from meshwright.tracer.torch_patches.torch_names import replace
 from meshwright.tracer.torch_patches.torch_patches import LazyChunks
+from meshwright.tracer.torch_patches.torch_versions import ONLY_IN, RELEASE
 
 TRACER = Path(importlib.import_module("meshwright.tracer").__path__[0])
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-ONLY_IN = {
-    "record_grad_output_stream": ((2, 15),),
-    "_warmup_p2p": ((2, 12), (2, 13), (2, 14)),
-    "_initialize_pipeline_distributed_state": ((2, 15),),
-}
-"""Names that are replaced in some versions only."""
 RANK, NUM_RANKS = 2, 4
 
 
 def replaced_names() -> Iterator[tuple[Any, str]]:
     """Yield what each replace() in the tracer replaces: the module or class, and the name."""
-    for file in sorted(TRACER.glob("torch_*/torch_*.py")):
+    for file in sorted(TRACER.glob("*/torch_*.py")):
         module = importlib.import_module(f"meshwright.tracer.{file.parent.name}.{file.stem}")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             is_ours = vars(module).get("replace") is replace
             if is_ours and isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "replace":
-                owner, name = node.args[:2]
+                owners, name = node.args[:2]
                 assert isinstance(name, ast.Constant)
-                yield eval(ast.unparse(owner), vars(module)), str(name.value)
+                found = eval(ast.unparse(owners), vars(module))
+                yield from ((owner, str(name.value)) for owner in (found if isinstance(found, tuple) else (found,)))
 
 
 @pytest.fixture
@@ -90,19 +85,20 @@ def spied(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Spy:
 def test_what_is_replaced_is_there() -> None:
     found = list(replaced_names())
     assert len(found) > 10
-    wanted = [(owner, name) for owner, name in found if TORCH in ONLY_IN.get(name, (TORCH,))]
+    wanted = [(owner, name) for owner, name in found if RELEASE in ONLY_IN.get(name, (RELEASE,))]
     assert [f"{owner.__name__}.{name}" for owner, name in wanted if not hasattr(owner, name)] == []
 
 
 def test_a_name_that_is_not_there_is_told_with_the_version() -> None:
-    said = rf"^torch {TORCH[0]}\.{TORCH[1]}\..* has no torch\.nn\.functional\.relu17, .*: install torch 2\.11 to 2\.15$"
+    major, minor = RELEASE
+    said = rf"^torch {major}\.{minor}\..* has no torch\.nn\.functional\.relu17, .*: install torch 2\.11 to 2\.15$"
     with pytest.raises(UnsupportedError, match=said):
         replace(F, "relu17", lambda original: original)
 
 
 def test_a_compiler_that_is_not_there_is_told_with_the_key() -> None:
     said = (
-        rf"torch {TORCH[0]}\.{TORCH[1]}\..* has another compiler than .*graph.*: install torch 2\.11 to 2\.15, "
+        rf"torch {RELEASE[0]}\.{RELEASE[1]}\..* has another compiler than .*graph.*: install torch 2\.11 to 2\.15, "
         "or set layout.compile to false$"
     )
     with pytest.raises(UnsupportedError, match=said):

@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.errors import ConfigError
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 
@@ -120,7 +120,7 @@ def test_the_end_of_a_tracing_process_ends_those_that_it_started(tmp_path: Path)
         "    time.sleep(600)\n"
     )
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    script += "from meshwright.tracer.programs.trace import trace; trace('slow_builder:build', 0, 1)"
+    script += "from meshwright.tracer.programs.trace_ranks import trace; trace('slow_builder:build', 0, 1)"
     process = subprocess.Popen([sys.executable, "-c", script])
     while not (mark.exists() and mark.read_text()):
         assert process.poll() is None

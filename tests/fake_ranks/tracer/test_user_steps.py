@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.trace.trace import Trace
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from meshwright.tracer.record import compiled
-from meshwright.tracer.record.graph_replay import Capture
+from meshwright.tracer.compiled import compiled_graph
+from meshwright.tracer.compiled.graph_replay import Capture
 from meshwright.trainer.step.build_step import build_step
 
 
 def build_run(device: torch.device, rank: int, world_size: int, *arguments: str) -> Callable[[], None]:
     """Return the step, in which no call is replayed."""
-    compiled.MAX_CAPTURES = 0
+    compiled_graph.MAX_CAPTURES = 0
     return counted_step(build_step(device, rank, world_size, *arguments), must_replay=False)
 
 

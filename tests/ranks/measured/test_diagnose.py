@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,15 +15,16 @@ import pytest
 
 from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
-from meshwright.fault_tolerance.heartbeat import read_heartbeats
+from meshwright.fault_tolerance.heartbeat_file import read_heartbeats
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.diagnosis import Diagnosis
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Heartbeat
 from meshwright.spec.run.run import Run
 from training_runs import tiny_job
 
 MESHWRIGHT = (sys.executable, "-m", "meshwright")
 NOTICE = "no rank has moved for"
+TIMES_OUT: dict[str, object] = {"hang_after_s": 0.0, "timeout_s": 10.0}
 
 # A model and data whose fault is on one rank, some steps into the run.
 MODULE = """
@@ -89,12 +90,13 @@ class HangingRun:
         self.folder, self.run, self.output = folder, Run(folder / "run"), folder / "output.txt"
         own = {"run": {"device": "cpu", "dir": str(self.run.folder), "hang_after_s": 2.0}, "train": {"steps": 2000}}
         (folder / "faulty.py").write_text(MODULE)
-        (folder / "job.toml").write_text(to_toml(Job.from_dict(tiny_job(folder, **own | sections))))
+        merged = {name: {**own.get(name, {}), **keys} for name, keys in (own | sections).items()}
+        (folder / "job.toml").write_text(to_toml(Job.from_dict(tiny_job(folder, **merged))))
 
     @contextmanager
-    def started(self, num_ranks: int) -> Iterator[None]:
-        """Train meanwhile; afterwards every process of it is killed."""
-        command = [*MESHWRIGHT, "train", "job.toml", "--ranks", str(num_ranks)]
+    def started(self, num_ranks: int, start: Sequence[str] | None = None) -> Iterator[None]:
+        """Train meanwhile; afterwards every process of it is killed. `start` replaces our own launcher."""
+        command = start or [*MESHWRIGHT, "train", "job.toml", "--ranks", str(num_ranks)]
         with self.output.open("w") as output:
             self._process = subprocess.Popen(
                 command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -122,6 +124,7 @@ class HangingRun:
     def wait_for_end(self) -> None:
         """Return once the command has ended."""
         self._process.wait(600)
+        self.code = self._process.returncode
 
     def diagnose(self) -> tuple[int, Diagnosis]:
         command = [*MESHWRIGHT, "diagnose", str(self.run.folder), "--json"]
@@ -232,3 +235,29 @@ def test_of_a_killed_rank_the_others_tell_where_it_was_missed(tmp_path: Path) ->
         hanging.wait_for_end()
         code, found = hanging.diagnose()
     assert (found.verdict, found.culprits, code) == ("died", [1], ExitCode.RETRY)
+
+
+@pytest.mark.long
+def test_a_suspended_rank_is_ended_once_its_peer_has_timed_out(tmp_path: Path) -> None:
+    hanging = HangingRun(tmp_path, run=TIMES_OUT)
+    with hanging.started(2):
+        hanging.wait_for_step(5)
+        os.kill(hanging.beat(1).pid, signal.SIGSTOP)
+        hanging.wait_for_end()
+    assert hanging.code == ExitCode.RETRY
+    assert "rank 1 did not end within 10 s after another rank had failed, and was killed" in hanging.output.read_text()
+    code, found = hanging.diagnose()
+    assert (found.verdict, found.culprits, code) == ("stopped", [1], ExitCode.RETRY)
+    assert found.collective is not None
+
+
+@pytest.mark.long
+def test_under_torchrun_a_rank_ends_itself_once_its_peer_has_timed_out(tmp_path: Path) -> None:
+    hanging = HangingRun(tmp_path, model={"source": "faulty:Deep", "options": {"fault": "sleeps"}}, run=TIMES_OUT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with hanging.started(2, [*torchrun, "-m", "meshwright", "train", "job.toml"]):
+        hanging.wait_for_end()
+    assert "rank 1 is still running 15 s after another failed: it ends" in hanging.run.rank_log(1).read_text()
+    code, found = hanging.diagnose()
+    assert (found.verdict, found.culprits, code) == ("busy", [1], ExitCode.RETRY)
+    assert "faulty.py:21 in Block.forward, in module blocks.2, and has not reached all_gather" in found.headline

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
-from meshwright.profiler.run_profile import profile_of_run
+from meshwright.profiler.profiled_timeline import profile_of_run
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from training_runs import FinishedRun, tiny_job, train_on_ranks

@@ -16,7 +16,7 @@ import pytest
 from meshwright.parallelism.expert import token_exchange
 from meshwright.spec.trace.trace import RecordKind, Storages, Trace
 from meshwright.tracer.programs.rank_process import record_step
-from meshwright.tracer.programs.trace import trace
+from meshwright.tracer.programs.trace_ranks import trace
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.trace_recorder import TraceRecorder
 from repository import ROOT

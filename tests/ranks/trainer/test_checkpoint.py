@@ -16,8 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import hand_made
-from meshwright.checkpoint.load import load, load_parameters
-from meshwright.checkpoint.save import save
+from meshwright.checkpoint.checkpoint import load, load_parameters, save
 from meshwright.errors import CheckpointError
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.layout.layout import Layout

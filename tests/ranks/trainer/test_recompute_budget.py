@@ -11,7 +11,7 @@ from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Manifest
-from meshwright.spec.step.dry_run import DryRun
+from meshwright.spec.step.dry_run_report import DryRun
 from training_runs import tiny_job
 
 pytestmark = pytest.mark.long

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.spec.run.run import Manifest
 
 DEVICE = """

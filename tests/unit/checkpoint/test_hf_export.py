@@ -19,9 +19,9 @@ from hf_models import (
     write_hf,
     write_run,
 )
+from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
-from meshwright.checkpoint.load import load_parameters
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.spec.job.job import Job

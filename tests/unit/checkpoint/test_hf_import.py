@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_models import NARROW, architecture, some_tokens, write_hf
+from meshwright.checkpoint.checkpoint import load, load_parameters, read_metadata
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.weights import load_hf_parameters
-from meshwright.checkpoint.load import load, load_parameters, read_metadata
 from meshwright.config.load import load_job
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
-from meshwright.inference.load import build_with, load_model
+from meshwright.inference.loaded_model import build_with, load_model
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
 from meshwright.spec.run.run import Manifest, Run
 

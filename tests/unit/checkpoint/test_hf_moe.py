@@ -11,16 +11,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hf_models import moe_architecture, require_transformers, some_tokens, their_logits, write_hf, write_run
+from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.side_files import keep_side_files
 from meshwright.checkpoint.hf.weights import load_hf_parameters
-from meshwright.checkpoint.load import load_parameters
 from meshwright.errors import CheckpointError, UnsupportedError
-from meshwright.inference.compare import max_logits_difference
-from meshwright.inference.generate import generate
-from meshwright.inference.load import load_model
-from meshwright.inference.sampling import Sampling
+from meshwright.inference.generate import Sampling, generate
+from meshwright.inference.loaded_model import load_model
+from meshwright.inference.transformers_parity import max_logits_difference
 from meshwright.models.attention import KVCache
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.spec.model.architecture import LlamaArchitecture

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.checkpoint.load import load
-from meshwright.checkpoint.save import save
+from meshwright.checkpoint.checkpoint import load, save
 from meshwright.errors import CheckpointError
 from meshwright.spec.run.run import Run
 

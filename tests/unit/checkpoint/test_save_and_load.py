@@ -12,9 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshwright.checkpoint.checkpoint import load, load_parameters, newest, prune, read_metadata, save
 from meshwright.checkpoint.contents import hash_bytes
-from meshwright.checkpoint.load import load, load_parameters, newest, read_metadata
-from meshwright.checkpoint.save import prune, save
 from meshwright.errors import CheckpointError
 from meshwright.spec.run.run import Run
 

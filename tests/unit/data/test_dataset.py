@@ -198,12 +198,12 @@ def test_mistakes_in_user_data_are_explained(
 
 
 def test_all_but_the_loader_work_without_torch() -> None:
-    names = ("sources", "tokenizer", "cache", "dataset", "order", "check", "resume", "user_data")
+    names = ("sources", "tokenizer", "cache", "dataset", "order", "data_problems", "user_data")
     script = (
         "import sys; sys.modules['torch'] = None\n"
         + "".join(f"import meshwright.data.{name}\n" for name in names)
         + "assert 'pyarrow' not in sys.modules and 'tokenizers' not in sys.modules\n"
-        + "from meshwright.data.check import problems\n"
+        + "from meshwright.data.data_problems import problems\n"
         + "from meshwright.spec.job.sections import DataSection\n"
         + "print(problems(DataSection(), 256, 257))"
     )

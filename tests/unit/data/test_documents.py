@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.data.check import problems
+from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader, document_numbers
 from meshwright.data.order import Share

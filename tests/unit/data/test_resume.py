@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.data.resume import check_resumable
+from meshwright.data.order import check_resumable
 from meshwright.errors import DataError
 
 POSITION: dict[str, Any] = {

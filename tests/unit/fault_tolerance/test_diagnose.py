@@ -12,12 +12,11 @@ import pytest
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.spec.run.diagnosis import ProcessState
-from meshwright.spec.run.flight_record import Collective, Departure, FlightRecord, Frame, Group
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import Collective, Departure, FlightRecord, Frame, Heartbeat, ProcessGroupRecord
 
 NOW_S = 1000.0
-WORLD = Group(name="0", axis="world", ranks=[0, 1, 2, 3])
-PAIRS = [Group(name="a", axis="tp", ranks=[0, 1]), Group(name="b", axis="tp", ranks=[2, 3])]
+WORLD = ProcessGroupRecord(name="0", axis="world", ranks=[0, 1, 2, 3])
+PAIRS = [ProcessGroupRecord(name="a", axis="tp", ranks=[0, 1]), ProcessGroupRecord(name="b", axis="tp", ranks=[2, 3])]
 
 
 def heartbeat(rank: int, silent_s: float = 100.0, **changes: Any) -> Heartbeat:
@@ -204,9 +203,31 @@ def test_the_first_error_of_several_is_told() -> None:
     assert "ValueError: only here" in found.headline
 
 
+def test_a_rank_that_outlived_a_timeout_is_to_blame_for_it() -> None:
+    # 0 to 2 time out one after the other; 3 answers then, and is ended.
+    beats = [*(heartbeat(rank, phase="failed") for rank in range(3)), heartbeat(3)]
+    waiting = [
+        record(rank, entered("0", "all_reduce", is_open=True), error="Timed out", is_lost_peer=True)
+        for rank in range(3)
+    ]
+    late = record(3, [], time_s=NOW_S + 1)
+    found = diagnose(evidence([*waiting, late], beats, dict.fromkeys(range(4), "gone")))
+    assert (found.verdict, found.culprits, found.collective) == ("busy", [3], "all_reduce 1 of all ranks")
+    # Without an answer it was gone before.
+    early = diagnose(evidence([*waiting, late.replace(time_s=NOW_S - 1)], beats, dict.fromkeys(range(4), "gone")))
+    assert (early.verdict, early.culprits) == ("died", [3])
+
+
+def test_a_timeout_of_all_ranks_is_the_networks_or_the_first_ones() -> None:
+    beats = [heartbeat(rank, phase="failed") for rank in range(4)]
+    for collectives, verdict in ((entered("0", "all_reduce", is_open=True), "network"), ([], "failed")):
+        records = [record(rank, collectives, error="Timed out", is_lost_peer=True) for rank in range(4)]
+        assert diagnose(evidence(records, beats, dict.fromkeys(range(4), "gone"))).verdict == verdict
+
+
 def test_a_hang_is_diagnosed_without_torch() -> None:
     script = (
-        "import sys, meshwright.fault_tolerance.diagnose, meshwright.fault_tolerance.evidence;"
+        "import sys, meshwright.fault_tolerance.diagnose, meshwright.fault_tolerance.launcher_watch;"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.fault_tolerance.evidence import look
-from meshwright.spec.run.flight_record import FlightRecord, Frame
-from meshwright.spec.run.heartbeat import Heartbeat
+from meshwright.spec.run.rank_records import FlightRecord, Frame, Heartbeat
 from meshwright.spec.run.run import Run
 
 MARK_S = 1000.0

@@ -7,9 +7,9 @@ from torch import distributed as dist
 from torch import nn
 
 from meshwright.errors import ConfigError, ExitCode, MeshwrightError, NonFiniteError
-from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
 from meshwright.fault_tolerance.lost_peer import exit_code_of, is_lost_peer, words_of
 from meshwright.fault_tolerance.stop_request import StopRequest
+from meshwright.trainer.step.train_step import require_all_gradients, require_finite
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf")), (float("-inf"), 1.0)])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.fault_tolerance.step_record import CollectiveOrder
-from meshwright.spec.run.flight_record import Collective
+from meshwright.spec.run.rank_records import Collective
 
 
 def collective(size: int, module: str | None = None, sequence: int = 1) -> Collective:

@@ -5,8 +5,7 @@ import torch
 
 from hf_models import NARROW, architecture
 from meshwright.errors import ConfigError
-from meshwright.inference.generate import generate
-from meshwright.inference.sampling import Sampling
+from meshwright.inference.generate import Sampling, generate
 from meshwright.models.initial import initialize
 from meshwright.models.llama import Llama
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import ConfigError
-from meshwright.inference.sampling import Sampling
+from meshwright.inference.generate import Sampling
 
 PROBABILITIES = torch.tensor([0.1, 0.4, 0.2, 0.3])
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.data.tokenizer import load_tokenizer
-from meshwright.inference.text_stream import TextStream
+from meshwright.inference.generate import TextStream
 
 BYTES = load_tokenizer("bytes")
 

@@ -10,15 +10,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_models import require_transformers, some_tokens, their_logits, write_run
+from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.gpt2 import GPT2 as NAMES
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.weights import load_hf_parameters
-from meshwright.checkpoint.load import load_parameters
 from meshwright.errors import ConfigError
-from meshwright.inference.generate import generate
-from meshwright.inference.load import load_model
-from meshwright.inference.sampling import Sampling
+from meshwright.inference.generate import Sampling, generate
+from meshwright.inference.loaded_model import load_model
 from meshwright.models.attention import KVCache
 from meshwright.models.build import build_architecture
 from meshwright.models.contract import next_token_loss

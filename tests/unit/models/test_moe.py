@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshwright.models.build import build_architecture
-from meshwright.models.contract import next_token_loss
+from meshwright.models.contract import next_token_loss, require_shardable
 from meshwright.models.grouped_matmul import grouped_matmul
 from meshwright.models.initial import Constant, initialize
-from meshwright.models.moe import Experts, MixtureOfExperts, Router
-from meshwright.models.shardable import require_shardable
+from meshwright.models.moe import Experts, MixtureOfExperts, TopKRouter
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.op import GroupedMatmul
@@ -50,7 +49,7 @@ def tokens(dtype: torch.dtype = torch.float64, batch_size: int = 2) -> Tensor:
     return torch.randn(batch_size, 10, 16, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
-def expected_choice(router: Router, score_E: Tensor) -> list[int]:
+def expected_choice(router: TopKRouter, score_E: Tensor) -> list[int]:
     """Return the experts of one token, by sorting what DeepSeek-V3's report describes."""
     chosen_by = (score_E + (0 if router.bias is None else router.bias)).tolist()
     size = len(chosen_by) // router.rules.num_groups

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.contract import require_shardable
 from meshwright.models.initial import Constant, Normal
-from meshwright.models.shardable import require_shardable
 
 
 class Plain(nn.Module):

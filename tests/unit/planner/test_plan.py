@@ -17,12 +17,10 @@ from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, repl
 from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.stacks import load_stack
 from meshwright.planner.candidate import judge, recomputed_share
-from meshwright.planner.explain.hardware_change import scaled_network
-from meshwright.planner.explain.refused import invalid_neighbours
-from meshwright.planner.explain.what_if import LATENCIES
+from meshwright.planner.explain.infeasible import invalid_neighbours
+from meshwright.planner.explain.what_if import LATENCIES, scaled_network
 from meshwright.planner.plan import make_plan
 from meshwright.planner.search.bubble import replayed_share, replayed_step
-from meshwright.planner.search.cases import cases_of
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import price, steps_of_each_s
 from meshwright.planner.search.simplicity import RANKING_ERROR
@@ -31,7 +29,7 @@ from meshwright.planner.search.stage_times import BackwardShares, StageShare
 from meshwright.spec.layout.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.spec.step.workload import Workload
 from questions import ask
 
@@ -266,7 +264,7 @@ def test_no_pipeline_is_faster_than_its_busiest_rank(schedule: str) -> None:
     question = ask("qwen3-0.6b", 16, seq_len=4096, batch=32)
     layout = Layout(pp=8, dp_shard=2, schedule=schedule, compile=True, activation_checkpoint="full")
     step = judge(layout, question).estimate.step
-    head = unit_shares(cases_of(layout_table([layout]), question))[-1]
+    head = unit_shares(question.cases(layout_table([layout])))[-1]
     steady_s = step.total_s - step.pipeline_bubble_s - step.pipeline_p2p_s - step.optimizer_s - step.stragglers_s
     assert head > 1.1 / layout.pp
     assert step.total_s > 0.98 * head * layout.pp * steady_s
@@ -278,7 +276,7 @@ def test_a_pipeline_of_one_microbatch_takes_all_its_stages_and_both_transfers() 
     step = judge(layout, question).estimate.step
     steady_s = step.total_s - step.pipeline_bubble_s - step.pipeline_p2p_s - step.optimizer_s - step.stragglers_s
     # Each rank is a node of its own.
-    transfer_s = hops_of(cases_of(layout_table([layout]), question), fitted_constants()).hop_s[1]
+    transfer_s = hops_of(question.cases(layout_table([layout])), fitted_constants()).hop_s[1]
     assert transfer_s > 0.001 * steady_s
     # Of steady_s, the mean of both ranks, all is done one after the other.
     assert step.pipeline_bubble_s + step.pipeline_p2p_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)

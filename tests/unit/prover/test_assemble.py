@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.prover.assemble import Incomparable, assemble
-from meshwright.prover.boxes import Box, Boxes, Record
+from meshwright.prover.assemble import Box, Boxes, Incomparable, Record, assemble
 
 WHOLE = np.arange(24, dtype=np.float32).reshape(6, 4)
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from meshwright.prover.features import AXES, CHOICES, PIPELINES, combination
-from meshwright.prover.page import matrix_page
+from meshwright.prover.page import AXES, CHOICES, PIPELINES, combination, matrix_page
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.layout.covering import covering_layouts

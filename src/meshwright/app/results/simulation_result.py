@@ -18,7 +18,7 @@ from meshwright.pages.html.dry_run_html import write_html
 from meshwright.pages.tables.compare_table import parts_table
 from meshwright.pages.tables.dry_run_table import dry_run_page, most_exposed
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.step.dry_run import DryRun
+from meshwright.spec.step.dry_run_report import DryRun
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.traces import Traces

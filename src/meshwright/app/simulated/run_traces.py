@@ -10,21 +10,21 @@ from meshwright.cost.communication.padding import padding_of
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.errors import ConfigError
 from meshwright.planner.candidate import judge
-from meshwright.planner.explain.memory_fixes import memory_fixes
+from meshwright.planner.explain.verdict import memory_fixes
 from meshwright.planner.request import PlanRequest
 from meshwright.simulator.analysis.exposure import collective_uses, exposed_places
 from meshwright.simulator.analysis.overlap_gains import overlap_of, suggestions
-from meshwright.simulator.analysis.step_tables import compute_seconds, rank_memory, rank_times
-from meshwright.simulator.analysis.stragglers import stragglers_of
+from meshwright.simulator.analysis.step_tables import compute_seconds, rank_memory, rank_times, stragglers_of
 from meshwright.simulator.checks.check_traces import check, mismatches, with_earlier
 from meshwright.simulator.checks.hazards import hazards_in_background, message_hazards
-from meshwright.simulator.checks.rank_classes import group_equivalent
+from meshwright.simulator.device_model import device_model
 from meshwright.simulator.engine.conditions import Conditions
+from meshwright.simulator.engine.rank_classes import group_equivalent
 from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
-from meshwright.simulator.simulate_step import Deadlock, fixed_host_s, simulate
+from meshwright.simulator.simulate_step import Deadlock, simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.step.dry_run import DryRun, Outcome, Padding, RankMemory, Stragglers
+from meshwright.spec.step.dry_run_report import DryRun, Outcome, Padding, RankMemory, Stragglers
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.timeline import Timeline
@@ -49,7 +49,7 @@ class Subject:
 def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[DryRun, Timeline | None]:
     """Return the result of the traces on the target's cluster, and the timeline; None for a deadlock.
 
-    Where `conditions` has a fault of a rank, `traces` makes that rank a class of its own (engine/split_classes.py).
+    Where `conditions` has a fault of a rank, `traces` makes that rank a class of its own (engine/rank_classes.py).
     """
     problems = mismatches(traces, conditions)
     classes = traces if problems or conditions.faults else group_equivalent(traces)
@@ -100,7 +100,8 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
     # An idle rank has no operation that could hold less, and a program of the host alone no rank with memory.
     busy = [rank for rank in memory if len(traces.of_rank(rank.rank).records)]
     most = max(busy, key=lambda rank: rank.reserved_bytes).rank if busy else timeline.ranks[0]
-    fullest, device = traces.of_rank(most), subject.cluster.device
+    fullest, model = traces.of_rank(most), device_model(subject.cluster)
+    signature_s = op_seconds(fullest.signatures, subject.cluster.device)
     most_exposed = max(ranks, key=lambda one: one.parts.exposed_s).rank
     overlap = overlap_of(traces.of_rank(most_exposed), timeline)
     parts = decompose(timeline)
@@ -108,9 +109,9 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
         step_s=timeline.step_s,
         parts=parts,
         compute=compute_seconds(timeline),
-        fixed_cpu_bound_s=min(fixed_host_s(fullest, subject.cluster), parts.cpu_bound_s),
+        fixed_cpu_bound_s=min(model.fixed_host_s(fullest), parts.cpu_bound_s),
         memory=memory,
-        savings=savings_of(liveness_of(fullest, op_seconds(fullest.signatures, device)), is_host=device.is_host),
+        savings=savings_of(liveness_of(fullest, signature_s), can_offload=model.can_offload),
         ranks=ranks,
         stragglers=_stragglers(subject, traces, timeline, conditions),
         collectives=collective_uses(timeline, traces),

@@ -15,11 +15,11 @@ from meshwright.simulator.checks.check_traces import mismatches
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.step.simulated_step import SimulatedStep
+from meshwright.spec.run.layout_plan import SimulatedStep
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs.fork_server import server_socket, share
-from meshwright.tracer.programs.trace import device_type_of
+from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 

@@ -84,7 +84,7 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     from meshwright.config.load import load_job
     from meshwright.planner.read_request import Options, layout_on
     from meshwright.tracer.programs.job_steps import layout_of
-    from meshwright.tracer.programs.trace import device_type_of
+    from meshwright.tracer.programs.trace_ranks import device_type_of
     from meshwright.tracer.trace_job import TraceOptions, trace_job
     from meshwright.trainer.step.step_builder import TRAINER_STEP
 
@@ -166,7 +166,7 @@ def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: 
     from meshwright.errors import ConfigError
     from meshwright.hardware.choice import choose_cluster
     from meshwright.tracer.programs.program_ranks import trace_program
-    from meshwright.tracer.programs.trace import Program
+    from meshwright.tracer.programs.trace_ranks import Program
 
     files, _ = _split(words)
     if files:

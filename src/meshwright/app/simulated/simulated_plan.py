@@ -16,8 +16,7 @@ from meshwright.planner.plan import make_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.simplicity import complexity_of
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Candidate, Plan
-from meshwright.spec.step.simulated_step import SimulatedStep
+from meshwright.spec.run.layout_plan import Candidate, Plan, SimulatedStep
 from meshwright.tracer.programs.fork_server import server_socket
 from meshwright.units import counted, format_bytes, format_duration
 

@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.durable import commit, temporary_sibling, write_durably
-from meshwright.checkpoint.hf.convert import to_theirs, written_together
 from meshwright.checkpoint.hf.families import BUFFER, name_map, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.folder import INDEX, SINGLE
+from meshwright.checkpoint.hf.name_map import to_theirs, written_together
 from meshwright.checkpoint.hf.side_files import write_side_files
-from meshwright.checkpoint.load import load_parameters
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.spec.model.architecture import LlamaArchitecture

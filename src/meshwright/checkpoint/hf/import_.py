@@ -6,12 +6,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.durable import commit, temporary_sibling, write_durably
 from meshwright.checkpoint.hf.families import num_parameters
 from meshwright.checkpoint.hf.folder import read_json
 from meshwright.checkpoint.hf.side_files import CONFIG, TOKENIZER, copy_side_files
 from meshwright.checkpoint.hf.weights import load_hf_parameters
-from meshwright.checkpoint.save import save
 from meshwright.checkpoint.saved_model import IMPORTED_FROM
 from meshwright.config.write import to_toml
 from meshwright.errors import CheckpointError, ConfigError, ExitCode

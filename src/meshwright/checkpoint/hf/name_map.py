@@ -1,12 +1,16 @@
-"""NameMap: a table of tensor names that defines export and import and accounts for every key."""
+"""NameMap: a table of tensor names and layouts that defines export and import, and accounts for every key."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from meshwright.errors import CheckpointError
+from meshwright.units import first_of
 
 _NUM_NAMED = 6
 _NUMBER = "(0|[1-9][0-9]*)"
@@ -98,9 +102,9 @@ class NameMap:
         missing = sorted(known - set(present))
         problems = []
         if unknown:
-            problems.append(f"{len(unknown)} unknown: {_some(unknown)}")
+            problems.append(f"{len(unknown)} unknown: {first_of(unknown, _NUM_NAMED)}")
         if missing:
-            problems.append(f"{len(missing)} missing: {_some(missing)}")
+            problems.append(f"{len(missing)} missing: {first_of(missing, _NUM_NAMED)}")
         if problems:
             raise CheckpointError(
                 f"the tensors of {source} are not those of its architecture ({'; '.join(problems)}): "
@@ -109,13 +113,54 @@ class NameMap:
         return theirs
 
 
+def to_ours(rename: Rename, theirs: Sequence[Tensor]) -> Tensor:
+    """Return our tensor, contiguous; `theirs` is one tensor, or one per expert."""
+    if rename.is_stacked:
+        return torch.stack(list(theirs))
+    [tensor] = theirs
+    if rename.part is not None:
+        index, number = rename.part
+        tensor = tensor.chunk(number, dim=-1)[index]
+    return (tensor.T if rename.is_transposed else tensor).contiguous()
+
+
+def to_theirs(names: NameMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return their tensors, contiguous, by name; `ours` holds all parts of each (`written_together`)."""
+    whole: dict[str, Tensor] = {}
+    parts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in ours.items():
+        rename, theirs = names.rename_of(name), names.theirs(name, tensor.shape)
+        if rename.is_stacked:
+            whole |= zip(theirs, tensor.unbind(), strict=True)
+            continue
+        laid_out = tensor.T if rename.is_transposed else tensor
+        if rename.part is None:
+            whole[theirs[0]] = laid_out.contiguous()
+        else:
+            parts.setdefault(theirs[0], {})[rename.part[0]] = laid_out
+    joined = {name: torch.cat([of[index] for index in sorted(of)], dim=-1) for name, of in parts.items()}
+    return {**whole, **joined}
+
+
+def their_shape(rename: Rename, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of each of their tensors that make up one of ours, of `shape`."""
+    if rename.is_stacked:
+        return tuple(shape[1:])
+    *others, last = reversed(shape) if rename.is_transposed else shape
+    return (*others, last * (1 if rename.part is None else rename.part[1]))
+
+
+def written_together(names: NameMap, ours: Collection[str]) -> list[list[str]]:
+    """Return our names in order, grouped by the tensor of theirs that they are parts of."""
+    groups: dict[str, list[str]] = {}
+    for name in ours:
+        rename = names.rename_of(name)
+        groups.setdefault(name if rename.part is None else names.theirs(name)[0], []).append(name)
+    return list(groups.values())
+
+
 def _number_in(name: str, pattern: str) -> str | None:
     """Return {i} in `name` ("" if the pattern has none), None if the pattern does not match."""
     expression = re.escape(pattern).replace(r"\{i\}", f"(?P<i>{_NUMBER})").replace(r"\{e\}", _NUMBER)
     match = re.fullmatch(expression, name)
     return None if match is None else match.groupdict().get("i", "")
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_NUM_NAMED])
-    return shown if len(names) <= _NUM_NAMED else f"{shown} and {len(names) - _NUM_NAMED} more"

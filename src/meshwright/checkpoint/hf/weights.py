@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.convert import their_shape, to_ours
 from meshwright.checkpoint.hf.families import name_map, stored_shapes
 from meshwright.checkpoint.hf.folder import HfFolder, read_json
 from meshwright.checkpoint.hf.llama import HEAD
-from meshwright.checkpoint.hf.name_map import NameMap
+from meshwright.checkpoint.hf.name_map import NameMap, their_shape, to_ours
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.log import logger
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
 from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.units import first_of
 
 _NUM_NAMED = 4
 # Fields that do not change shapes, but change what the same tensors compute.
@@ -75,9 +75,8 @@ def _require_shapes(folder: HfFolder, theirs: dict[str, list[str]], shapes: dict
         if folder.shape(part) != shape
     ]
     if wrong:
-        more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
         raise ConfigError(
-            f"the weights of {folder.path} have other sizes: {'; '.join(wrong[:_NUM_NAMED])}{more}: "
+            f"the weights of {folder.path} have other sizes: {first_of(wrong, _NUM_NAMED, '; ')}: "
             "make the architecture (config.json, or [model] of the job) match the weights"
         )
 

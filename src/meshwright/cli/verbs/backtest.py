@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from meshwright.evaluation.dataset.read import MeasuredRun
-    from meshwright.spec.run.backtest import Backtest, Prediction
+    from meshwright.spec.run.backtest_scores import Backtest, Prediction
 
 _PIPED_WIDTH = 120
 

@@ -53,10 +53,8 @@ def command(
     # Before torch is imported, which takes seconds.
     if not is_hugging_face(source):
         find_checkpoint(source, step)
-    from meshwright.inference.generate import generate
-    from meshwright.inference.load import load_model
-    from meshwright.inference.sampling import Sampling
-    from meshwright.inference.text_stream import TextStream
+    from meshwright.inference.generate import Sampling, TextStream, generate
+    from meshwright.inference.loaded_model import load_model
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
     loaded = load_model(source, step)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from meshwright.app.plan import PlanArguments, PlanResult
     from meshwright.config.load import ResolvedJob
-    from meshwright.planner.budget.budget import Run
     from meshwright.planner.request import PlanRequest
+    from meshwright.planner.run_cost import BudgetRequest
     from meshwright.spec.run.budget import Budget, Reliability
-    from meshwright.spec.run.plan import Plan
+    from meshwright.spec.run.layout_plan import Plan
 
 _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
@@ -139,11 +139,10 @@ def _budgets(request: PlanRequest, plan: Plan, given: dict[str, Any]) -> list[Bu
     if not given["tokens"]:
         return []
     from meshwright.hardware.choice import choose_cluster
-    from meshwright.planner.budget.budget import budget
-    from meshwright.planner.budget.frontier import frontier
+    from meshwright.planner.run_cost import budget, frontier
 
     prices = given["price_per_gpu_hour"] or (None,)
-    run, reliability = _run(request, given, prices[0]), _reliability(given)
+    run, reliability = _budget_request(request, given, prices[0]), _reliability(given)
     found = [budget(run, request.cluster, plan.pick, reliability)]
     clusters = [choose_cluster(text) for text in given["cluster"]] or [request.cluster]
     if given["frontier"] or len(clusters) > 1:
@@ -152,11 +151,11 @@ def _budgets(request: PlanRequest, plan: Plan, given: dict[str, Any]) -> list[Bu
     return found
 
 
-def _run(request: PlanRequest, given: dict[str, Any], price: float | None) -> Run:
+def _budget_request(request: PlanRequest, given: dict[str, Any], price: float | None) -> BudgetRequest:
     from meshwright.app.plan import count
-    from meshwright.planner.budget.budget import Run
+    from meshwright.planner.run_cost import BudgetRequest
 
-    return Run(
+    return BudgetRequest(
         num_tokens=count("tokens", given["tokens"]),
         num_parameters=request.setting.model.num_parameters,
         workload=request.workload,

@@ -15,7 +15,7 @@ from meshwright.cost.memory.footprint_states import weight_shape
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import GroupedMatmul, Matmul, Op
-from meshwright.spec.step.dry_run import PaddedParameter, Padding
+from meshwright.spec.step.dry_run_report import PaddedParameter, Padding
 
 _STATE_BYTES = 16
 """Of one parameter's element between steps: float32 parameter, gradient and two moments."""

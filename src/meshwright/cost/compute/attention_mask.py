@@ -7,7 +7,7 @@
                  work. Without documents all sequences share one mask
 
 A ring's documents are masked in row_attention.py. Counted in models/attention.py,
-parallelism/context/all_gather_attention.py and
+parallelism/context/context_parallel.py and
 their traces of 2026-11-23. Ignored: that kernels read the mask, which all heads share and caches hold.
 """
 

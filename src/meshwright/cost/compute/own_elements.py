@@ -24,7 +24,7 @@ import numpy as np
 from meshwright.cost.case import Floats
 from meshwright.cost.compute.eager_mixture import is_eager
 from meshwright.cost.shares import Shares
-from meshwright.spec.model.op import Attention, Elementwise, Embedding, Matmul, Norm, Op, Rope
+from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, Matmul, Norm, Op, Rope
 
 _NORM = (2.0, 3.0)
 _RESIDUAL = {"compiled": (3.0, 4.0), "eager": (3.0, 3.0)}
@@ -38,7 +38,7 @@ _MASK = 2.0
 
 def own_elements(ops: Sequence[Op], shares: Shares) -> tuple[Floats, Floats]:
     """Return the elements that one microbatch's tokens move forward and backward; 0 where the software is another."""
-    is_block = any(isinstance(op, Attention) for op in ops)
+    is_block = any(isinstance(op, CoreAttention) for op in ops)
     kernels = "compiled" if is_block and shares.compiles_blocks else "eager"
     replaced = is_eager(ops, shares)
     forward, backward = 0.0 * shares.tokens, 0.0 * shares.tokens

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from meshwright.cost.case import Floats
 from meshwright.cost.compute.matmul import MatmulSizes, tile_flops
-from meshwright.spec.job.row_attention import SCORES_AT_ONCE
+from meshwright.spec.model.op import ATTENTION_SCORES_AT_ONCE
 
 Passes = tuple[Floats, Floats]
 """Forward and backward."""
@@ -54,7 +54,7 @@ class RowAttention:
     @property
     def num_blocks(self) -> Floats:
         """Return the blocks that the queries are taken in."""
-        return np.ceil(self.scores / SCORES_AT_ONCE)
+        return np.ceil(self.scores / ATTENTION_SCORES_AT_ONCE)
 
     def products_s(self, flops_per_s: Floats, bytes_per_s: Floats, num_sms: Floats, small_tile: ArrayLike) -> Passes:
         """Return the seconds of matrix products at the rate of float32."""

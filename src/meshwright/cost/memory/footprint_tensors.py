@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from meshwright.spec.layout.layout import ActivationCheckpoint
-from meshwright.spec.model.op import Attention, Elementwise, GroupedMatmul, Head, Matmul, Norm, Op
+from meshwright.spec.model.op import CoreAttention, Elementwise, GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import Workload
 
@@ -152,7 +152,7 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
     for op, after in zip(ops, (*ops[1:], None), strict=True):
         if isinstance(op, Norm):
             yield from _kept_by_norm(op, _is_read_by_matmul(op, ops, formats), formats)
-        elif isinstance(op, Attention):
+        elif isinstance(op, CoreAttention):
             yield from _kept_by_attention(op, ops, formats)
             yield from _other_keys(op, formats)
             yield "mask", formats.seq_len / 2 * formats.element_bytes
@@ -190,7 +190,7 @@ def _kept_by_norm(op: Norm, is_read: bool, formats: Formats) -> _Parts:
         yield "latent" if op.input == "latent" else "gathered", size * formats.matmul_bytes
 
 
-def _kept_by_attention(op: Attention, ops: Sequence[Op], formats: Formats) -> _Parts:
+def _kept_by_attention(op: CoreAttention, ops: Sequence[Op], formats: Formats) -> _Parts:
     queries, outputs = op.num_heads * op.head_dim, op.num_heads * op.value_head_dim
     keys = _num_key_heads(op, formats) * op.head_dim
     values = op.num_heads * op.value_head_dim if formats.repeats_keys else _value_elements(op, ops, formats)
@@ -201,20 +201,20 @@ def _kept_by_attention(op: Attention, ops: Sequence[Op], formats: Formats) -> _P
         yield from _probabilities(op, formats)
 
 
-def _num_key_heads(op: Attention, formats: Formats) -> int:
+def _num_key_heads(op: CoreAttention, formats: Formats) -> int:
     """Return the heads that attention's kernel gets of keys and values."""
     return op.num_heads if formats.repeats_keys else op.num_kv_heads
 
 
-def _probabilities(op: Attention, formats: Formats) -> _Parts:
+def _probabilities(op: CoreAttention, formats: Formats) -> _Parts:
     yield "heads", op.num_heads * formats.seq_len * _PROBABILITY_BYTES
 
 
-def _other_keys(op: Attention, formats: Formats) -> _Parts:
+def _other_keys(op: CoreAttention, formats: Formats) -> _Parts:
     yield "other_keys", op.num_kv_heads * (op.head_dim + op.value_head_dim) * formats.element_bytes
 
 
-def _value_elements(op: Attention, ops: Sequence[Op], formats: Formats) -> int:
+def _value_elements(op: CoreAttention, ops: Sequence[Op], formats: Formats) -> int:
     """Return the elements that stay for the values: of the whole matmul output that they are a view of."""
     if formats.kernels == "fused":
         return op.num_kv_heads * op.value_head_dim
@@ -245,14 +245,14 @@ def _selected(ops: tuple[Op, ...], formats: Formats) -> _Parts:
     if formats.selective == "core-attention":
         yield from _everything(ops, formats)
         for op in ops:
-            if isinstance(op, Attention) and formats.attention == "unfused":
+            if isinstance(op, CoreAttention) and formats.attention == "unfused":
                 yield from ((split, -size) for split, size in _probabilities(op, formats))
         return
     yield from _input_only(ops, formats)
     keeps_all, num_matmuls = formats.selective == "matmul-outputs", 0
     unread = _unread_matmul(ops, formats)
     for op in ops:
-        if isinstance(op, Attention):
+        if isinstance(op, CoreAttention):
             if not formats.drops_attention:
                 yield "heads", op.num_heads * (op.value_head_dim * formats.element_bytes + _FLOAT32_BYTES)
             yield from _other_keys(op, formats)
@@ -299,7 +299,7 @@ def _gradients_of_outputs(ops: Sequence[Op], formats: Formats) -> _Parts:
 
 def _gradients(op: Op, formats: Formats) -> _Parts:
     """Yield the gradients that the backward of `op` reads and writes."""
-    if isinstance(op, Attention):
+    if isinstance(op, CoreAttention):
         width = (2 * op.num_heads + _num_key_heads(op, formats)) * (op.head_dim + op.value_head_dim)
         yield "heads", width * formats.element_bytes
         if formats.attention == "unfused":

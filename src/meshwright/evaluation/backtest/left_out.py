@@ -25,7 +25,7 @@ from meshwright.evaluation.fitting.folds import (
 )
 from meshwright.evaluation.fitting.interval import half_widths_by_fold, half_widths_by_stack
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_timed
-from meshwright.spec.run.backtest import Backtest, Prediction
+from meshwright.spec.run.backtest_scores import Backtest, Prediction
 
 _FEWEST_RUNS = 20
 

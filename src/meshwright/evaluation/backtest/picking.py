@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.cost.case import Floats
 from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.spec.run.backtest import MisplacedRun, PickingScore, Prediction
+from meshwright.spec.run.backtest_scores import MisplacedRun, PickingScore, Prediction
 
 _SAME = ("source_family", "stack", "model_family", "n_layers", "hidden", "seq_len", "gpu", "n_gpus", "global_batch")
 """Columns that runs of one group share: model, cluster, batch, and the software."""

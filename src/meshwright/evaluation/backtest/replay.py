@@ -18,7 +18,7 @@ from meshwright.evaluation.dataset.read import MeasuredRun, read_runs
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.evaluation.fitting.given import Calibration
 from meshwright.evaluation.fitting.timed_runs import cases_of_runs, measured_step_s
-from meshwright.spec.run.backtest import Prediction
+from meshwright.spec.run.backtest_scores import Prediction
 
 COLUMNS = (
     "id",

@@ -12,7 +12,7 @@ from meshwright.evaluation.backtest.score import memory_scores, overall, scores
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.given import Calibration
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS
-from meshwright.spec.run.backtest import Backtest, Prediction
+from meshwright.spec.run.backtest_scores import Backtest, Prediction
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.spec.run.backtest import MemoryScore, Prediction, Score
+from meshwright.spec.run.backtest_scores import MemoryScore, Prediction, Score
 
 _FEWEST = 4
 POOLED, OVERALL = "(smaller sources)", "all sources"

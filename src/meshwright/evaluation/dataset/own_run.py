@@ -19,7 +19,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Manifest, Run
-from meshwright.spec.run.run_metrics import read_metrics
+from meshwright.spec.run.run_report import read_metrics
 
 _NUM_WARM_UP, _FEWEST_STEPS = 3, 3
 """First steps of an attempt, which compile and allocate, and the least that must be left."""

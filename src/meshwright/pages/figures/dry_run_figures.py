@@ -12,7 +12,7 @@ from meshwright.pages.html.html_page import PURPOSE
 from meshwright.pages.tables.dry_run_memory import short_op
 from meshwright.pages.tables.dry_run_table import most_exposed
 from meshwright.pages.tables.stragglers_table import expected_words
-from meshwright.spec.step.dry_run import ExposedAt, Outcome
+from meshwright.spec.step.dry_run_report import ExposedAt, Outcome
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 
 

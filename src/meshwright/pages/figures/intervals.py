@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.spec.model.op_kind import op_kind
+from meshwright.spec.model.op import op_kind
 from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.spec.trace.timeline import Ints, MemoryCurve, SpanKind, Spans, Timeline
 

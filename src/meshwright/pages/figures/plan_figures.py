@@ -12,7 +12,7 @@ from meshwright.pages.figures.timeline_figures import INK, style, time_scale
 from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
 from meshwright.pages.html.html_page import PURPOSE
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.spec.run.layout_plan import Candidate, Plan
 from meshwright.spec.step.estimate import MEMORY_CLASSES
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import GiB, format_bytes, format_duration

@@ -27,7 +27,7 @@ from meshwright.pages.tables.dry_run_table import (
 from meshwright.pages.tables.page_table import labels_of, percent
 from meshwright.pages.tables.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
 from meshwright.pages.tables.waterfall import MFU_MEANS
-from meshwright.spec.step.dry_run import CollectiveUse, DryRun, LiveTensors, Outcome, Padding, RankMemory
+from meshwright.spec.step.dry_run_report import CollectiveUse, DryRun, LiveTensors, Outcome, Padding, RankMemory
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import format_bytes, format_count, format_duration
 

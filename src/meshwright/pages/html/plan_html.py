@@ -17,7 +17,7 @@ from meshwright.pages.tables.plan_table import interval, pick_notes, plan_tables
 from meshwright.pages.tables.simulated_table import simulated_page
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import format_bytes, format_count, format_duration
 
 _FRONTIER = (

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, labels_of, percent, signed_percent
-from meshwright.spec.run.backtest import Backtest, MemoryScore, PickingScore, Prediction, Score
+from meshwright.spec.run.backtest_scores import Backtest, MemoryScore, PickingScore, Prediction, Score
 
 _SHARES = ("within_5", "within_10", "within_20", "coverage")
 _MEANS = (

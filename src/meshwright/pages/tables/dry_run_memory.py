@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, labels_of
-from meshwright.spec.step.dry_run import DryRun, Outcome, RankMemory
+from meshwright.spec.step.dry_run_report import DryRun, Outcome, RankMemory
 from meshwright.spec.step.liveness import SavedTensors
 from meshwright.units import format_bytes, format_duration
 

@@ -23,9 +23,9 @@ from meshwright.pages.tables.stragglers_table import expected_words, stragglers_
 from meshwright.pages.tables.waterfall import MFU_MEANS
 from meshwright.spec.label import label_of
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.step.dry_run import DryRun, ExposedAt, Outcome, Padding, RankMemory
+from meshwright.spec.step.dry_run_report import DryRun, ExposedAt, Outcome, Padding, RankMemory
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
-from meshwright.spec.trace.problem import Hazard
+from meshwright.spec.trace.trace_problem import Hazard
 from meshwright.units import format_bytes, format_count, format_duration
 
 _MOST_ROWS = 10

@@ -14,7 +14,7 @@ from meshwright.pages.tables.simulated_table import simulated_page
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Candidate, Contrast, Plan
+from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import counted, format_bytes, format_count, format_duration, format_duration_range

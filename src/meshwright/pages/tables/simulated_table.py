@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from meshwright.pages.tables.page_table import PageTable, signed_percent
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.spec.run.layout_plan import Candidate, Plan
 from meshwright.units import format_bytes, format_duration
 
 

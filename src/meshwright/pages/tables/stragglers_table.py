@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from meshwright.pages.tables.page_table import PageTable, labels_of
-from meshwright.spec.step.dry_run import Outcome, Stragglers, Straggling
+from meshwright.spec.step.dry_run_report import Outcome, Stragglers, Straggling
 from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.units import format_duration
 

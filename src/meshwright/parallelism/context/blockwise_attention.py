@@ -18,7 +18,7 @@ from torch import Tensor
 from meshwright.models.attention import same_document
 from meshwright.models.rope import at_least_float32
 from meshwright.parallelism.torch_private.torch_attention import Attended, Heads
-from meshwright.spec.job.row_attention import SCORES_AT_ONCE
+from meshwright.spec.model.op import ATTENTION_SCORES_AT_ONCE
 
 Documents = tuple[Tensor, Tensor]
 """documents_BS of the queries and documents_BT of the keys."""
@@ -107,9 +107,9 @@ class _Blocks:
         return cls((query, key, value), documents, is_causal, scale)
 
     def rows(self) -> list[slice]:
-        """Return blocks of queries with at most SCORES_AT_ONCE scores each."""
+        """Return blocks of queries with at most ATTENTION_SCORES_AT_ONCE scores each."""
         batch_size, num_queries, num_heads, _ = self.heads[0].shape
-        num_rows = max(1, SCORES_AT_ONCE // (batch_size * num_heads * self.heads[1].shape[1]))
+        num_rows = max(1, ATTENTION_SCORES_AT_ONCE // (batch_size * num_heads * self.heads[1].shape[1]))
         return [slice(start, min(start + num_rows, num_queries)) for start in range(0, num_queries, num_rows)]
 
     def attend(self, rows: slice) -> Attended:

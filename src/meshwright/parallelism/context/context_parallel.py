@@ -1,25 +1,30 @@
-"""Context parallelism: the cp ranks shard each sequence; only attention communicates."""
+"""Context parallelism: the cp ranks shard each sequence; only attention communicates.
 
+all-gather   keys and values are all-gathered; each rank attends with its own queries
+ring         ring_attention.py
+ulysses      all-to-alls turn a shard of the sequence into a shard of the heads, and back
+
+Shapes: B batch, S positions of this rank, T of the whole sequence, C = S / 2 of one chunk, L keys that a chunk sees,
+P ranks, N query heads, K key/value heads, H width of a query or key head, W of a value head, E elements per position
+and rank.
+"""
+
+import math
 from collections.abc import Callable, Mapping
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 
-from meshwright.errors import UnsupportedError
-from meshwright.models.attention import CausalAttention
+from meshwright.errors import InfeasibleLayout, UnsupportedError
+from meshwright.models.attention import CausalAttention, causal_mask, same_document, with_fused_heads
 from meshwright.models.contract import blocks_of
-from meshwright.parallelism.context.all_gather_attention import AllGatherAttention
+from meshwright.parallelism.collectives import all_gather_autograd, all_gather_dim, exchange_rows
 from meshwright.parallelism.context.ring_attention import RingAttention
-from meshwright.parallelism.context.sequence_shards import sequence_indices
-from meshwright.parallelism.context.ulysses import UlyssesAttention
+from meshwright.parallelism.context.sequence_shards import in_true_order, sequence_indices
 from meshwright.parallelism.mesh import Meshes
 from meshwright.spec.layout.layout import ContextMethod
-
-_ATTENTION: dict[ContextMethod, Callable[[dist.ProcessGroup, float | None], nn.Module]] = {
-    "all-gather": AllGatherAttention,
-    "ring": RingAttention,
-    "ulysses": UlyssesAttention,
-}
 
 
 def apply_context_parallel(model: nn.Module, meshes: Meshes, seq_len: int) -> None:
@@ -49,3 +54,107 @@ def _require_splittable(model: nn.Module, attentions: Mapping[str, CausalAttenti
             f"layout.cp = {cp}: {type(model).__name__} does not support sharding of sequences; give it "
             f"{' and '.join(missing)} (see meshwright/models/contract.py), or set layout.cp to 1"
         )
+
+
+class AllGatherAttention(CausalAttention):
+    """CausalAttention of a sequence in zigzag shards, with keys and values all-gathered over `group`."""
+
+    def __init__(self, group: dist.ProcessGroup, scale: float | None = None) -> None:
+        super().__init__(scale)
+        self.group = group
+        self.cp_rank, self.cp_degree = group.rank(), group.size()
+
+    def forward(
+        self, query_BSNH: Tensor, key_BSKH: Tensor, value_BSKW: Tensor, documents_BS: Tensor | None = None
+    ) -> Tensor:
+        """Return attended_BSNW; all arguments are this rank's shard."""
+        widths = (key_BSKH.shape[-1], value_BSKW.shape[-1])
+        # One collective for both: each waits for the slowest rank.
+        joined_BTKE = all_gather_autograd(torch.cat((key_BSKH, value_BSKW), dim=-1), 1, self.group)
+        key_BTKH, value_BTKW = (self._in_true_order(part) for part in joined_BTKE.split(widths, dim=-1))
+        documents_BT = None
+        if documents_BS is not None:
+            documents_BT = self._in_true_order(all_gather_dim(documents_BS, 1, self.group))
+        num_chunks, chunks_BCNH = 2 * self.cp_degree, query_BSNH.chunk(2, dim=1)
+        attended = [
+            self._attend(query_BCNH, index * query_BCNH.shape[1], key_BTKH, value_BTKW, documents_BT)
+            for query_BCNH, index in zip(chunks_BCNH, (self.cp_rank, num_chunks - 1 - self.cp_rank), strict=True)
+        ]
+        return torch.cat(attended, dim=1)
+
+    def _in_true_order(self, joined: Tensor) -> Tensor:
+        return in_true_order(joined, 1, self.cp_degree)
+
+    def _attend(
+        self, query_BCNH: Tensor, start: int, key_BTKH: Tensor, value_BTKW: Tensor, documents_BT: Tensor | None
+    ) -> Tensor:
+        """Return attended_BCNW of a chunk whose first position is `start`, which sees the keys up to its end."""
+        num_queries = query_BCNH.shape[1]
+        end = start + num_queries
+        mask = causal_mask(num_queries, end, query_BCNH.device)
+        if documents_BT is not None:
+            mask = mask & same_document(documents_BT[:, start:end], documents_BT[:, :end])
+        key_BLKH, value_BLKW = with_fused_heads(query_BCNH, key_BTKH[:, :end], value_BTKW[:, :end])
+        attended_BNCW = F.scaled_dot_product_attention(
+            query_BCNH.transpose(1, 2),
+            key_BLKH.transpose(1, 2),
+            value_BLKW.transpose(1, 2),
+            attn_mask=mask,
+            scale=self.scale,
+            enable_gqa=query_BCNH.shape[2] != key_BLKH.shape[2],
+        )
+        return attended_BNCW.transpose(1, 2)
+
+
+class UlyssesAttention(CausalAttention):
+    """CausalAttention of N / P heads of the whole sequence on each rank of `group`."""
+
+    def __init__(self, group: dist.ProcessGroup, scale: float | None = None) -> None:
+        super().__init__(scale)
+        self.group, self.cp_degree = group, group.size()
+
+    def forward(
+        self, query_BSNH: Tensor, key_BSKH: Tensor, value_BSKW: Tensor, documents_BS: Tensor | None = None
+    ) -> Tensor:
+        """Return attended_BSNW; all arguments are this rank's shard."""
+        num_heads, num_kv_heads = query_BSNH.shape[2], key_BSKH.shape[2]
+        if num_heads % self.cp_degree:
+            raise InfeasibleLayout(
+                f'layout.cp = {self.cp_degree}: layout.cp_method = "ulysses" needs a divisor of the {num_heads} query '
+                "heads per rank (the model's, divided by layout.tp); change layout.cp or layout.tp, or set "
+                'layout.cp_method to "all-gather" or "ring"'
+            )
+        # Repeated so that each rank gets equally many, including all that its query heads attend to.
+        repeats = math.lcm(num_kv_heads, self.cp_degree) // num_kv_heads
+        if repeats > 1:
+            key_BSKH, value_BSKW = (x.repeat_interleave(repeats, dim=2) for x in (key_BSKH, value_BSKW))
+        query_BTNH, key_BTKH, value_BTKW = self._shard_heads(query_BSNH, key_BSKH, value_BSKW)
+        documents_BT = None if documents_BS is None else all_gather_dim(documents_BS, 1, self.group)
+        attended_BTNW = super().forward(query_BTNH, key_BTKH, value_BTKW, documents_BT)
+        return self._shard_sequence(attended_BTNW)
+
+    def _shard_heads(self, *parts: Tensor) -> list[Tensor]:
+        """Return each of `parts` [B, S, heads, width] as [B, T, heads / P, width]; one collective for all."""
+        shared = [part.unflatten(2, (self.cp_degree, -1)) for part in parts]
+        joined_BSPE = torch.cat([part.flatten(3) for part in shared], dim=3)
+        arrived_BTE = self._exchange(joined_BSPE.movedim(2, 0)).movedim(0, 1).flatten(1, 2)
+        sizes = [part.shape[3] * part.shape[4] for part in shared]
+        split = arrived_BTE.split(sizes, dim=2)
+        return [part.unflatten(2, like.shape[3:]) for part, like in zip(split, shared, strict=True)]
+
+    def _shard_sequence(self, x_BTNW: Tensor) -> Tensor:
+        """Return x_BSNW: all heads of this rank's shard of the sequence."""
+        by_rank_PBSNW = x_BTNW.unflatten(1, (self.cp_degree, -1)).movedim(1, 0)
+        return self._exchange(by_rank_PBSNW).movedim(0, 2).flatten(2, 3)
+
+    def _exchange(self, parts: Tensor) -> Tensor:
+        """Return what each rank sent to this one; parts[0] goes to rank 0."""
+        one_each = [1] * self.cp_degree
+        return exchange_rows(parts, one_each, one_each, self.group)
+
+
+_ATTENTION: dict[ContextMethod, Callable[[dist.ProcessGroup, float | None], nn.Module]] = {
+    "all-gather": AllGatherAttention,
+    "ring": RingAttention,
+    "ulysses": UlyssesAttention,
+}

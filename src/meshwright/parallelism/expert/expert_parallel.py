@@ -3,6 +3,12 @@
 With etp = 1 the tensor-parallel ranks route the tokens of their own shard of the sequence, like any ranks with
 different tokens, and ep spans them too. With etp = tp they have all-gathered the sequence, route the same tokens, and
 compute partial sums (sharding_plan.py). In both cases the gradient of the router's losses is summed over them.
+
+All-to-alls send tokens to the ranks of their experts, and back. Nothing is padded or dropped: each pair of ranks
+exchanges exactly the routed rows, possibly none. Each rank sends its own tokens, so the experts' gradients sum over all
+tokens of the group.
+
+Shapes: E experts, P ranks of the group, L = E / P experts on this rank, R rows here, Q rows received, D dim.
 """
 
 from __future__ import annotations
@@ -10,13 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
+from meshwright.models.expert_rows import reorder
 from meshwright.models.moe import Experts, MixtureOfExperts
-from meshwright.parallelism.collectives import all_reduce_sum
-from meshwright.parallelism.expert.token_exchange import TokenExchange
+from meshwright.parallelism.collectives import all_reduce_sum, all_to_all_rows, exchange_rows
+from meshwright.parallelism.host_sync import read_on_host
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.tensor.layers import ShardedModule, change_class
 from meshwright.spec.layout.layout import Layout
@@ -93,3 +101,43 @@ def _sum_over(counts_BE: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
     for group in groups:
         counts_BE = all_reduce_sum(counts_BE, group)
     return counts_BE
+
+
+class TokenExchange(nn.Module):
+    """Replacement of a mixture's `dispatch` for experts on several ranks."""
+
+    is_eager = True
+    """The number of received rows is known at run time only, so torch.compile cannot trace it."""
+
+    def __init__(self, group: dist.ProcessGroup, experts_per_token: int) -> None:
+        super().__init__()
+        self._group, self._experts_per_token = group, experts_per_token
+
+    def forward(self, experts: nn.Module, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+        """Return each row's output, in order; rows are sorted by expert, `counts_E` for each."""
+        counts_PL = exchange_counts(counts_E, self._group)
+        # One device-to-host sync for both the sent and the received sizes.
+        sizes_2P = torch.cat([counts_E.view_as(counts_PL).sum(1), counts_PL.sum(1)])
+        kind = "rows sent to and received from each rank"
+        # A token goes to each expert at most once.
+        most = len(rows_RD) // self._experts_per_token * min(self._experts_per_token, counts_PL.shape[1])
+        sizes = read_on_host(sizes_2P, kind, len(rows_RD), self._group.rank(), most)
+        sent, received = sizes[: len(counts_PL)], sizes[len(counts_PL) :]
+        arrived_QD = exchange_rows(rows_RD, sent, received, self._group)
+        by_expert_Q = expert_order(counts_PL, sum(received))
+        by_source_Q = by_expert_Q.argsort()
+        done_QD = experts(reorder(arrived_QD, by_expert_Q, by_source_Q), counts_PL.sum(0))
+        return exchange_rows(reorder(done_QD, by_source_Q, by_expert_Q), received, sent, self._group)
+
+
+def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return counts_PL: the rows from each rank for each expert of this rank."""
+    equal = [len(counts_E) // group.size()] * group.size()
+    return all_to_all_rows(counts_E, equal, equal, group).view(group.size(), -1)
+
+
+def expert_order(counts_PL: Tensor, num_rows: int) -> Tensor:
+    """Return the permutation that sorts rows received by source rank by expert."""
+    num_sources, num_experts = counts_PL.shape
+    experts_PL = torch.arange(num_experts, device=counts_PL.device).repeat(num_sources)
+    return experts_PL.repeat_interleave(counts_PL.flatten(), output_size=num_rows).argsort(stable=True)

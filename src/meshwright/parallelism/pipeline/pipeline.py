@@ -28,8 +28,7 @@ from meshwright.parallelism.data.fully_sharded import (
     set_gradient_sync,
 )
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.pipeline.stage_reductions import reductions_of
-from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.pipeline.stages import Stages, reductions_of
 from meshwright.parallelism.torch_private.torch_split_backward import (
     PendingWeights,
     backward_to_inputs,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,7 +23,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.parallelism.collectives import all_gather_autograd, reduce_scatter_autograd, start_all_gather
-from meshwright.parallelism.tensor.partial_sums import partial_sum_matmuls
 
 
 class ShardedModule(nn.Module):
@@ -210,3 +210,21 @@ def _recomputed_all_gather(shard: Tensor, dim: int, group: dist.ProcessGroup) ->
     """Return the gathered tensor; compiled code must recompute it in backward, all-gather included."""
     gathered: Tensor = checkpoint(all_gather_autograd, shard, dim, group, use_reentrant=False, preserve_rng_state=False)
     return gathered
+
+
+_is_partial_sum = ContextVar("is_partial_sum", default=False)
+
+
+@contextmanager
+def partial_sum_matmuls() -> Iterator[None]:
+    """Mark the matmuls within the context as partial sums; eager code only."""
+    token = _is_partial_sum.set(True)
+    try:
+        yield
+    finally:
+        _is_partial_sum.reset(token)
+
+
+def is_partial_sum() -> bool:
+    """Return whether a matmul here is one of a row-parallel layer."""
+    return _is_partial_sum.get()

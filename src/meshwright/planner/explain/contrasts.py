@@ -10,12 +10,12 @@ from meshwright.cost.layout_table import Bools, LayoutTable, layout_table
 from meshwright.planner.candidate import candidate_at
 from meshwright.planner.explain.explain import KEYS, change_of
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.best import best_of
+from meshwright.planner.search.finalists import best_of
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import keeps_alike, reduces_alike
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate, Contrast
+from meshwright.spec.run.layout_plan import Candidate, Contrast
 
 _AXIS_OF = {"schedule": "pp", "cp_method": "cp", "async_tp": "tp"}
 """Keys that do something only where an axis has several ranks."""
@@ -38,10 +38,10 @@ def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, request: P
         others += best_of(priced, priced.fastest(has_another(priced.layouts, own, key)), pick, request, _MOST_ACTIONS)
         others += _idle(priced, own, key, request)
         if others:
-            other = min(others, key=lambda candidate: candidate.estimate.step.total_s)
+            other = min(others, key=lambda candidate: candidate.step_s)
             change = _change_of(pick.layout, other.layout, key)
             found[key] = Contrast(change=change, other=other, change_by_component_s=extra_s(pick, other))
-    return dict(sorted(found.items(), key=lambda item: item[1].other.estimate.step.total_s))
+    return dict(sorted(found.items(), key=lambda item: item[1].other.step_s))
 
 
 def has_another(table: LayoutTable, own: LayoutTable, key: str) -> Bools:

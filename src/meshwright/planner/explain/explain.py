@@ -11,12 +11,13 @@ import numpy as np
 from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.search.finalists import SHORT_PIPELINE
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, vary
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate, Fix, Rejection
+from meshwright.spec.run.layout_plan import Candidate, Fix, Rejection
 from meshwright.spec.step.estimate import MEMORY_CLASSES, MemoryUse
 from meshwright.units import format_bytes
 
@@ -34,8 +35,6 @@ KEYS = (
 """Columns of a table whose other values a plan compares with."""
 _NUM_FIXES = 3
 _NUM_REJECTIONS = 5
-_SHORT_PIPELINE = 1_500
-"""Actions of the longest pipeline that is replayed for a comparison; longer ones use the closed-form bubble."""
 
 
 def misfits(pick: Candidate, given: Candidate | None, request: PlanRequest, menu: Menu) -> list[Rejection]:
@@ -67,9 +66,9 @@ def _nearby_misfits(pick: Candidate, request: PlanRequest, menu: Menu) -> list[C
             keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), request)))
             fastest.setdefault(keys[:1], int(row))
     candidates = [
-        candidate_at(nearby, row, request, _SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
+        candidate_at(nearby, row, request, SHORT_PIPELINE) for row in list(fastest.values())[:_NUM_REJECTIONS]
     ]
-    return sorted(candidates, key=lambda candidate: candidate.estimate.step.total_s)
+    return sorted(candidates, key=lambda candidate: candidate.step_s)
 
 
 def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, request: PlanRequest) -> Rejection:
@@ -82,12 +81,12 @@ def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, request: Plan
         change = changes(candidate.layout, layout_at(nearby.layouts, int(row), request))
         # To take the change back is no news.
         if broken.isdisjoint(change):
-            step = candidate_at(nearby, int(row), request, _SHORT_PIPELINE).estimate.step
-            fixes.append(Fix(change=listed(change), step_s=step.total_s))
+            step_s = candidate_at(nearby, int(row), request, SHORT_PIPELINE).step_s
+            fixes.append(Fix(change=listed(change), step_s=step_s))
     return Rejection(
         change=listed(changes(pick.layout, candidate.layout)) or "as it is",
         reason=_excess(candidate, pick.estimate.memory, request),
-        step_s=candidate.estimate.step.total_s,
+        step_s=candidate.step_s,
         fixes=tuple(fixes),
     )
 
@@ -146,8 +145,8 @@ def changes(layout: Layout, other: Layout) -> dict[str, object]:
     if len(found) > 1:
         found.pop("dp_shard", None)
     if "reshard_after_forward" in found:
-        found["reshard_after_forward"] = "always" if is_resharded(other) else "never"
-        if is_resharded(layout) == is_resharded(other):
+        found["reshard_after_forward"] = "always" if other.is_resharded else "never"
+        if layout.is_resharded == other.is_resharded:
             del found["reshard_after_forward"]
     if "gradient_sync" in found:
         found["gradient_sync"] = gradient_sync(other)
@@ -161,16 +160,10 @@ def gradient_sync(layout: Layout) -> str:
     return "microbatch" if layout.reduces_each_microbatch else "step"
 
 
-def is_resharded(layout: Layout) -> bool:
-    """Return whether unsharded parameters are freed after forward: auto frees them unless there is a pipeline."""
-    kept = layout.reshard_after_forward
-    return layout.pp == 1 if kept == "auto" else kept != "never"
-
-
 def change_of(layout: Layout, key: str) -> str:
     """Return a layout's value of a table's column as a job would write it."""
     if key == "is_resharded":
-        return listed({"reshard_after_forward": "always" if is_resharded(layout) else "never"})
+        return listed({"reshard_after_forward": "always" if layout.is_resharded else "never"})
     if key == "reduces_each_microbatch":
         return listed({"gradient_sync": gradient_sync(layout)})
     return listed({key: getattr(layout, key)})

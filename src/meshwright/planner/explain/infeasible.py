@@ -1,29 +1,34 @@
-"""Why there is no layout for a request, and what would have to change."""
+"""Why there is no layout for a request or next to its pick: the rule that is broken, and what would have to change."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.errors import InfeasibleLayout
 from meshwright.hardware.catalogue import device_names, load_device
-from meshwright.planner.explain.refused import invalid_reason
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import leanest
-from meshwright.planner.search.menu import Menu, menu_of
+from meshwright.planner.search.menu import Menu, divisors, menu_of
 from meshwright.planner.search.price import weigh
+from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import layout_space, model_splits, splits
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
+from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
+from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.run.layout_plan import Rejection
 from meshwright.units import counted, format_bytes, format_count
 
 _MAX_DEVICES = 2**17
 _NUM_DEVICES_NAMED = 3
 _NUM_SAMPLED = 50
+_DENSE_AXES = ("tp", "pp", "cp")
 
 
 def no_layout(request: PlanRequest, menu: Menu) -> InfeasibleLayout:
@@ -127,7 +132,7 @@ def _remedies(request: PlanRequest, needed_bytes: float) -> str:
     if spare >= 0:
         found.append(f"set planner.memory_margin to {math.floor(100 * spare) / 100:g} or less")
     free = replace(request, fixed={})
-    if request.fixed and (_fits(free) or (not request.cluster.device.is_host and _fits(free, offloads=True))):
+    if request.fixed and (_fits(free) or (request.cluster.device.can_offload and _fits(free, offloads=True))):
         found.append("leave out what is set in [layout]")
     if request.cluster.inter_node is None:
         found.append("take a cluster whose nodes a network joins")
@@ -163,6 +168,57 @@ def _larger_devices(needed_bytes: float, request: PlanRequest) -> list[str]:
     """Return the names of the smallest devices of the catalogue that hold `needed_bytes`."""
     devices = [load_device(name) for name in device_names() if name != request.cluster.device.name]
     least_bytes = needed_bytes / (1 - request.memory_margin)
-    enough = [device for device in devices if device.usable_memory_bytes >= least_bytes and not device.is_host]
+    enough = [device for device in devices if device.usable_memory_bytes >= least_bytes and device.is_accelerator]
     enough.sort(key=lambda device: device.memory_bytes.value)
     return [f"{device.name}, {format_bytes(device.memory_bytes.value)}" for device in enough[:_NUM_DEVICES_NAMED]]
+
+
+def invalid_neighbours(layout: Layout, request: PlanRequest) -> Iterator[Rejection]:
+    """Yield, for each axis whose next larger degree cannot be, that degree and the rule."""
+    is_mixture = isinstance(request.architecture, MoEArchitecture)
+    for axis in (*_DENSE_AXES, *(("ep",) if is_mixture else ())):
+        if axis in request.fixed or (other := _next(layout, axis, request.num_devices)) is None:
+            continue
+        change = f"{axis}={getattr(other, axis)}"
+        if not is_valid(layout_table([other]), request)[0]:
+            yield Rejection(change=change, reason=invalid_reason(other, request))
+        elif axis == "tp" and other.tp > request.cluster.domain_size:
+            domain = request.cluster.domain_size
+            reason = f"reaches beyond the {domain} devices that {_link(request)} joins, which never pays: not searched"
+            yield Rejection(change=change, reason=reason)
+
+
+def invalid_reason(layout: Layout, request: PlanRequest) -> str:
+    """Return the first rule that an invalid layout breaks."""
+    problems: list[str] = [*split_problems(layout, request.architecture, request.workload.seq_len)]
+    batch, per_pass = request.workload.global_batch_size, layout.dp * layout.microbatch_size
+    if layout.num_ranks != request.num_devices:
+        ranks, devices = counted(layout.num_ranks, "rank"), counted(request.num_devices, "device")
+        problems.insert(0, f"{ranks} on {devices}: change a degree")
+    if batch % per_pass:
+        problems.append(
+            f"a global batch of {batch} sequences does not divide by {layout.dp} data-parallel ranks x "
+            f"layout.microbatch_size = {layout.microbatch_size}"
+        )
+    else:
+        problems += schedule_problems(layout, batch // per_pass)
+    return problems[0]
+
+
+def _next(layout: Layout, axis: str, num_devices: int) -> Layout | None:
+    """Return the layout with the next larger degree of `axis`, its ranks taken from dp_shard if that divides."""
+    own = getattr(layout, axis)
+    larger = next((n for n in divisors(num_devices) if n > own), None)
+    if larger is None:
+        return None
+    if axis == "ep":
+        return layout.replace(ep=larger)
+    ranks = layout.dp_replicate * layout.dp_shard * own
+    if ranks % larger:
+        return None
+    return layout.replace(**{axis: larger, "dp_replicate": 1, "dp_shard": ranks // larger})
+
+
+def _link(request: PlanRequest) -> str:
+    link = request.cluster.intra_node
+    return "one node" if link is None else link.name

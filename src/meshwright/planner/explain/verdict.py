@@ -1,18 +1,25 @@
-"""verdict: whether the layout that a job sets fits its cluster, its step time, and changes that make it fit."""
+"""verdict: whether the layout that a job sets fits its cluster, its step time, and changes that make it fit.
+
+A dry run says how much memory is missing, the formulas how much less each change takes than the layout as it is, and
+what the step would then be; so that an error that the formulas make with both does not count.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from meshwright.cost.layout_table import concatenate, layout_table
 from meshwright.errors import InfeasibleLayout
-from meshwright.planner.candidate import judge
-from meshwright.planner.explain.memory_fixes import memory_fixes
+from meshwright.planner.candidate import candidate_at, judge, layout_at
+from meshwright.planner.explain.explain import changes, listed, neighbours
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.price import memory_of_ranks
-from meshwright.spec.run.plan import Candidate, Fix
+from meshwright.planner.search.menu import menu_of
+from meshwright.planner.search.price import memory_of_ranks, price
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.layout_plan import Candidate, Fix
 from meshwright.units import format_bytes, format_duration
 
-_NUM_FIXES = 3
+_NUM_FIXES, _NUM_FIXES_NAMED = 5, 3
 _GIVES_BACK = (
     "Its tensors alone do: the allocator may make room by giving cached memory back, which stops the device each time; "
     "`meshwright simulate` tries it"
@@ -42,7 +49,7 @@ class Verdict:
         """Return the error of a layout that does not fit; None if it does."""
         if self.candidate.free_bytes >= 0:
             return None
-        fixes = [f"{fix.change} ({format_duration(fix.step_s)} a step)" for fix in self.fixes[:_NUM_FIXES]]
+        fixes = [f"{fix.change} ({format_duration(fix.step_s)} a step)" for fix in self.fixes[:_NUM_FIXES_NAMED]]
         cure = f"set {', or '.join(fixes)}" if fixes else "no change of one key is enough"
         return InfeasibleLayout(
             f"[layout] does not fit: pipeline rank {self.fullest_rank} needs {format_bytes(self.needed_bytes)} of a "
@@ -69,3 +76,21 @@ def verdict(request: PlanRequest) -> Verdict:
         margin_bytes=request.margin_bytes,
         fixes=memory_fixes(request.given, request, missing) if missing > 0 else (),
     )
+
+
+def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> tuple[Fix, ...]:
+    """Return the changes of one key that free `missing_bytes` or more of the fullest rank's memory."""
+    free = replace(request, fixed={})
+    nearby = neighbours(layout, free, menu_of(free))
+    priced = price(concatenate([layout_table([layout]), nearby]), free, only_fitting=False)
+    freed = priced.free_bytes - priced.free_bytes[0]
+    fixes: dict[str, Fix] = {}
+    for row in priced.by_time.tolist():
+        if row and freed[row] >= missing_bytes and len(fixes) < _NUM_FIXES:
+            other = layout_at(priced.layouts, row, free)
+            # Another degree takes its ranks from dp_shard, which a job has to say, too.
+            ranks = {} if other.dp_shard == layout.dp_shard else {"dp_shard": other.dp_shard}
+            change = listed(changes(layout, other) | ranks)
+            step_s = candidate_at(priced, row, free, max_actions=0).step_s
+            fixes.setdefault(change, Fix(change=change, step_s=step_s))
+    return tuple(fixes.values())

@@ -27,7 +27,6 @@ from meshwright.cost.pipeline.stage import bubble_share, split_share
 from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.step import StepTerms
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.cases import cases_of
 from meshwright.planner.search.rules import cuts_model, runs_schedule
 from meshwright.planner.search.stage_times import BackwardShares, StageShare, stage_times
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
@@ -89,7 +88,7 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
         steady_s -= step.dp_communication_s
     number = num_microbatches_of(layout, request)
     # Not only what is exposed: the replay itself finds what hides a transfer.
-    cases = cases_of(layout_table([layout]), request)
+    cases = request.cases(layout_table([layout]))
     hops = hops_of(cases, fitted_constants())
     # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
     # for more than a mixture of experts.

@@ -61,7 +61,6 @@ def menu_of(request: PlanRequest) -> Menu:
     degrees = divisors(cluster.num_devices)
     is_mixture = isinstance(architecture, MoEArchitecture)
     batch = request.workload.global_batch_size
-    is_host = cluster.device.is_host
     menu = Menu(
         tp=tuple(n for n in degrees if n <= cluster.domain_size),
         cp=tuple(n for n in degrees if n == 1 or n * _MIN_TOKENS_OF_SEQUENCE <= request.workload.seq_len),
@@ -77,10 +76,9 @@ def menu_of(request: PlanRequest) -> Menu:
         cp_method=CONTEXT_METHODS,
         is_resharded=(True, False),
         reduces_each_microbatch=(True, False),
-        # Symmetric memory, which async_tp needs, is there on devices alone.
-        async_tp=(False,) if is_host else (False, True),
+        async_tp=(False, True) if cluster.device.has_symmetric_memory else (False,),
         cpu_offload=(False,),
-        compile=(False,) if is_host else (True, False),
+        compile=(True, False) if cluster.device.compiled_is_faster else (False,),
     )
     return _constrained(menu, request.fixed)
 

@@ -19,9 +19,8 @@ from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import with_bubbles
-from meshwright.planner.search.cases import cases_of
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import MemoryUse
 
 
@@ -84,14 +83,14 @@ def price_leaner(layouts: LayoutTable, request: PlanRequest) -> Priced:
 
 def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats, request: PlanRequest) -> Priced:
     step = time_steps(layouts, request)
-    return Priced(layouts, memory, headroom, with_bubbles(step, cases_of(layouts, request), request))
+    return Priced(layouts, memory, headroom, with_bubbles(step, request.cases(layouts), request))
 
 
 def time_steps(layouts: LayoutTable, request: PlanRequest) -> StepTerms:
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
         return StepTerms(**{column.name: np.zeros(0) for column in fields(StepTerms)})
-    return _timed(cases_of(layouts, request))
+    return _timed(request.cases(layouts))
 
 
 def steps_of_each_s(
@@ -101,7 +100,7 @@ def steps_of_each_s(
 
     A table of a few layouts takes as long as one of a thousand, so all requests are asked at once.
     """
-    parts = [cases_of(layouts, request) for request in requests]
+    parts = [request.cases(layouts) for request in requests]
     firsts = np.cumsum([0, *(len(part.settings) for part in parts[:-1])])
     cases = Cases(
         tuple(setting for part in parts for setting in part.settings),
@@ -131,7 +130,7 @@ def weigh(
 
     With `least_headroom_bytes`, the rank of a layout that leaves less may be another one that leaves less.
     """
-    cases, usable_bytes = cases_of(_with_cuts(layouts, request), request), request.cluster.device.usable_memory_bytes
+    cases, usable_bytes = request.cases(_with_cuts(layouts, request)), request.cluster.device.usable_memory_bytes
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
     memory = footprint(cases, most_bytes)
     headroom = usable_bytes - memory.reserved_bytes
@@ -140,7 +139,7 @@ def weigh(
 
 def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ...]:
     """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
-    cases = cases_of(_with_cuts(layout_table([layout] * layout.pp), request), request)
+    cases = request.cases(_with_cuts(layout_table([layout] * layout.pp), request))
     memory = footprint_of_rank(cases, np.arange(layout.pp))
     return tuple(memory_use(memory, rank) for rank in range(layout.pp))
 
@@ -156,20 +155,16 @@ def _with_cuts(layouts: LayoutTable, request: PlanRequest) -> LayoutTable:
 def join(parts: list[Priced]) -> Priced:
     """Return the layouts of all `parts`, in order; what is known of the first ones stays known."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
 
     def joined(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        return type(values[0])(
-            **{
-                column.name: np.concatenate([getattr(value, column.name) for value in values])
-                for column in fields(values[0])
-            }
-        )
+        tables = [getattr(part, name) for part in parts]
+        names = [column.name for column in fields(tables[0])]
+        return type(tables[0])(**{one: np.concatenate([getattr(table, one) for table in tables]) for one in names})
 
     headroom = np.concatenate([part.free_bytes for part in parts])
     layouts = concatenate([part.layouts for part in parts])
-    if len(parts) == 1:
-        return first
     return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
 
 

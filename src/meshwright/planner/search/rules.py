@@ -7,7 +7,6 @@ the two together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -20,8 +19,6 @@ from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-
-Rule = Callable[[LayoutTable, PlanRequest], Bools]
 
 
 def is_valid(layouts: LayoutTable, request: PlanRequest) -> Bools:

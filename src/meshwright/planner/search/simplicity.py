@@ -24,7 +24,7 @@ from meshwright.planner.candidate import candidate_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import Finalist
 from meshwright.planner.search.price import Priced
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 
 RANKING_ERROR = fixed_constant("ranking_error")
 """Two layouts whose predicted steps differ by less may be in the other order."""
@@ -40,8 +40,8 @@ MEMORY_STEP = 0.04
 
 def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, request: PlanRequest) -> Candidate:
     """Return the simplest layout that fits and is slower than `fastest` by no more than the error of ranking."""
-    limit_s = _total_s(fastest) * (1 + RANKING_ERROR)
-    known = [one.candidate for one in finalists if _total_s(one.candidate) <= limit_s]
+    limit_s = fastest.step_s * (1 + RANKING_ERROR)
+    known = [one.candidate for one in finalists if one.candidate.step_s <= limit_s]
     best = min([fastest, *known], key=_complexity_and_time)
     rows = np.flatnonzero(priced.total_s <= limit_s)
     columns = np.stack(complexity(priced.layouts.take(rows)))
@@ -57,7 +57,7 @@ def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, requ
 def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, request: PlanRequest) -> Candidate:
     """Return the layout of `rows` that is as fast as `best` and leaves most memory; `best` if none leaves more."""
     least = best.free_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
-    limit_s = min(limit_s, _total_s(best) * (1 + _ALIKE))
+    limit_s = min(limit_s, best.step_s * (1 + _ALIKE))
     rows = rows[(priced.free_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
     order = np.lexsort((priced.total_s[rows], -priced.free_bytes[rows]))
     return next(_replayed(priced, iter(rows[order].tolist()), limit_s, request), best)
@@ -68,7 +68,7 @@ def _replayed(priced: Priced, rows: Iterator[int], limit_s: float, request: Plan
     num_replayed = 0
     for row in rows:
         candidate = candidate_at(priced, row, request)
-        if _total_s(candidate) <= limit_s:
+        if candidate.step_s <= limit_s:
             yield candidate
         num_replayed += candidate.layout.pp > 1
         if num_replayed == _MAX_REPLAYED:
@@ -108,8 +108,4 @@ def complexity_of(candidate: Candidate) -> tuple[int, ...]:
 
 
 def _complexity_and_time(candidate: Candidate) -> tuple[float, ...]:
-    return *complexity_of(candidate), _total_s(candidate)
-
-
-def _total_s(candidate: Candidate) -> float:
-    return candidate.estimate.step.total_s
+    return *complexity_of(candidate), candidate.step_s

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.simulator.analysis.exposure import busy_seconds
-from meshwright.simulator.checks.describe import COMMUNICATION, without_numbers
+from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
 from meshwright.spec.step.overlap import Exposed, Overlap
 from meshwright.spec.trace.marks import DDP_MARK
 from meshwright.spec.trace.timeline import SpanKind, Timeline
@@ -87,7 +87,7 @@ class _Dependencies:
         uses = trace.uses
         self._of_record = np.searchsorted(uses.record, np.arange(len(trace.records) + 1))
         order = np.argsort(uses.storage, kind="stable")
-        self._by_storage, self._record, self._writes = order, uses.record[order], uses.writes[order]
+        self._record, self._writes = uses.record[order], uses.writes[order]
         self._of_storage = np.searchsorted(uses.storage[order], np.arange(len(trace.storages) + 1))
         stages = [scope.startswith(FSDP_GATHER) for scope in trace.scopes]
         self._is_staging = np.array([*stages, False])[trace.records.scope] & (trace.records.kind == RecordKind.OP)

@@ -1,17 +1,23 @@
-"""Tables of a simulated step: seconds by kind and rank, and the memory peak of each rank."""
+"""Tables of a simulated step: seconds by kind and rank, the memory peak of each rank, and stragglers.
+
+A communication op starts when the last of its ranks arrives, and then takes as long as in the nominal step: the
+additional wait of a rank's default stream is time that it waits for other ranks.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
 from meshwright.simulator.analysis.exposure import text_at
-from meshwright.simulator.checks.describe import without_numbers
-from meshwright.simulator.memory.roles import first_writers, roles_of
+from meshwright.simulator.checks.call_sites import without_numbers
+from meshwright.simulator.engine.program import waited_records
+from meshwright.simulator.memory.roles import first_writers, live_at, roles_of
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model.op_kind import OP_KINDS, op_kind
-from meshwright.spec.step.dry_run import LiveTensors, RankMemory, RankTime
+from meshwright.spec.model.op import OP_KINDS, op_kind
+from meshwright.spec.step.dry_run_report import LiveTensors, RankMemory, RankTime, Stragglers, Straggling
 from meshwright.spec.step.step_decomposition import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import components_of_compute, decompose
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
@@ -96,9 +102,7 @@ def _peak(curve: MemoryCurve, trace: Trace, num_ranks: int, pipeline_rank: int) 
 
 def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
     """Return the largest tensors when `record` runs, those of one line of the program together."""
-    storages, roles = trace.storages, roles_of(trace)
-    is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
-    rows = np.flatnonzero(is_live & (storages.num_bytes > 0))
+    roles, rows = roles_of(trace), live_at(trace, record)
     makers = first_writers(trace)[rows].tolist()
     groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for row, maker in zip(rows.tolist(), makers, strict=True):
@@ -108,7 +112,12 @@ def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
         groups[TensorRole(int(roles[row])).name.lower(), op, without_numbers(scope), line].append(row)
     found = [
         LiveTensors(
-            num_bytes=int(storages.num_bytes[own].sum()), num_tensors=len(own), role=role, op=op, scope=scope, line=line
+            num_bytes=int(trace.storages.num_bytes[own].sum()),
+            num_tensors=len(own),
+            role=role,
+            op=op,
+            scope=scope,
+            line=line,
         )
         for (role, op, scope, line), own in groups.items()
     ]
@@ -118,3 +127,53 @@ def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
 def _op(trace: Trace, record: int) -> str:
     signature = trace.records.signature[record]
     return trace.signatures[signature].op if signature != NONE else RecordKind(trace.records.kind[record]).name.lower()
+
+
+_Waits = dict[tuple[str, str], tuple[float, int]]
+"""By axis and operation: seconds and number of waits."""
+
+
+def stragglers_of(timeline: Timeline, usual: Timeline, traces: Traces) -> Stragglers:
+    """Return what `timeline` adds to the nominal (`usual`) step of the same traces."""
+    counts = zip(timeline.ranks, timeline.multiplicity, strict=True)
+    return Stragglers(
+        usual_step_s=usual.step_s,
+        ranks=tuple(_straggling(rank, count, timeline, usual, traces.traces[rank]) for rank, count in counts),
+    )
+
+
+def _straggling(rank: int, num_ranks: int, timeline: Timeline, usual: Timeline, trace: Trace) -> Straggling:
+    now, before = (_waits(rank, one, trace) for one in (timeline, usual))
+    added_s = {key: seconds - before.get(key, (0.0, 0))[0] for key, (seconds, _) in now.items()}
+    computes_s, usual_s = (_computes_s(rank, one) for one in (timeline, usual))
+    most = max(added_s, key=lambda key: added_s[key], default=None)
+    where: dict[str, Any] = {}
+    if most is not None and added_s[most] > 0:
+        where = {"axis": most[0], "op": most[1], "op_wait_s": added_s[most], "count": now[most][1]}
+    return Straggling(
+        rank=rank,
+        num_ranks=num_ranks,
+        compute_s=computes_s,
+        added_compute_s=computes_s - usual_s,
+        added_wait_s=sum(added_s.values()),
+        **where,
+    )
+
+
+def _computes_s(rank: int, timeline: Timeline) -> float:
+    spans = timeline.of_rank(rank)
+    is_own = (spans.kind == SpanKind.COMPUTE) & (spans.stream == 0)
+    return float((spans.end_s - spans.start_s)[is_own].sum())
+
+
+def _waits(rank: int, timeline: Timeline, trace: Trace) -> _Waits:
+    spans, waited = timeline.of_rank(rank), waited_records(trace)
+    rows = np.flatnonzero((spans.kind == SpanKind.WAIT) & (spans.stream == 0))
+    found: _Waits = {}
+    for row in rows[waited[spans.record[rows]] != NONE].tolist():
+        axis = timeline.axes[spans.axis[row]] if spans.axis[row] >= 0 else ""
+        signature = trace.records.signature[waited[spans.record[row]]]
+        key = (axis, trace.signatures[signature].op)
+        total_s, count = found.get(key, (0.0, 0))
+        found[key] = total_s + float(spans.end_s[row] - spans.start_s[row]), count + 1
+    return found

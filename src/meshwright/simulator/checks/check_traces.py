@@ -17,24 +17,24 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from meshwright.simulator.checks.call_sites import call_site_of, missing_call_site, ordinal, some_ranks
 from meshwright.simulator.checks.culprits import Blame, blamed
 from meshwright.simulator.checks.deadlock import deadlock_problems
-from meshwright.simulator.checks.describe import missing_place, ordinal, place_of, some_ranks
 from meshwright.simulator.checks.disagreements import Disagreement, call_signatures, first_disagreement
 from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.conditions import USUAL, Conditions
 from meshwright.simulator.engine.execute import Costs, execute
 from meshwright.simulator.engine.matching import CommOps, match
 from meshwright.simulator.engine.program import RecordTimes
-from meshwright.simulator.engine.split_classes import split_classes
-from meshwright.spec.trace.problem import UNRECORDED, Place, Problem, along
+from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.trace import NONE, GroupCall, Trace
+from meshwright.spec.trace.trace_problem import UNRECORDED, CallSite, TraceProblem, along
 from meshwright.spec.trace.traces import Traces
 
 _EARLIER = "in the builder or the first call of the step"
 
 
-def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
+def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[TraceProblem, ...]:
     """Return why the step deadlocks or its communication mismatches; empty for a valid step."""
     mismatched = mismatches(traces, conditions)
     if mismatched:
@@ -47,7 +47,7 @@ def check(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]
     return deadlock_problems(traces, comm_ops, execute(traces, comm_ops, costs, conditions))
 
 
-def with_earlier(traces: Traces, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+def with_earlier(traces: Traces, problems: tuple[TraceProblem, ...]) -> tuple[TraceProblem, ...]:
     """Return the problems of a step; instead those of the builder and of earlier calls, if the step does not have the
     same, since they end the program before the step starts.
     """
@@ -59,13 +59,13 @@ def with_earlier(traces: Traces, problems: tuple[Problem, ...]) -> tuple[Problem
     return tuple(problem.replace(rule=f"{_EARLIER}: {problem.rule}") for problem in earlier)
 
 
-def _key(problem: Problem) -> tuple[object, ...]:
+def _key(problem: TraceProblem) -> tuple[object, ...]:
     """Return the fields that identify a problem across calls."""
     culprit = problem.culprit
     return problem.kind, culprit.rank, culprit.op, culprit.line, culprit.num_bytes, culprit.dtype, problem.group
 
 
-def mismatches(traces: Traces, conditions: Conditions = USUAL) -> tuple[Problem, ...]:
+def mismatches(traces: Traces, conditions: Conditions = USUAL) -> tuple[TraceProblem, ...]:
     """Return the mismatched groups and communication; if there are none, the step may still deadlock (check())."""
     if found := group_problems(traces):
         return found
@@ -77,7 +77,7 @@ def _no_time(trace: Trace) -> RecordTimes:
     return RecordTimes(np.zeros(len(trace.records)), np.zeros(len(trace.records)))
 
 
-def _mismatches(traces: Traces, comm_ops: CommOps) -> list[Problem]:
+def _mismatches(traces: Traces, comm_ops: CommOps) -> list[TraceProblem]:
     """Return the first disagreement of each culprit and the number of its others, the most certain first."""
     asked = [call_signatures(traces, channel) for channel in comm_ops.channels]
     pairs = zip(comm_ops.channels, asked, strict=True)
@@ -89,19 +89,19 @@ def _mismatches(traces: Traces, comm_ops: CommOps) -> list[Problem]:
     return [_problem(traces, blame).replace(num_more=len(more)) for blame, *more in first.values()]
 
 
-def _problem(traces: Traces, blame: Blame) -> Problem:
+def _problem(traces: Traces, blame: Blame) -> TraceProblem:
     """Return the problem of an operation of a channel whose members call it differently."""
     one, culprit, is_tie = blame
     channel = one.channel
     places = [
-        place_of(traces.traces[rank], int(rows[one.number]), channel.axis)
+        call_site_of(traces.traces[rank], int(rows[one.number]), channel.axis)
         if one.number < len(rows)
-        else missing_place(traces.traces[rank], rows)
+        else missing_call_site(traces.traces[rank], rows)
         for rank, rows in zip(channel.members, channel.rows, strict=True)
     ]
     members = [member for member in range(len(places)) if member != culprit]
     others = [member for member in members if one.at[member] != one.at[culprit]] or members
-    return Problem(
+    return TraceProblem(
         kind="message" if channel.is_message else "collective",
         culprit=places[culprit],
         rule=_rule(one),
@@ -154,7 +154,7 @@ _GROUP_RULE = (
 )
 
 
-def group_problems(traces: Traces) -> tuple[Problem, ...]:
+def group_problems(traces: Traces) -> tuple[TraceProblem, ...]:
     """Return the first call of new_group() that ranks make differently; empty where there is none.
 
     The culprit is a rank without the call, else one that passes other ranks than most. In a tie either side may be
@@ -166,9 +166,9 @@ def group_problems(traces: Traces) -> tuple[Problem, ...]:
         if len(set(at.values())) > 1:
             culprit, is_tie = _group_culprit(traces, at)
             others = [rank for rank in at if at[rank] is not None and at[rank] != at[culprit]]
-            places = (_group_place(traces.traces[rank], number) for rank in others[:3])
-            rule, place = _GROUP_RULE.format(ordinal(number)), _group_place(traces.traces[culprit], number)
-            return (Problem(kind="collective", culprit=place, rule=rule, others=tuple(places), is_tie=is_tie),)
+            places = (_group_call_site(traces.traces[rank], number) for rank in others[:3])
+            rule, place = _GROUP_RULE.format(ordinal(number)), _group_call_site(traces.traces[culprit], number)
+            return (TraceProblem(kind="collective", culprit=place, rule=rule, others=tuple(places), is_tie=is_tie),)
     return ()
 
 
@@ -181,14 +181,14 @@ def _group_culprit(traces: Traces, at: dict[int, tuple[int, ...] | None]) -> tup
     return max(rank for rank, ranks in at.items() if ranks != usual), most == second
 
 
-def _group_place(trace: Trace, number: int) -> Place:
+def _group_call_site(trace: Trace, number: int) -> CallSite:
     """Return a rank's call of new_group(); after its last one, the last call without a record."""
     calls, rank = trace.group_calls, trace.traced.rank
     if number < len(calls):
-        return Place(rank=rank, record=UNRECORDED, op=_group_words(calls[number]), line=calls[number].line)
+        return CallSite(rank=rank, record=UNRECORDED, op=_group_words(calls[number]), line=calls[number].line)
     if not calls:
-        return Place(rank=rank, record=NONE, op="")
-    return Place(rank=rank, record=NONE, op=_group_words(calls[-1]), line=calls[-1].line)
+        return CallSite(rank=rank, record=NONE, op="")
+    return CallSite(rank=rank, record=NONE, op=_group_words(calls[-1]), line=calls[-1].line)
 
 
 def _group_words(call: GroupCall) -> str:

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.simulator.checks.describe import place_of
+from meshwright.simulator.checks.call_sites import call_site_of
 from meshwright.simulator.engine.engine import Execution, Host
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import Instruction
-from meshwright.spec.trace.problem import Place, Problem
+from meshwright.spec.trace.trace_problem import CallSite, TraceProblem
 from meshwright.spec.trace.traces import Traces
 
 
@@ -29,7 +29,7 @@ class _Blocked:
     """The missing ranks that have passed their record of the op: a message that was never sent."""
 
 
-def deadlock_problems(traces: Traces, comm_ops: CommOps, execution: Execution) -> tuple[Problem, ...]:
+def deadlock_problems(traces: Traces, comm_ops: CommOps, execution: Execution) -> tuple[TraceProblem, ...]:
     """Return the problems of an execution; empty if it ended."""
     if execution.is_done:
         return ()
@@ -60,7 +60,7 @@ def _blocked_at(host: Host, comm_ops: CommOps, execution: Execution) -> _Blocked
 
 def _first_pending(comm_op: int, comm_ops: CommOps, execution: Execution) -> int:
     """Return the first unfinished communication op of the same channel, which blocks this one."""
-    first = comm_ops.channels[int(comm_ops.channel[comm_op])].first
+    first = comm_ops.channel_of(comm_op).first
     while comm_op > first and execution.ended_at[comm_op - 1] < 0:
         comm_op -= 1
     return comm_op
@@ -68,7 +68,7 @@ def _first_pending(comm_op: int, comm_ops: CommOps, execution: Execution) -> int
 
 def _absent(comm_op: int, comm_ops: CommOps, execution: Execution) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the representatives that have not arrived at a communication op, and those of them that never will."""
-    channel = comm_ops.channels[int(comm_ops.channel[comm_op])]
+    channel = comm_ops.channel_of(comm_op)
     hosts = {host.rank: host for host in execution.hosts}
     missing, lost = [], []
     for rank, rows in zip(channel.members, channel.rows, strict=True):
@@ -80,41 +80,41 @@ def _absent(comm_op: int, comm_ops: CommOps, execution: Execution) -> tuple[tupl
     return tuple(missing + lost), tuple(lost)
 
 
-def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> tuple[Place, ...]:
+def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> tuple[CallSite, ...]:
     """Return where ranks are blocked."""
     places = []
     for rank, one in waiting.items():
-        channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
-        places.append(place_of(traces.traces[rank], one.record, channel.axis))
+        channel = comm_ops.channel_of(one.comm_op)
+        places.append(call_site_of(traces.traces[rank], one.record, channel.axis))
     return tuple(places)
 
 
-def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int, _Blocked]) -> Problem:
+def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int, _Blocked]) -> TraceProblem:
     others = {rank: one for rank, one in waiting.items() if rank != host.rank}
-    return Problem(
+    return TraceProblem(
         kind="stopped",
-        culprit=place_of(traces.traces[host.rank], host.num_enqueued),
+        culprit=call_site_of(traces.traces[host.rank], host.num_enqueued),
         rule=f"rank {host.rank} stopped, and {_count(traces, others)} ranks (of {len(others)} classes) wait",
         others=_waits(traces, comm_ops, others),
     )
 
 
-def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int, _Blocked]) -> Problem:
+def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int, _Blocked]) -> TraceProblem:
     """Return the problem of a comm op at which a rank never arrives that is not blocked: a lost message."""
-    channel = comm_ops.channels[int(comm_ops.channel[one.comm_op])]
+    channel = comm_ops.channel_of(one.comm_op)
     culprit = one.lost[0]
     rows = channel.rows[channel.members.index(culprit)]
     record = int(rows[one.comm_op - channel.first])
-    return Problem(
+    return TraceProblem(
         kind="message" if channel.is_message else "collective",
-        culprit=place_of(traces.traces[culprit], record, channel.axis),
+        culprit=call_site_of(traces.traces[culprit], record, channel.axis),
         rule=f"rank {culprit} never sends a message that {_count(traces, waiting)} ranks wait for, directly or not",
         others=_waits(traces, comm_ops, waiting),
         group=channel.ranks,
     )
 
 
-def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> Problem:
+def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> TraceProblem:
     seen: list[int] = []
     rank = min(waiting)
     while rank not in seen:
@@ -127,8 +127,8 @@ def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -
     chain = [f"rank {one} for rank {other}" for one, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
     # If no rank is alone in what it waits for, the culprit cannot be identified.
     is_tie = len(places) > 1 and common[_key(places[0])] == common[_key(places[1])]
-    channel = comm_ops.channels[int(comm_ops.channel[waiting[cycle[0]].comm_op])]
-    return Problem(
+    channel = comm_ops.channel_of(waiting[cycle[0]].comm_op)
+    return TraceProblem(
         kind="deadlock",
         is_tie=is_tie,
         culprit=places[0],
@@ -138,7 +138,7 @@ def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -
     )
 
 
-def _key(place: Place) -> tuple[str, str, str]:
+def _key(place: CallSite) -> tuple[str, str, str]:
     return place.line or place.scope, place.op, place.axis
 
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import numpy as np
 
 from meshwright.simulator.background import in_background
-from meshwright.simulator.checks.describe import place_of
+from meshwright.simulator.checks.call_sites import call_site_of
 from meshwright.simulator.checks.races import Race, races_of
 from meshwright.simulator.engine.matching import Channel, match
-from meshwright.spec.trace.problem import Hazard, MessageHazardKind, Place
 from meshwright.spec.trace.trace import BATCHED, HOST_AXIS, NONE, RecordKind, Trace
+from meshwright.spec.trace.trace_problem import CallSite, Hazard, MessageHazardKind
 from meshwright.spec.trace.traces import Traces
 
 
@@ -42,7 +42,7 @@ def _hazards(traces: Traces, races: Mapping[int, Sequence[Race]]) -> tuple[Hazar
     for rank, own in races.items():
         trace = traces.traces[rank]
         for race in own:
-            places = [place_of(trace, row) for row in (race.first, race.second) if row != NONE]
+            places = [call_site_of(trace, row) for row in (race.first, race.second) if row != NONE]
             found[race.kind, *(_line(place) for place in places)][rank].append(race)
     return tuple(_hazard(traces, places) for places in found.values())
 
@@ -52,14 +52,14 @@ def _hazard(traces: Traces, by_rank: dict[int, list[Race]]) -> Hazard:
     first, trace = races[0], traces.traces[rank]
     return Hazard(
         kind=first.kind,
-        first=place_of(trace, first.first),
-        second=None if first.second == NONE else place_of(trace, first.second),
+        first=call_site_of(trace, first.first),
+        second=None if first.second == NONE else call_site_of(trace, first.second),
         count=len(races),
         num_ranks=sum(int((traces.class_of_rank == one).sum()) for one in by_rank),
     )
 
 
-def _line(place: Place) -> Hashable:
+def _line(place: CallSite) -> Hashable:
     return place.line or (place.scope, place.op)
 
 
@@ -73,7 +73,7 @@ _Queues = dict[tuple[str, tuple[int, ...], int], list[int]]
 
 def message_hazards(traces: Traces) -> tuple[Hazard, ...]:
     """Return the hazards of a step whose messages match; each pair of lines once, with its number of ranks."""
-    found: dict[tuple[MessageHazardKind, str, str], list[tuple[Place, Place]]] = defaultdict(list)
+    found: dict[tuple[MessageHazardKind, str, str], list[tuple[CallSite, CallSite]]] = defaultdict(list)
     for kind, first, second in (*_other_tags(traces), *_unordered(traces)):
         found[kind, first.line or first.scope, second.line or second.scope].append((first, second))
     return tuple(
@@ -87,7 +87,7 @@ def message_hazards(traces: Traces) -> tuple[Hazard, ...]:
     )
 
 
-_Found = Iterator[tuple[MessageHazardKind, Place, Place]]
+_Found = Iterator[tuple[MessageHazardKind, CallSite, CallSite]]
 
 
 def _other_tags(traces: Traces) -> _Found:
@@ -102,14 +102,14 @@ def _other_tags(traces: Traces) -> _Found:
                 break
 
 
-def _ends(traces: Traces, channel: Channel) -> Iterator[tuple[Place, Place]]:
+def _ends(traces: Traces, channel: Channel) -> Iterator[tuple[CallSite, CallSite]]:
     sender, receiver = (traces.traces[member] for member in channel.members)
     for sent, received in zip(*channel.rows, strict=False):
         if sender.records.signature[sent] >= 0 <= receiver.records.signature[received]:
-            yield place_of(sender, int(sent), channel.axis), place_of(receiver, int(received), channel.axis)
+            yield call_site_of(sender, int(sent), channel.axis), call_site_of(receiver, int(received), channel.axis)
 
 
-def _tag(place: Place) -> str:
+def _tag(place: CallSite) -> str:
     return next((word for word in place.agreed.split(", ") if word.startswith("tag ")), "")
 
 
@@ -126,7 +126,7 @@ def _unordered(traces: Traces) -> _Found:
             for first, second in zip(rows, theirs, strict=False):
                 kind = int(trace.records.kind[first])
                 if other is not None and kind == other.records.kind[second]:
-                    yield _KIND[kind], place_of(trace, first), place_of(other, second)
+                    yield _KIND[kind], call_site_of(trace, first), call_site_of(other, second)
                     break
 
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.simulator.checks.describe import COMMUNICATION
-from meshwright.spec.trace.problem import RaceKind
+from meshwright.simulator.checks.call_sites import COMMUNICATION
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
+from meshwright.spec.trace.trace_problem import RaceKind
 
 _Clock = list[int]
 _RECORD_STREAM = "aten.record_stream"

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.simulator.engine.engine import Execution, Host
-from meshwright.simulator.engine.intervals import RecordIntervals
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import waited_records
+from meshwright.simulator.engine.record_intervals import RecordIntervals
 from meshwright.spec.trace.marks import DDP_MARK, FSDP_MARK
 from meshwright.spec.trace.timeline import Floats, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
@@ -41,7 +41,7 @@ _KINDS = {
 }
 
 
-class Names:
+class StringTable:
     """Strings of all ranks, each once."""
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Texts:
+class StringTables:
     """The tables that columns of spans index."""
 
-    names: Names
-    scopes: Names
-    phases: Names
-    actions: Names
-    axes: Names
+    names: StringTable
+    scopes: StringTable
+    phases: StringTable
+    actions: StringTable
+    axes: StringTable
 
 
 def timeline_of(
@@ -75,31 +75,31 @@ def timeline_of(
     source: TimelineSource,
 ) -> Timeline:
     """Return the timeline of all representatives, spans of each in order of start, without memory."""
-    texts = Texts(*(Names() for _ in range(5)))
-    parts = [_rank_spans(traces.traces[host.rank], comm_ops, when[host.rank], host, texts) for host in execution.hosts]
+    tables = StringTables(*(StringTable() for _ in range(5)))
+    parts = [_rank_spans(traces.traces[host.rank], comm_ops, when[host.rank], host, tables) for host in execution.hosts]
     ranks, counts = np.unique(traces.class_of_rank, return_counts=True)
     return Timeline(
         source=source,
         step_s=max(execution.end_s, *(float(part.end_s.max(initial=0.0)) for part in parts)),
         ranks=tuple(ranks.tolist()),
         multiplicity=tuple(counts.tolist()),
-        names=texts.names.all(),
-        scopes=texts.scopes.all(),
-        phases=texts.phases.all(),
-        actions=texts.actions.all(),
-        axes=texts.axes.all(),
+        names=tables.names.all(),
+        scopes=tables.scopes.all(),
+        phases=tables.phases.all(),
+        actions=tables.actions.all(),
+        axes=tables.axes.all(),
         spans=_joined(*parts),
     )
 
 
-def _rank_spans(trace: Trace, comm_ops: CommOps, when: RecordIntervals, host: Host, texts: Texts) -> Spans:
+def _rank_spans(trace: Trace, comm_ops: CommOps, when: RecordIntervals, host: Host, tables: StringTables) -> Spans:
     records = trace.records
     kind = np.array([_KINDS[one] for one in RecordKind], np.int64)[records.kind]
     comm_op, signature = comm_ops.of_record[host.rank], records.signature.copy()
     waited = waited_records(trace)
     signature[waited != NONE] = records.signature[waited[waited != NONE]]
     names = tuple(channel.axis for channel in comm_ops.channels)
-    axes = texts.axes.positions(names)
+    axes = tables.axes.positions(names)
     channel = np.where(comm_op == NONE, NONE, comm_ops.channel[comm_op] if len(comm_ops) else NONE)
     channel[waited != NONE] = channel[waited[waited != NONE]]
     axis = axes[channel]
@@ -108,29 +108,29 @@ def _rank_spans(trace: Trace, comm_ops: CommOps, when: RecordIntervals, host: Ho
     of_fsdp, of_ddp = (_in_scope(trace, mark) for mark in (FSDP_MARK, DDP_MARK))
     if of_ddp.any():
         # The name is for display only: DDP shares its channel with all other collectives of its group.
-        named = texts.axes.positions(tuple(f"dp {name}".rstrip() if _is_nameless(name) else name for name in names))
+        named = tables.axes.positions(tuple(f"dp {name}".rstrip() if _is_nameless(name) else name for name in names))
         axis = np.where(of_ddp, named[channel], axis)
     for mask, name in ((is_copy & ~of_fsdp, HOST_COPY), (is_copy & of_fsdp, f"fsdp ({HOST_COPY})")):
         if mask.any():
-            axis[mask] = texts.axes.positions((name,))[0]
+            axis[mask] = tables.axes.positions((name,))[0]
     columns: dict[str, Any] = {
         "rank": np.full(len(records), host.rank, np.int64),
         "stream": when.stream,
         "start_s": when.start_s,
         "end_s": when.end_s,
         "kind": kind,
-        "name": _named(trace, signature, texts),
-        "scope": texts.scopes.positions(trace.scopes)[records.scope],
-        "phase": texts.phases.positions(trace.phases)[records.phase],
-        "action": texts.actions.positions(trace.actions)[records.action],
+        "name": _named(trace, signature, tables),
+        "scope": tables.scopes.positions(trace.scopes)[records.scope],
+        "phase": tables.phases.positions(trace.phases)[records.phase],
+        "action": tables.actions.positions(trace.actions)[records.action],
         "axis": axis,
         "num_bytes": np.where(is_copy, _written_bytes(trace)[records.signature], records.num_bytes),
         "record": np.arange(len(records)),
     }
     is_span = (when.end_s > when.start_s) & (records.kind != RecordKind.HOST_SYNC)
     rows = Spans(**columns)
-    slowed = _slowed_spans(rows, when, axes[comm_ops.channel[[one.comm_op for one in when.slowed]]], texts)
-    both = _joined(rows.take(is_span), _host_spans(rows, trace, host, texts), slowed)
+    slowed = _slowed_spans(rows, when, axes[comm_ops.channel[[one.comm_op for one in when.slowed]]], tables)
+    both = _joined(rows.take(is_span), _host_spans(rows, trace, host, tables), slowed)
     return both.take(np.argsort(both.start_s, kind="stable"))
 
 
@@ -149,7 +149,7 @@ def _written_bytes(trace: Trace) -> Ints:
     return np.array([*(one.written_bytes for one in trace.signatures), 0], np.int64)
 
 
-def _slowed_spans(columns: Spans, when: RecordIntervals, axis: Ints, texts: Texts) -> Spans:
+def _slowed_spans(columns: Spans, when: RecordIntervals, axis: Ints, tables: StringTables) -> Spans:
     """Return the delays of the default stream from concurrent communication, as wait spans."""
     slowed = columns.take(np.array([one.record for one in when.slowed], np.int64))
     return replace(
@@ -157,19 +157,19 @@ def _slowed_spans(columns: Spans, when: RecordIntervals, axis: Ints, texts: Text
         start_s=np.array([one.start_s for one in when.slowed]),
         end_s=np.array([one.end_s for one in when.slowed]),
         kind=np.full(len(when.slowed), SpanKind.WAIT, np.int64),
-        name=np.full(len(when.slowed), texts.names.positions((_SLOWDOWN,))[0]),
+        name=np.full(len(when.slowed), tables.names.positions((_SLOWDOWN,))[0]),
         axis=axis,
         num_bytes=np.zeros(len(when.slowed), np.int64),
     )
 
 
-def _named(trace: Trace, signature: Ints, texts: Texts) -> Ints:
-    of_signature = texts.names.positions(tuple(one.op for one in trace.signatures))
-    of_kind = texts.names.positions(tuple(kind.name.lower().replace("_", " ") for kind in RecordKind))
+def _named(trace: Trace, signature: Ints, tables: StringTables) -> Ints:
+    of_signature = tables.names.positions(tuple(one.op for one in trace.signatures))
+    of_kind = tables.names.positions(tuple(kind.name.lower().replace("_", " ") for kind in RecordKind))
     return np.where(signature == NONE, of_kind[trace.records.kind], of_signature[signature])
 
 
-def _host_spans(columns: Spans, trace: Trace, host: Host, texts: Texts) -> Spans:
+def _host_spans(columns: Spans, trace: Trace, host: Host, tables: StringTables) -> Spans:
     """Return the host's spans: one for each run of records of one module that it enqueued, and one for each stop."""
     enqueued_s = np.full(len(trace.records), np.nan)
     for one in host.streams:
@@ -180,19 +180,19 @@ def _host_spans(columns: Spans, trace: Trace, host: Host, texts: Texts) -> Spans
     gap = np.abs(began_s[rows][1:] - enqueued_s[rows][:-1]) > 1e-12
     is_first = np.concatenate([[True], gap | (keys[:, 1:] != keys[:, :-1]).any(axis=0)])[: len(rows)]
     firsts, lasts = rows[is_first], rows[np.concatenate([is_first[1:], [True]])[: len(rows)].astype(bool)]
-    issued = _at(columns, firsts, began_s[firsts], enqueued_s[lasts], texts)
+    issued = _at(columns, firsts, began_s[firsts], enqueued_s[lasts], tables)
     stops = np.array(host.stops).reshape(-1, 2)
     synced = np.array([record for record, _ in host.syncs[: len(stops)]], np.int64)
     is_long = stops[:, 1] > stops[:, 0]
-    return _joined(issued, _at(columns, synced[is_long], stops[is_long, 0], stops[is_long, 1], texts))
+    return _joined(issued, _at(columns, synced[is_long], stops[is_long, 0], stops[is_long, 1], tables))
 
 
-def _at(columns: Spans, rows: Ints, start_s: Floats, end_s: Floats, texts: Texts) -> Spans:
+def _at(columns: Spans, rows: Ints, start_s: Floats, end_s: Floats, tables: StringTables) -> Spans:
     """Return host spans with the scope, phase and action of these records."""
     one = columns.take(rows)
     same = {name: getattr(one, name) for name in ("rank", "scope", "phase", "action", "record")}
     empty = np.full(len(rows), NONE, np.int64)
-    name = texts.names.positions((_HOST_NAME,))[0]
+    name = tables.names.positions((_HOST_NAME,))[0]
     return Spans(
         stream=empty,
         start_s=start_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +25,10 @@ class Costs:
     records: Mapping[int, RecordTimes]
     """By representative."""
     comm_ops: CommOpTimes
-    is_host: bool = False
-    """Whether the host itself computes (Device.is_host)."""
     slowdown: float = 0.0
     """Of concurrent computation and communication (overlap_slowdown.py)."""
+    adapt_program: Callable[[RankProgram], RankProgram] = lambda program: program
+    """Adapts a rank's program to the device."""
 
 
 def execute(traces: Traces, comm_ops: CommOps, costs: Costs, conditions: Conditions = USUAL) -> Execution:
@@ -37,7 +37,8 @@ def execute(traces: Traces, comm_ops: CommOps, costs: Costs, conditions: Conditi
     stops = stops_of(conditions, traces)
     programs = []
     for rank, trace in sorted(traces.traces.items()):
-        program = program_of(trace, comm_ops.of_record[rank], costs.records[rank], ids, is_host=costs.is_host)
+        program = program_of(trace, comm_ops.of_record[rank], costs.records[rank], ids)
+        program = costs.adapt_program(program)
         programs.append(program.failing(stops.get(rank), dropped_by(conditions, traces, rank)))
     return run_programs(programs, _engine_state(programs, comm_ops, costs, ids))
 

@@ -9,7 +9,7 @@ represent 16,384 communicate as if there were no others.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,10 +29,10 @@ class Channel:
     """The whole group, of messages too; empty where the operator names none."""
     members: tuple[int, ...]
     """Representatives that take part; of a message the sender's and the receiver's."""
-    first: int
+    first: int = 0
     """Its first communication op; the others have the numbers that follow."""
-    num_comm_ops: int
-    rows: tuple[Ints, ...]
+    num_comm_ops: int = 0
+    rows: tuple[Ints, ...] = ()
     """Each member's records, in order; fewer than num_comm_ops where one of them misses some."""
 
 
@@ -49,78 +49,54 @@ class CommOps:
     def __len__(self) -> int:
         return len(self.channel)
 
+    def channel_of(self, comm_op: int) -> Channel:
+        """Return the channel of a communication op."""
+        return self.channels[int(self.channel[comm_op])]
 
-_Side = tuple[int, Ints]
-"""A representative, and its records."""
 
-
-@dataclass
-class _Found:
-    axis: str
-    is_message: bool
-    ranks: tuple[int, ...]
-    group: tuple[int, ...]
-    members: tuple[int, ...]
-    sides: dict[tuple[int, int], Ints]
-    """By representative and kind of record."""
+_MESSAGE = (RecordKind.SEND, RecordKind.RECEIVE)
+_Sides = dict[tuple[int, int], Ints]
+"""Records by representative and kind."""
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 def match(traces: Traces) -> CommOps:
     """Return the communication ops of a step; check() reports those that lack a rank."""
-    found: dict[Hashable, _Found] = {}
+    found: dict[Hashable, tuple[Channel, _Sides]] = {}
     for rank, trace in sorted(traces.traces.items()):
-        for key, one in (*_collectives(rank, trace, traces), *_messages(rank, trace, traces)):
-            found.setdefault(key, one).sides.update(one.sides)
+        for key, channel, own in (*_collectives(rank, trace, traces), *_messages(rank, trace, traces)):
+            found.setdefault(key, (channel, {}))[1].update(own)
     of_record = {rank: np.full(len(trace.records), NONE, np.int64) for rank, trace in traces.traces.items()}
     channels: list[Channel] = []
     first = 0
-    for one in found.values():
-        num_comm_ops = max(len(rows) for rows in one.sides.values())
-        for (rank, _), rows in one.sides.items():
+    for channel, sides in found.values():
+        num_comm_ops = max(len(rows) for rows in sides.values())
+        for (rank, _), rows in sides.items():
             of_record[rank][rows] = first + np.arange(len(rows))
-        rows_of_members = tuple(one.sides.get(side, _NO_ROWS) for side in _sides(one))
-        channels.append(
-            Channel(
-                axis=one.axis,
-                is_message=one.is_message,
-                ranks=one.ranks,
-                group=one.group,
-                members=one.members,
-                first=first,
-                num_comm_ops=num_comm_ops,
-                rows=rows_of_members,
-            )
-        )
+        kinds = _MESSAGE if channel.is_message else (RecordKind.COLLECTIVE,) * len(channel.members)
+        rows_of_members = (sides.get(side, _NO_ROWS) for side in zip(channel.members, kinds, strict=True))
+        channels.append(replace(channel, first=first, num_comm_ops=num_comm_ops, rows=tuple(rows_of_members)))
         first += num_comm_ops
     lengths = [channel.num_comm_ops for channel in channels]
     return CommOps(tuple(channels), of_record, np.repeat(np.arange(len(channels)), lengths))
 
 
-_NO_ROWS = np.zeros(0, np.int64)
-
-
-def _sides(one: _Found) -> list[tuple[int, int]]:
-    if not one.is_message:
-        return [(rank, int(RecordKind.COLLECTIVE)) for rank in one.members]
-    return [(one.members[0], int(RecordKind.SEND)), (one.members[1], int(RecordKind.RECEIVE))]
-
-
-def _collectives(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashable, _Found]]:
+def _collectives(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashable, Channel, _Sides]]:
     is_collective = trace.records.kind == RecordKind.COLLECTIVE
     for group in np.unique(trace.records.group[is_collective]).tolist():
         rows = np.flatnonzero(is_collective & (trace.records.group == group))
         sides = {(rank, int(RecordKind.COLLECTIVE)): rows}
         if group == NONE:
             # An operator without a group involves no other rank.
-            yield (rank, NONE), _Found("", False, (rank,), (), (rank,), sides)
+            yield (rank, NONE), Channel("", False, (rank,), (), (rank,)), sides
             continue
         ranks = trace.groups[group]
         key = group_key(trace, group, traces.class_of_rank)
         members = np.unique(traces.class_of_rank[list(ranks)]).tolist()
-        yield key, _Found(trace.group_names[group], False, ranks, ranks, tuple(members), sides)
+        yield key, Channel(trace.group_names[group], False, ranks, ranks, tuple(members)), sides
 
 
-def _messages(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashable, _Found]]:
+def _messages(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashable, Channel, _Sides]]:
     records, class_of = trace.records, traces.class_of_rank
     rows = np.flatnonzero((records.kind == RecordKind.SEND) | (records.kind == RecordKind.RECEIVE))
     columns = np.stack([records.kind[rows], records.group[rows], records.peer[rows]], axis=1)
@@ -136,7 +112,7 @@ def _messages(rank: int, trace: Trace, traces: Traces) -> Iterator[tuple[Hashabl
             # Round the group: the last one's neighbour is the first.
             distance = (ranks.index(receiver) - ranks.index(sender)) % len(ranks)
         sides = {(rank, kind): rows[where.ravel() == number]}
-        yield (key, members, distance), _Found(axis, True, (sender, receiver), ranks, members, sides)
+        yield (key, members, distance), Channel(axis, True, (sender, receiver), ranks, members), sides
 
 
 def group_key(trace: Trace, group: int, class_of_rank: Ints) -> Hashable:

@@ -234,7 +234,7 @@ def _sides(trace: Trace, comm_ops: CommOps) -> dict[int, int]:
     number = comm_ops.of_record[rank]
     sides = {}
     for row in np.flatnonzero(number != NONE).tolist():
-        channel = comm_ops.channels[comm_ops.channel[number[row]]]
+        channel = comm_ops.channel_of(number[row])
         if channel.is_message:
             sides[row] = int(records.kind[row] == RecordKind.RECEIVE)
         else:

@@ -5,8 +5,7 @@
     RECORD   completes an event, once the stream reaches it
     LAUNCH   hands a communication op to the communication library; the stream continues at once
 
-An event is the end of a communication op, a CUDA event, or a stream position for which the host waits. Where the host
-itself computes (Device.is_host) there is one stream, to which the host's own seconds belong.
+An event is the end of a communication op, a CUDA event, or a stream position for which the host waits.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class EventIds:
         return np.arange(self.count - number, self.count)
 
 
-def program_of(trace: Trace, comm_op: Ints, times: RecordTimes, ids: EventIds, *, is_host: bool) -> RankProgram:
+def program_of(trace: Trace, comm_op: Ints, times: RecordTimes, ids: EventIds) -> RankProgram:
     """Return the program of a trace, given the communication op of each record (-1 for none) and their durations."""
     records = trace.records
     table = np.array([_INSTRUCTION_OF[kind] for kind in RecordKind])
@@ -109,12 +108,23 @@ def program_of(trace: Trace, comm_op: Ints, times: RecordTimes, ids: EventIds, *
     syncs = _set_waits(records, event)
     return RankProgram(
         rank=trace.traced.rank,
-        stream=np.zeros_like(records.stream) if is_host else records.stream,
+        stream=records.stream,
         instruction=instruction,
         event=event,
-        times=RecordTimes(times.device_s + times.host_s, np.zeros(len(records))) if is_host else times,
-        syncs=() if is_host else tuple(syncs),
+        times=times,
+        syncs=tuple(syncs),
         num_enqueued=len(records),
+    )
+
+
+def on_one_stream(program: RankProgram) -> RankProgram:
+    """Return the program of a host that computes itself: its seconds are the stream's, and it never waits."""
+    times = program.times
+    return replace(
+        program,
+        stream=np.zeros_like(program.stream),
+        times=RecordTimes(times.device_s + times.host_s, np.zeros(len(times.host_s))),
+        syncs=(),
     )
 
 

@@ -129,8 +129,7 @@ class Allocator:
     def _expand(self, pool: Pool, size: int) -> _Block:
         """Return a free block of the pool's expandable segment, made large enough."""
         needed = self._pages(pool, size - self._free_before(self._place(pool, size)))
-        if self._capacity_bytes is not None and self.reserved_bytes + needed > self._capacity_bytes:
-            self.release_cached()
+        self._make_room(needed)
         block = self._place(pool, size)
         while not block.is_mapped or block.size < size:
             unmapped = block if not block.is_mapped else block.after

@@ -4,7 +4,7 @@
     recompute   seconds and FLOPs of the operations that wrote a storage, and of their inputs, back to what is kept for
                 backward anyway, parameters, or parameters to be all-gathered again; infinite across communication,
                 since all ranks would have to repeat it
-    offload     2 x bytes / PCIe bandwidth; not where the host itself computes
+    offload     2 x bytes / PCIe bandwidth; only if the host has memory of its own (`can_offload`)
 
 savings_of() adds these up for the tensors of one line of the program. Each storage is evaluated alone: two of which one
 is made from the other do not add up, and shared inputs are counted for each. Ignored: offload copies that overlap
@@ -18,8 +18,8 @@ from collections import defaultdict
 import numpy as np
 
 from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
-from meshwright.simulator.checks.describe import COMMUNICATION, without_numbers
-from meshwright.simulator.memory.roles import bytes_by_role, first_writers, roles_of
+from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
+from meshwright.simulator.memory.roles import bytes_by_role, first_writers, live_at, roles_of
 from meshwright.spec.step.liveness import Liveness, LiveStorage, SavedTensors, Saving
 from meshwright.spec.trace.timeline import Floats, TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace
@@ -34,18 +34,15 @@ def liveness_of(trace: Trace, signature_s: Floats, host_bytes_per_s: float = PCI
     roles = roles_of(trace)
     live = trace.live_bytes()
     peak = min(int(live.argmax()), len(trace.records) - 1)
-    storages = trace.storages
-    is_live = (storages.allocated_at <= peak) & ((storages.freed_at == NONE) | (storages.freed_at > peak))
-    found = _Live(trace, roles)
-    by_size = np.flatnonzero(is_live & (storages.num_bytes > 0))
-    by_size = by_size[np.argsort(-storages.num_bytes[by_size], kind="stable")]
+    num_bytes, found, rows = trace.storages.num_bytes, _Live(trace, roles), live_at(trace, peak)
+    by_size = rows[np.argsort(-num_bytes[rows], kind="stable")]
     recompute_s, recompute_flops = _recompute_costs(trace, roles, signature_s)
     savings = [
         Saving(
             tensor=found.storage(int(at)),
             recompute_flops=int(recompute_flops[at]) if np.isfinite(recompute_flops[at]) else None,
             recompute_s=float(recompute_s[at]) if np.isfinite(recompute_s[at]) else None,
-            offload_s=2 * float(storages.num_bytes[at]) / host_bytes_per_s,
+            offload_s=2 * float(num_bytes[at]) / host_bytes_per_s,
         )
         for at in by_size
         if roles[at] == TensorRole.ACTIVATION
@@ -116,18 +113,18 @@ _LEAST_SHARE = 0.005
 """Share of the peak below which tensors are not listed."""
 
 
-def savings_of(live: Liveness, *, is_host: bool) -> tuple[SavedTensors, ...]:
-    """Return the recompute and offload candidates at a rank's peak, best first; `is_host` is Device.is_host."""
+def savings_of(live: Liveness, *, can_offload: bool) -> tuple[SavedTensors, ...]:
+    """Return the recompute and offload candidates at a rank's peak, best first."""
     lines: dict[tuple[str, str, bool], list[Saving]] = defaultdict(list)
     for saving in live.savings:
         where = without_numbers(saving.tensor.scope)
         lines[saving.tensor.op, where, saving.recompute_s is None].append(saving)
-    found = [_together(own, where, is_host) for (_, where, _), own in lines.items()]
+    found = [_together(own, where, can_offload) for (_, where, _), own in lines.items()]
     worth = [saved for saved in found if saved.seconds and saved.num_bytes >= _LEAST_SHARE * live.peak_bytes]
     return tuple(sorted(worth, key=lambda saved: -saved.num_bytes / min(saved.seconds)))[:_NUM_BEST]
 
 
-def _together(own: list[Saving], where: str, is_host: bool) -> SavedTensors:
+def _together(own: list[Saving], where: str, can_offload: bool) -> SavedTensors:
     again = [saving.recompute_s for saving in own if saving.recompute_s is not None]
     return SavedTensors(
         num_bytes=sum(saving.tensor.num_bytes for saving in own),
@@ -135,5 +132,5 @@ def _together(own: list[Saving], where: str, is_host: bool) -> SavedTensors:
         op=own[0].tensor.op,
         scope=where,
         recompute_s=sum(again) if again else None,
-        offload_s=None if is_host else sum(saving.offload_s for saving in own),
+        offload_s=sum(saving.offload_s for saving in own) if can_offload else None,
     )

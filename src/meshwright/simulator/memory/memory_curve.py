@@ -1,8 +1,7 @@
 """memory_of(): a rank's device memory over its step, from a model of torch's caching allocator.
 
 The host allocates and frees in order of the records; a record's memory counts from the record's start, next to the
-spans of the timeline. Storages from before the step are allocated first, in their order. Where the host itself computes
-there is no caching allocator: allocated and reserved memory are equal.
+spans of the timeline. Storages from before the step are allocated first, in their order.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.simulator.engine.conditions import USUAL, Conditions
 from meshwright.simulator.memory.allocator import Allocator
 from meshwright.simulator.memory.roles import roles_of
-from meshwright.spec.machine.device import Device
 from meshwright.spec.trace.timeline import Floats, MemoryCurve, TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace
 
@@ -26,14 +23,27 @@ class Totals(NamedTuple):
     reserved_bytes: Ints
 
 
-def totals_of(trace: Trace, device: Device, conditions: Conditions = USUAL) -> Totals:
-    """Return the allocated and reserved memory of a rank's storages."""
+def uncached_totals(trace: Trace) -> Totals:
+    """Return the memory of a rank's storages without a caching allocator: allocated and reserved are equal."""
     _, storage, sign = _changes(trace)
-    if device.is_host:
-        held = np.cumsum(trace.storages.num_bytes[storage] * sign)
-        return Totals(held, held)
-    capacity = int(device.usable_memory_bytes)
-    return _replayed(trace, storage, sign, Allocator(capacity, is_expandable=conditions.has_expandable_segments))
+    held = np.cumsum(trace.storages.num_bytes[storage] * sign)
+    return Totals(held, held)
+
+
+def cached_totals(trace: Trace, allocator: Allocator) -> Totals:
+    """Return the memory of a rank's storages as a caching allocator manages it."""
+    _, storage, sign = _changes(trace)
+    sizes, streams = trace.storages.num_bytes.tolist(), trace.storages.stream.tolist()
+    start: dict[int, int] = {}
+    allocated, reserved = [], []
+    for one, way in zip(storage.tolist(), sign.tolist(), strict=True):
+        if way > 0:
+            start[one] = allocator.allocate(sizes[one], streams[one])
+        else:
+            allocator.free(start.pop(one))
+        allocated.append(allocator.allocated_bytes)
+        reserved.append(allocator.reserved_bytes)
+    return Totals(np.array(allocated, np.int64), np.array(reserved, np.int64))
 
 
 def memory_of(trace: Trace, start_s: Floats, totals: Totals) -> MemoryCurve:
@@ -69,18 +79,3 @@ def _changes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     sign = np.repeat(np.array([-1, 1]), [len(freed), len(taken)])
     order = np.lexsort((storage, sign, at))
     return at[order], storage[order], sign[order]
-
-
-def _replayed(trace: Trace, storage: Ints, sign: Ints, allocator: Allocator) -> Totals:
-    """Return what is allocated and reserved after each change."""
-    sizes, streams = trace.storages.num_bytes.tolist(), trace.storages.stream.tolist()
-    start: dict[int, int] = {}
-    allocated, reserved = [], []
-    for one, way in zip(storage.tolist(), sign.tolist(), strict=True):
-        if way > 0:
-            start[one] = allocator.allocate(sizes[one], streams[one])
-        else:
-            allocator.free(start.pop(one))
-        allocated.append(allocator.allocated_bytes)
-        reserved.append(allocator.reserved_bytes)
-    return Totals(np.array(allocated, np.int64), np.array(reserved, np.int64))

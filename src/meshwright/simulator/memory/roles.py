@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.simulator.checks.describe import COMMUNICATION
+from meshwright.simulator.checks.call_sites import COMMUNICATION
 from meshwright.spec.layout.schedule.action import parse_action
 from meshwright.spec.trace.timeline import TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace
@@ -65,6 +65,13 @@ def bytes_by_role(trace: Trace, roles: Ints) -> Ints:
     is_freed = storages.freed_at != NONE
     np.add.at(change, (storages.freed_at[is_freed] + 1, roles[is_freed]), -storages.num_bytes[is_freed])
     return np.asarray(np.cumsum(change, axis=0)[1:])
+
+
+def live_at(trace: Trace, record: int) -> Ints:
+    """Return the storages with memory that are live while a record runs."""
+    storages = trace.storages
+    is_live = (storages.allocated_at <= record) & ((storages.freed_at == NONE) | (storages.freed_at > record))
+    return np.flatnonzero(is_live & (storages.num_bytes > 0))
 
 
 def first_writers(trace: Trace) -> Ints:

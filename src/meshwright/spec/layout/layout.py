@@ -10,6 +10,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.frozen import Frozen
+from meshwright.units import counted
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes whose degrees multiply to the number of ranks, outermost first; ep is carved out of them."""
@@ -127,6 +128,14 @@ class Layout(Frozen):
         return self.compile and (self.compiles_recomputed or self.activation_checkpoint != "selective")
 
     @property
+    def is_resharded(self) -> bool:
+        """Return whether unsharded parameters are freed after forward.
+
+        auto frees them unless there is a pipeline, which would gather for every microbatch again.
+        """
+        return self.pp == 1 if self.reshard_after_forward == "auto" else self.reshard_after_forward != "never"
+
+    @property
     def reduces_each_microbatch(self) -> bool:
         """Return whether each backward reduce-scatters its gradients over the ranks that share parameters."""
         if self.gradient_sync == "auto":
@@ -235,21 +244,22 @@ class LayoutRequest(Layout):
     def resolve(self, num_ranks: int) -> Layout:
         """Return the concrete Layout for `num_ranks` ranks; raises InfeasibleLayout when they do not fit."""
         fixed, rest = self.num_fixed_ranks, "dp_shard" if self.is_open else self.rest_axis
+        given = counted(num_ranks, "rank")
         if num_ranks < 1:
-            raise InfeasibleLayout(f"{_ranks(num_ranks)} cannot run a layout: start {fixed} or more ranks")
+            raise InfeasibleLayout(f"{given} cannot run a layout: start {fixed} or more ranks")
         degrees = {axis: getattr(self, axis) for axis in AXES}
         if rest is not None:
             if num_ranks % fixed:
                 equals = "" if self.is_open else " = -1"
                 choices = " or ".join(str(value) for value in nearest_multiples(num_ranks, fixed))
                 raise InfeasibleLayout(
-                    f"{_ranks(num_ranks)} do not divide by {self.product}, so layout.{rest}{equals} has no value: "
+                    f"{given} do not divide by {self.product}, so layout.{rest}{equals} has no value: "
                     f"start {choices} ranks, or change a degree in [layout]"
                 )
             degrees[rest] = num_ranks // fixed
         elif fixed != num_ranks:
             raise InfeasibleLayout(
-                f"{_ranks(num_ranks)} cannot run a layout of {self.product}: start {_ranks(fixed)}, "
+                f"{given} cannot run a layout of {self.product}: start {counted(fixed, 'rank')}, "
                 "or set one degree in [layout] to -1 to take what is there"
             )
         return Layout(**{name: getattr(self, name) for name in Layout.model_fields} | degrees)
@@ -261,7 +271,3 @@ class LayoutRequest(Layout):
         return (
             " x ".join(factors) + f" = {self.num_fixed_ranks}" if len(factors) > 1 else "".join(factors) or "one rank"
         )
-
-
-def _ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"

@@ -94,7 +94,8 @@ def _advice(name: str, value: Any) -> str:
     if "enum" in kinds[0]:
         example = get_close_matches(str(value).casefold(), kinds[0]["enum"], n=1, cutoff=0.0)[0]
     else:
-        example = {"integer": "1", "boolean": "true", "array": _list_example(kinds[0])}[kinds[0]["type"]]
+        items = _IN_LIST.join(kinds[0].get("items", {}).get("enum", ["1", "2"])[:2])
+        example = {"integer": "1", "boolean": "true", "array": items}[kinds[0]["type"]]
     return f"{name}={_value_text(value)} must be {rule}: write {name}={example}, for one"
 
 
@@ -107,7 +108,3 @@ def _rule(kind: dict[str, Any]) -> str:
         return f"whole numbers, 0 or more, with {_IN_LIST} between them"
     at_least = kind.get("minimum", kind.get("exclusiveMinimum", 0) + 1)
     return "true or false" if kind["type"] == "boolean" else f"a whole number, {at_least} or more"
-
-
-def _list_example(kind: dict[str, Any]) -> str:
-    return _IN_LIST.join(kind.get("items", {}).get("enum", ["1", "2"])[:2])

@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.field_docs import field_rule
 from meshwright.spec.job.sections import ModelSection
-from meshwright.spec.job.suggestion import did_you_mean
 from meshwright.spec.job.user_object import is_object_source
-from meshwright.spec.job.value_rule import field_rule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
 from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.problem import did_you_mean
 
 FIELD_NAMES = {
     **dict.fromkeys(("hidden", "hidden_size", "d_model", "n_embd"), "dim"),

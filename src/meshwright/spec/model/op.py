@@ -6,7 +6,8 @@ they move, which follow from their shapes.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveInt
 
@@ -41,14 +42,15 @@ class _Op(Frozen):
         return 2 * self.num_matmul_parameters
 
 
-class Matmul(_Op):
+class _Linear(_Op):
+    in_features: PositiveInt
+    out_features: PositiveInt
+
+
+class Matmul(_Linear):
     """A linear layer, applied to every token."""
 
     kind: Literal["matmul"] = "matmul"
-    in_features: PositiveInt
-    """Width of the input."""
-    out_features: PositiveInt
-    """Width of the output."""
     tensor_split: TensorSplit = "none"
     """What tp ranks divide: the output (columns), the input and so the sum (rows), or nothing but the tokens."""
     has_bias: bool = False
@@ -65,7 +67,7 @@ class Matmul(_Op):
         return self.in_features * self.out_features
 
 
-class GroupedMatmul(_Op):
+class GroupedMatmul(_Linear):
     """One linear layer without bias for each of several experts; each token goes through a few of them."""
 
     kind: Literal["grouped_matmul"] = "grouped_matmul"
@@ -74,10 +76,6 @@ class GroupedMatmul(_Op):
     """Number of layers."""
     experts_per_token: PositiveInt
     """Layers that each token goes through."""
-    in_features: PositiveInt
-    """Width of the input."""
-    out_features: PositiveInt
-    """Width of the output."""
     tensor_split: TensorSplit
     """What etp ranks divide, as tp ranks do that of a Matmul."""
 
@@ -115,7 +113,7 @@ class Head(_Op):
         return self.dim * self.vocab_size
 
 
-class Attention(_Op):
+class CoreAttention(_Op):
     """Softmax attention over the sequence, without its projections."""
 
     kind: Literal["attention"] = "attention"
@@ -218,7 +216,24 @@ class Elementwise(_Op):
 
 
 Op = Annotated[
-    Matmul | GroupedMatmul | Head | Attention | Norm | Embedding | Rope | Elementwise,
+    Matmul | GroupedMatmul | Head | CoreAttention | Norm | Embedding | Rope | Elementwise,
     Field(discriminator="kind"),
 ]
 """Any of them, distinguished by `kind`."""
+
+ATTENTION_SCORES_AT_ONCE = 2**24
+"""Scores that attention by rows (parallelism/context) holds of a block of queries: 64 MiB in float32."""
+
+OpKind = Literal["matmul", "attention", "other"]
+"""Of an operation of a trace; those of a model have `kind`."""
+OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
+
+_MATMUL = re.compile(r"\b(_?(grouped|scaled)_mm|(add|b|baddb)?mm|addmv|mv|linear|matmul)\b")
+_ATTENTION = re.compile(r"attention|flash_attn|fmha")
+
+
+def op_kind(name: str) -> OpKind:
+    """Return the kind of the operation called `name`, such as aten.mm.default."""
+    if _ATTENTION.search(name):
+        return "attention"
+    return "matmul" if _MATMUL.search(name.replace(".", " ")) else "other"

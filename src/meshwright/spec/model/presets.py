@@ -3,40 +3,28 @@
 Dates are those of reading. The totals of parameters that the publishers print are asserted in the tests.
 """
 
+from typing import Any
+
 from meshwright.spec.model.architecture import LlamaArchitecture, RopeScaling
 from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture, Router, YarnScaling
 
 
-def _small(dim: int, num_layers: int, num_heads: int, num_kv_heads: int, ffn_dim: int) -> LlamaArchitecture:
+def _small(**sizes: int) -> LlamaArchitecture:
     # Our own sizes, for laptops and tests. 288 is the byte tokenizer's 257 ids rounded up to a multiple of 32, and all
     # widths divide by 4, so that every one of them can be split over 2 or 4 ranks. The head is untied: a pipeline
     # can then hold it on its last rank. rope_theta is the usual one for sequences of a few thousand tokens.
-    return LlamaArchitecture(
-        vocab_size=288,
-        dim=dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=dim // num_heads,
-        ffn_dim=ffn_dim,
-        rope_theta=10_000.0,
-        max_seq_len=4096,
+    head_dim = sizes["dim"] // sizes["num_heads"]
+    return LlamaArchitecture.from_dict(
+        {"vocab_size": 288, "head_dim": head_dim, "rope_theta": 10_000.0, "max_seq_len": 4096, **sizes}
     )
 
 
-def _llama3(dim: int, num_layers: int, num_heads: int, ffn_dim: int) -> LlamaArchitecture:
+def _llama3(**sizes: int) -> LlamaArchitecture:
     # "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3: layers, dim, ffn dim, heads, 8 key/value heads, RoPE
     # base 500,000. The table rounds the vocabulary to 128,000; the released config.json files have 128,256, head_dim
     # 128 (dim / heads) and norm eps 1e-5. 8192 tokens: the length of pretraining before the stretch to 128K. 2026-11.
-    return LlamaArchitecture(
-        vocab_size=128_256,
-        dim=dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=8,
-        head_dim=dim // num_heads,
-        ffn_dim=ffn_dim,
-    )
+    head_dim = sizes["dim"] // sizes["num_heads"]
+    return LlamaArchitecture.from_dict({"vocab_size": 128_256, "num_kv_heads": 8, "head_dim": head_dim, **sizes})
 
 
 def _stretched(architecture: LlamaArchitecture, factor: float) -> LlamaArchitecture:
@@ -46,46 +34,23 @@ def _stretched(architecture: LlamaArchitecture, factor: float) -> LlamaArchitect
     return architecture.replace(rope_scaling=scaling, max_seq_len=131_072)
 
 
-def _qwen3(
-    dim: int, num_layers: int, num_heads: int, ffn_dim: int, *, tie_embeddings: bool = False
-) -> LlamaArchitecture:
-    # config.json of Qwen/Qwen3-0.6B and Qwen/Qwen3-8B, and "Qwen3 Technical Report" (arXiv:2505.09388), table 1:
-    # 8 key/value heads of 128 in every dense model whatever its dim, normalised queries and keys. 2026-11.
-    return LlamaArchitecture(
-        vocab_size=151_936,
-        dim=dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=8,
-        head_dim=128,
-        ffn_dim=ffn_dim,
-        norm_eps=1e-6,
-        rope_theta=1_000_000.0,
-        tie_embeddings=tie_embeddings,
-        qk_norm=True,
-        max_seq_len=40_960,
-    )
+# config.json of Qwen/Qwen3-0.6B and Qwen/Qwen3-8B, and "Qwen3 Technical Report" (arXiv:2505.09388), table 1: 8
+# key/value heads of 128 in every dense model whatever its dim, normalised queries and keys. 2026-11.
+_QWEN3: dict[str, Any] = {
+    **{"vocab_size": 151_936, "num_kv_heads": 8, "head_dim": 128, "norm_eps": 1e-6, "rope_theta": 1_000_000.0},
+    **{"qk_norm": True, "max_seq_len": 40_960},
+}
+# config.json of Qwen/Qwen3-30B-A3B and Qwen/Qwen3-235B-A22B, and table 2 of the same report: 128 experts, 8 of them
+# for each token, none shared. 2026-11.
+_QWEN3_MOE: dict[str, Any] = {**_QWEN3, "num_kv_heads": 4, "num_experts": 128, "experts_per_token": 8}
 
 
-def _qwen3_moe(dim: int, num_layers: int, num_heads: int, ffn_dim: int, *, expert_ffn_dim: int) -> MoEArchitecture:
-    # config.json of Qwen/Qwen3-30B-A3B and Qwen/Qwen3-235B-A22B, and table 2 of the same report: 128 experts, 8 of them
-    # for each token, none shared. 2026-11.
-    return MoEArchitecture(
-        vocab_size=151_936,
-        dim=dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=4,
-        head_dim=128,
-        ffn_dim=ffn_dim,
-        norm_eps=1e-6,
-        rope_theta=1_000_000.0,
-        qk_norm=True,
-        max_seq_len=40_960,
-        num_experts=128,
-        experts_per_token=8,
-        expert_ffn_dim=expert_ffn_dim,
-    )
+def _qwen3(**sizes: int) -> LlamaArchitecture:
+    return LlamaArchitecture.from_dict(_QWEN3 | sizes)
+
+
+def _qwen3_moe(**sizes: int) -> MoEArchitecture:
+    return MoEArchitecture.from_dict(_QWEN3_MOE | sizes)
 
 
 # "Mixtral of Experts" (arXiv:2401.04088), table 1, and config.json of mistralai/Mixtral-8x7B-v0.1. 2026-11.

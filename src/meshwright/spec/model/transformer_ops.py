@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.spec.model.moe_architecture import LatentAttention
 from meshwright.spec.model.op import (
-    Attention,
+    CoreAttention,
     Elementwise,
     ElementwiseRole,
     Embedding,
@@ -65,7 +65,7 @@ def _attention(dim: int, config: AttentionConfig) -> tuple[Op, ...]:
     latent, values = config.latent, config.num_heads * config.value_head_dim
     return (
         *(_projections(dim, config) if latent is None else _latent_projections(dim, config, latent)),
-        Attention(
+        CoreAttention(
             name="attention",
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,

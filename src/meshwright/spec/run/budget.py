@@ -28,9 +28,7 @@ class Budget(Frozen):
     cluster: str
     """The cluster's catalogue name."""
     num_devices: PositiveInt
-    """Devices."""
     layout: Layout
-    """The layout."""
     step_s: PositiveFloat
     """One optimizer step, seconds."""
     num_steps: PositiveInt

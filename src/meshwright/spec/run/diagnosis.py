@@ -51,6 +51,5 @@ class Diagnosis(Frozen):
     evidence: list[str]
     """What the finding rests on, a sentence each."""
     advice: str
-    """What to do."""
     ranks: list[RankState]
     """Every rank of the run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -12,6 +13,15 @@ from meshwright.spec.layout.layout import Layout
 
 PlantedAxis = Literal["tp", "cp", "pp", "ep", "dp"]
 """The axes that a proof can break on purpose."""
+
+FAULTS: Mapping[PlantedAxis, str] = {
+    "tp": "gradients of what every tp rank holds are not summed over tp",
+    "cp": "each rank turns queries and keys by the positions of the next cp rank",
+    "pp": "every stage but the first gets the activations of the microbatch before",
+    "ep": "rows come back from their experts in the place of the row before",
+    "dp": "every data-parallel rank sees the samples of the first",
+}
+"""Description of the fault of each axis; prover/plant.py injects it."""
 
 ProofPrecision = Literal["float32", "float64", "mixed"]
 """What a proof computes in; mixed is bfloat16 over float32 masters, with gradients summed in float32."""
@@ -44,7 +54,6 @@ class LayoutProof(Frozen):
     """What one layout gave, compared with one process."""
 
     layout: Layout
-    """The layout."""
     differences: Annotated[tuple[Difference, ...], Field(strict=False)] = ()
     """The worst of the losses, of the gradients and of the updated weights, in this order; none where it failed."""
     problem: str | None = None

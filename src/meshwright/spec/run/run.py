@@ -54,6 +54,16 @@ class Run:
         """Return the file whose change asks every rank for its flight record."""
         return self.hangs / "request"
 
+    @property
+    def failure(self) -> Path:
+        """Return the file that exists once a rank of this attempt has failed."""
+        return self.hangs / "failed"
+
+    @property
+    def last_diagnosis(self) -> Path:
+        """Return the file with the diagnosis of ranks that the launcher killed since another had failed."""
+        return self.hangs / "diagnosis.json"
+
     def checkpoint_steps(self) -> list[int]:
         """Return the steps that have a committed checkpoint, oldest first."""
         if not self.checkpoints.is_dir():

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.run import Manifest
-from meshwright.spec.run.run_metrics import RunMetrics
+from meshwright.spec.run.run_report import RunMetrics
 
 _NOT_COMPARED = ("name", "run")
 """Parts of a job that say where a run is written, not what it computes."""

@@ -1,15 +1,74 @@
-"""RunReport: a run's steps next to what was predicted of them."""
+"""RunMetrics and RunReport: what a run wrote of its steps, column by column, next to what was predicted of them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from meshwright.spec.run.plan import Candidate
-from meshwright.spec.run.run import Manifest
-from meshwright.spec.run.run_metrics import RunMetrics
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import ConfigError
+from meshwright.spec.run.layout_plan import Candidate
+from meshwright.spec.run.run import Manifest, Run
 from meshwright.spec.step.step_decomposition import StepDecomposition
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RunMetrics:
+    """One element a training step, oldest first; a step that a resumed run did again has its newest values."""
+
+    step: NDArray[np.int64]
+    loss: Floats
+    grad_norm: Floats
+    learning_rate: Floats
+    tokens_per_s: Floats
+    step_s: Floats
+    memory_bytes: Floats
+    """Of the fullest rank."""
+    attempt: NDArray[np.int64]
+    """Start of the ranks that the step belongs to, from 1."""
+    validation_step: NDArray[np.int64]
+    validation_loss: Floats
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def read_metrics(run: Run) -> RunMetrics:
+    """Return the metrics of `run`; raises ConfigError where they cannot be read."""
+    try:
+        lines = run.metrics.read_text(encoding="utf-8").splitlines()
+        rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
+        return _columns(rows)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"{run.metrics} cannot be read as metrics ({error}): name another run folder") from None
+
+
+def _columns(rows: list[dict[str, Any]]) -> RunMetrics:
+    steps = {int(row["step"]): row for row in rows if "step_ms" in row}
+    validated = {int(row["step"]): row for row in rows if "validation_loss" in row}
+
+    def floats(name: str) -> Floats:
+        return np.array([np.nan if row.get(name) is None else float(row[name]) for row in steps.values()], np.float64)
+
+    return RunMetrics(
+        step=np.array(list(steps), np.int64),
+        loss=floats("loss"),
+        grad_norm=floats("grad_norm"),
+        learning_rate=floats("learning_rate"),
+        tokens_per_s=floats("tokens_per_s"),
+        step_s=floats("step_ms") / 1000,
+        memory_bytes=floats("memory_bytes"),
+        attempt=np.array([int(row.get("attempt", 1)) for row in steps.values()], np.int64),
+        validation_step=np.array(list(validated), np.int64),
+        validation_loss=np.array([float(row["validation_loss"]) for row in validated.values()], np.float64),
+    )
 
 
 @dataclass(frozen=True)
@@ -32,4 +91,4 @@ class RunReport:
     @property
     def predicted_s(self) -> float:
         """Return the predicted step time."""
-        return self.expected.estimate.step.total_s
+        return self.expected.step_s

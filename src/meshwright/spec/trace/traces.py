@@ -53,10 +53,12 @@ class Traces:
         without = sorted(set(np.unique(self.class_of_rank).tolist()) - set(self.traces))
         if without:
             return f"ranks {_some(without)} represent a class but have no trace: trace them"
-        strangers = [rank for rank in sorted(self.traces) if not self._represents_itself(rank)]
+        own = {rank for rank in range(self.world_size) if self.class_of_rank[rank] == rank}
+        strangers = sorted(self.traces.keys() - own)
         if strangers:
             return f"ranks {_some(strangers)} have a trace but are not the representatives of their classes: drop it"
-        others = [rank for rank, one in sorted(self.traces.items()) if self._is_other(rank, one)]
+        traced = {rank: (one.traced.rank, one.traced.world_size) for rank, one in sorted(self.traces.items())}
+        others = [rank for rank, found in traced.items() if found != (rank, self.world_size)]
         if others:
             one = self.traces[others[0]].traced
             return (
@@ -64,12 +66,6 @@ class Traces:
                 f"{one.world_size}: give each rank its own"
             )
         return None
-
-    def _represents_itself(self, rank: int) -> bool:
-        return 0 <= rank < self.world_size and int(self.class_of_rank[rank]) == rank
-
-    def _is_other(self, rank: int, trace: Trace) -> bool:
-        return (trace.traced.rank, trace.traced.world_size) != (rank, self.world_size)
 
 
 def _some(ranks: list[int]) -> str:

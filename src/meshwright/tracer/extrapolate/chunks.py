@@ -48,7 +48,7 @@ class TraceChunk:
 
 
 @dataclass(frozen=True)
-class Owners:
+class Producers:
     """For each storage, work or event of a trace the chunk that made it, and its position among those made there."""
 
     chunk: Ints
@@ -64,9 +64,9 @@ class CutTrace:
     trace: Trace
     chunks: list[TraceChunk]
     chunk_of_record: Ints
-    storages: Owners
-    works: Owners
-    events: Owners
+    storages: Producers
+    works: Producers
+    events: Producers
 
     def positions(self) -> dict[tuple[ChunkKey, int | None], int]:
         """Return the position of the chunk of each key and microbatch."""
@@ -94,14 +94,14 @@ def cut(trace: Trace, num_microbatches: int) -> CutTrace:
             start = _add_waits(trace, chunks, start, stop)
         if start < stop:
             chunks.append(TraceChunk(ChunkKey(FRAME, index), None, start, stop))
-    owner = np.repeat(np.arange(len(chunks)), [chunk.stop - chunk.start for chunk in chunks])
+    chunk_of_record = np.repeat(np.arange(len(chunks)), [chunk.stop - chunk.start for chunk in chunks])
     return CutTrace(
         trace,
         chunks,
-        owner,
-        _made(np.append(owner, BEFORE)[trace.storages.allocated_at], len(chunks)),
-        _made_by(trace, owner, "work", len(chunks)),
-        _made_by(trace, owner, "event", len(chunks)),
+        chunk_of_record,
+        _made(np.append(chunk_of_record, BEFORE)[trace.storages.allocated_at], len(chunks)),
+        _made_by(trace, chunk_of_record, "work", len(chunks)),
+        _made_by(trace, chunk_of_record, "event", len(chunks)),
     )
 
 
@@ -144,20 +144,20 @@ def _add_waits(trace: Trace, chunks: list[TraceChunk], start: int, stop: int) ->
     return int(found[-1]) + 1
 
 
-def _made_by(trace: Trace, owner: Ints, name: str, num_chunks: int) -> Owners:
-    """Return the owner of each work or event: the chunk of its first record, unless that is a wait."""
+def _made_by(trace: Trace, chunk_of_record: Ints, name: str, num_chunks: int) -> Producers:
+    """Return the producer of each work or event: the chunk of its first record, unless that is a wait."""
     column = getattr(trace.records, name)
     numbers, first = np.unique(column, return_index=True)
     first = first[numbers != NONE]
     waits = np.isin(trace.records.kind[first], (RecordKind.WAIT, RecordKind.WAIT_EVENT, RecordKind.HOST_SYNC))
-    return _made(np.where(waits, BEFORE, owner[first]), num_chunks)
+    return _made(np.where(waits, BEFORE, chunk_of_record[first]), num_chunks)
 
 
-def _made(chunk: Ints, num_chunks: int) -> Owners:
-    """Return the owners, given the chunk of each item in order of creation."""
+def _made(chunk: Ints, num_chunks: int) -> Producers:
+    """Return the producers, given the chunk of each item in order of creation."""
     count = np.bincount(chunk, minlength=num_chunks)
     order = np.argsort(chunk, kind="stable")
     first = np.cumsum(count) - count
     ordinal = np.empty(len(chunk), np.int64)
     ordinal[order] = np.arange(len(chunk)) - first[chunk[order]]
-    return Owners(chunk.astype(np.int64), ordinal, count)
+    return Producers(chunk.astype(np.int64), ordinal, count)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.trace.trace import NONE, Ints, Records, Storages, Trace, Uses
 from meshwright.spec.trace.trace_order import in_order
-from meshwright.tracer.extrapolate.chunks import BEFORE, ChunkKey, CutTrace, NotExtrapolable, Owners
+from meshwright.tracer.extrapolate.chunks import BEFORE, ChunkKey, CutTrace, NotExtrapolable, Producers
 from meshwright.tracer.extrapolate.microbatches import Chosen, Instance, chunks_of_step, require_alike
 
 
@@ -100,7 +100,7 @@ class _Instantiation:
         begin, count = np.array(starts)[self.chunk], counts[self.chunk]
         return np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
 
-    def _resolved(self, items: Ints, instance: Ints, made: Owners, first: Ints) -> Ints:
+    def _resolved(self, items: Ints, instance: Ints, made: Producers, first: Ints) -> Ints:
         """Return the numbers in the whole step of items that instances name by their numbers in the trace."""
         is_named = items != NONE
         if not is_named.any():

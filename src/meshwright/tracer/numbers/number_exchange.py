@@ -63,8 +63,8 @@ _Key = tuple[Call, int]
 class _Done(NamedTuple):
     """Contributions and inputs of one traced rank."""
 
-    brought: dict[_Key, Numbers]
-    taken: dict[_Key, tuple[int, ...]]
+    contributed: dict[_Key, Numbers]
+    sources: dict[_Key, tuple[int, ...]]
     """The ranks whose numbers it used."""
 
 
@@ -80,23 +80,23 @@ class NumberExchange:
         self._own = _Done({}, {})
         self._counts = Counter[Call]()
 
-    def taken(self, found: CollectiveCall, op: str, rank: int, brought: Numbers | None) -> Numbers | None:
+    def result_of(self, found: CollectiveCall, op: str, rank: int, contributed: Numbers | None) -> Numbers | None:
         """Return the numbers that a collective or message writes; None if unknown, or if it writes nothing.
 
-        `op` is its name, `brought` the contribution of this rank, None if unknown.
+        `op` is its name, `contributed` the contribution of this rank, None if unknown.
         """
         if found.group is None:
             return None
         call = _call(found, op, rank)
         key = (call, self._counts[call])
         self._counts[call] += 1
-        if brought is not None:
-            self._own.brought[key] = brought
+        if contributed is not None:
+            self._own.contributed[key] = contributed
         sources = _sources(call, found, rank)
-        if brought is None and (not sources or rank in sources):
+        if contributed is None and (not sources or rank in sources):
             return None
-        self._own.taken[key] = sources
-        given = [brought if one == rank else self._of(one, key, brought) for one in sources]
+        self._own.sources[key] = sources
+        given = [contributed if one == rank else self._of(one, key, contributed) for one in sources]
         numbers = [one for one in given if one is not None]
         if not numbers or len(numbers) < len(given):
             return None
@@ -125,24 +125,24 @@ class NumberExchange:
         """Load the contributions of all ranks, and return the ranks that assumed other ones."""
         done: dict[int, _Done] = {int(one.stem): pickle.loads(one.read_bytes()) for one in folder.glob("*.numbers")}
         unlike = {rank for rank, one in done.items() if self._is_unlike(one, done)}
-        self._known = {rank: one.brought for rank, one in done.items()}
+        self._known = {rank: one.contributed for rank, one in done.items()}
         return unlike
 
     def _is_unlike(self, one: _Done, done: Mapping[int, _Done]) -> bool:
         """Return whether a rank assumed other numbers than a traced rank contributed."""
-        for key, sources in one.taken.items():
-            own = one.brought.get(key)
+        for key, sources in one.sources.items():
+            own = one.contributed.get(key)
             for source in sources:
                 before = self._known[source].get(key, own) if source in self._known else own
-                if source in done and done[source].brought.get(key, own) != before:
+                if source in done and done[source].contributed.get(key, own) != before:
                     return True
         return False
 
 
-def took_numbers(folder: Path, rank: int) -> bool:
+def used_numbers(folder: Path, rank: int) -> bool:
     """Return whether a rank used numbers of others before it ended."""
     file = folder / f"{rank}.numbers"
-    return file.exists() and bool(pickle.loads(file.read_bytes()).taken)
+    return file.exists() and bool(pickle.loads(file.read_bytes()).sources)
 
 
 def _call(found: CollectiveCall, op: str, rank: int) -> Call:

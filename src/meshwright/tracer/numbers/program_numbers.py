@@ -12,7 +12,8 @@ from torch import distributed as dist
 from meshwright.spec.trace.trace import RecordKind
 from meshwright.tracer.numbers.host_numbers import is_whole, is_whole_on_host, numbers_of, tensor_of, write_numbers
 from meshwright.tracer.numbers.number_exchange import NumberExchange, Numbers
-from meshwright.tracer.numbers.readings import Reading, Readings
+from meshwright.tracer.numbers.operator_results import Reading
+from meshwright.tracer.numbers.readings import Readings
 from meshwright.tracer.numbers.scalar_placeholders import GuessedNumber
 from meshwright.tracer.programs.program_lines import line_of_program
 from meshwright.tracer.record.collective_ops import CollectiveCall
@@ -36,20 +37,12 @@ class ProgramNumbers:
         self.guesses: dict[str, str] = {}
         """By line of the program the assumed value on which it branched."""
 
-    def is_known(self, tensor: Tensor) -> bool:
-        """Return whether the numbers in a tensor are known, one by one."""
-        return self.readings.numbers(tensor) is not None
-
-    def know(self, tensor: Tensor, numbers: list[Any]) -> None:
-        """Keep numbers that the program wrote to a tensor, until an operator writes to it."""
-        self.readings.put(tensor, numbers)
-
     def of_copy(self, source: Tensor, copy: Any) -> Any:
         """Return a copy of a tensor with its known integers: a real tensor if it is on the host."""
         if not copy.is_contiguous() or copy.numel() > _MOST_KNOWN or not is_whole(copy.dtype):
             return copy
         if is_whole_on_host(source):
-            self.know(copy, numbers_of(source))
+            self.readings.put(copy, numbers_of(source))
         known = self.readings.numbers(source)
         if known is None or copy.device.type != "cpu" or not source.is_contiguous():
             return copy
@@ -59,14 +52,14 @@ class ProgramNumbers:
     def communicated(self, found: CollectiveCall, op: str, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         """Update the numbers that a collective or message, the operator `op`, writes."""
         if self.exchange.is_on and not found.is_barrier:
-            brought = inputs if found.is_in_place else [one for one in inputs if not _is_among(one, written)]
-            taken = self.exchange.taken(found, op, dist.get_rank(), self._brought(brought))
+            contributed = inputs if found.is_in_place else [one for one in inputs if not _is_among(one, written)]
+            taken = self.exchange.result_of(found, op, dist.get_rank(), self._contributed(contributed))
             if taken is not None and self._is_put(written, taken):
                 return
         times = found.num_ranks if "sum" in found.agreed else 1
         self.readings.communicated(inputs, written, times, is_in_place=found.is_in_place)
 
-    def _brought(self, tensors: Sequence[Tensor]) -> Numbers | None:
+    def _contributed(self, tensors: Sequence[Tensor]) -> Numbers | None:
         """Return the concatenated numbers of tensors; None if some are unknown, or if there are too many."""
         if not tensors or sum(one.numel() for one in tensors) > _MOST_EXCHANGED:
             return None

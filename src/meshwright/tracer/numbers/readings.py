@@ -15,45 +15,29 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._pytree import tree_map_only
 
-from meshwright.parallelism.torch_private.torch_dispatch import argument_names, tensors_in
 from meshwright.tracer.numbers.number_exchange import Numbers
+from meshwright.tracer.numbers.operator_results import (
+    Kind,
+    Reading,
+    constant_of,
+    in_dtype,
+    kind_of,
+    multiplied,
+    run_on,
+)
+from meshwright.tracer.record.op_call import OpCall
 
-Number = float | int | bool
-Kind = Literal["constant", "same", "pointwise", "reduction", "kept", "other"]
-
-_CONSTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero_"), lambda _: 0),
-    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda _: 1),
-    **dict.fromkeys(("full", "full_like", "new_full"), lambda given: given["fill_value"]),
-    "scalar_tensor": lambda given: given["s"],
-    "fill_": lambda given: given["value"],
-}
-_SAME = ("copy_", "_to_copy", "clone", "cat", "stack", "any", "all", "max", "min", "amax", "amin", "mean")
-"""Operators that map equal numbers to the same number."""
-_POINTWISE = ("__ior__", "__iand__", "__ixor__")
-"""Pointwise operators that torch does not tag."""
-_KEPT = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
-"""A gradient scaler keeps its flag and scale if all gradients are finite."""
 _FOLLOWED = 64
 """Elements of the largest tensor that is followed: counts and metrics, not weights."""
 _FINITE_TESTS = ("isnan", "isinf", "isneginf", "isposinf")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-
-
-class Reading(NamedTuple):
-    """A number that is read."""
-
-    value: Number
-    is_guess: bool
 
 
 class _Kept(NamedTuple):
@@ -117,15 +101,15 @@ class Readings:
             return Reading(value=False, is_guess=True)
         return Reading(1.0, is_guess=True) if tensor.dtype.is_floating_point else None
 
-    def follow(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], written: list[Tensor]) -> None:
-        """Update the tensors that an operator wrote: new ones, and those among its `inputs`."""
-        kind = _kind(func)
+    def follow(self, call: OpCall, written: list[Tensor]) -> None:
+        """Update the tensors that an operator wrote: new ones, and those among its inputs."""
+        kind = kind_of(call.func)
         if kind == "kept" or not written:
             return
-        if (numbers := self._one_by_one(func, args, kwargs, inputs, written)) is not None:
+        if (numbers := self._one_by_one(call, written)) is not None:
             self._keep(written[0], numbers, is_uniform=False, is_guess=False)
             return
-        reading = None if kind == "other" else self._computed(kind, func, args, kwargs, inputs, written[0])
+        reading = None if kind == "other" else self._computed(kind, call, written[0])
         self._set(written, reading)
 
     def communicated(
@@ -139,62 +123,59 @@ class Readings:
             for one in written if times > 1 else ():
                 self._multiply(one, times)
             return
-        brought = [one for one in inputs if not any(one is other for other in written)]
-        reading = self._same(brought) if self._is_followed(brought) else None
-        self._set(written, None if reading is None else _times(reading, times))
+        contributed = [one for one in inputs if not any(one is other for other in written)]
+        reading = self._same(contributed) if self._is_followed(contributed) else None
+        self._set(written, None if reading is None else multiplied(reading, times))
 
-    def _computed(
-        self, kind: Kind, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Tensor
-    ) -> Reading | None:
+    def _computed(self, kind: Kind, call: OpCall, result: Tensor) -> Reading | None:
         """Return the reading of an operator's result, if it differs from the default of its dtype."""
-        is_flag = result.dtype == torch.bool
+        is_flag, inputs = result.dtype == torch.bool, call.inputs
         if not (is_flag or result.numel() <= _FOLLOWED) or not isinstance(result, FakeTensor):
             return None
         if kind == "constant":
-            return _constant(func, args, kwargs, result)
+            return constant_of(call, result)
         if not (is_flag and kind == "pointwise") and not self._is_followed(inputs):
             return None
         if kind == "pointwise":
-            found = self._evaluated(func, args, kwargs, inputs, result)
+            found = self._evaluated(call)
         else:
-            sources = inputs[1:] if func._schema.name == "aten::copy_" else inputs
+            sources = inputs[1:] if call.func._schema.name == "aten::copy_" else inputs
             found = self._same(sources)
             if found is not None and kind == "reduction":
-                found = _times(found, inputs[0].numel() // max(result.numel(), 1))
-        return found if found is None else _in_dtype(found, result.dtype)
+                found = multiplied(found, inputs[0].numel() // max(result.numel(), 1))
+        return found if found is None else in_dtype(found, result.dtype)
 
-    def _one_by_one(
-        self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], written: Sequence[Tensor]
-    ) -> list[Any] | None:
+    def _one_by_one(self, call: OpCall, written: Sequence[Tensor]) -> list[Any] | None:
         """Return an operator's result for individual numbers; None if some are unknown or guesses."""
-        if len(written) != 1 or written[0].numel() > _FOLLOWED or torch.Tag.nondeterministic_seeded in func.tags:
+        if len(written) != 1 or written[0].numel() > _FOLLOWED or torch.Tag.nondeterministic_seeded in call.func.tags:
             return None
         if written[0].numel() * written[0].itemsize != written[0].untyped_storage().nbytes():
             return None
-        if any(one is written[0] for one in inputs) or all(self.numbers(one) is None for one in inputs):
+        if any(one is written[0] for one in call.inputs) or all(self.numbers(one) is None for one in call.inputs):
             return None
         values: dict[int, Any] = {}
-        for one in inputs:
+        for one in call.inputs:
             found = self.followed(one) if one.numel() <= _FOLLOWED else None
             if found is None or found.is_guess:
                 return None
             values[id(one)] = found.values
-        return _run(func, args, kwargs, values)
+        return run_on(call, values)
 
-    def _evaluated(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Tensor) -> Reading | None:
+    def _evaluated(self, call: OpCall) -> Reading | None:
+        inputs = call.inputs
         readings = [self._reading_of_all(one) for one in inputs]
         values = [one.value for one in readings if one is not None]
         if len(values) < len(inputs):
             return None
-        name = func._schema.name.removeprefix("aten::").rstrip("_")
-        numbers = [one for one in (*args, *kwargs.values()) if isinstance(one, float | int)]
+        name = call.func._schema.name.removeprefix("aten::").rstrip("_")
+        numbers = [one for one in (*call.args, *call.kwargs.values()) if isinstance(one, float | int)]
         is_guess = any(one is not None and one.is_guess for one in readings)
         is_test = any(not math.isfinite(one) for one in (*values, *numbers)) or (
             len(inputs) > 1 and inputs[0] is inputs[1]
         )
         if name in _FINITE_TESTS or (name in _COMPARISONS and is_test):
             is_guess = False
-        made = _run(func, args, kwargs, dict(zip(map(id, inputs), values, strict=True)))
+        made = run_on(call, dict(zip(map(id, inputs), values, strict=True)))
         value = None if made is None else made[0]
         # Results of a healthy step are finite if its inputs are.
         if value is None or not (math.isfinite(value) or is_test):
@@ -260,63 +241,3 @@ def _in_storage(tensor: Tensor, place: int) -> int:
 def _key(tensor: Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key
-
-
-@cache
-def _kind(func: Any) -> Kind:
-    """Return how an operator maps equal numbers."""
-    name = func._schema.name.removeprefix("aten::")
-    if name in _KEPT:
-        return "kept"
-    if name in _CONSTANTS:
-        return "constant"
-    if name in _SAME:
-        return "same"
-    if name == "sum":
-        return "reduction"
-    is_pointwise = torch.Tag.pointwise in func.tags or name in _POINTWISE
-    return "pointwise" if is_pointwise and torch.Tag.nondeterministic_seeded not in func.tags else "other"
-
-
-def _constant(func: Any, args: Any, kwargs: Any, result: Tensor) -> Reading | None:
-    given = dict(zip(argument_names(func), args, strict=False)) | kwargs
-    value = _CONSTANTS[func._schema.name.removeprefix("aten::")](given)
-    if not isinstance(value, float | int):
-        return None
-    return _in_dtype(Reading(value, is_guess=False), result.dtype)
-
-
-def _in_dtype(reading: Reading, dtype: torch.dtype) -> Reading | None:
-    """Return a reading in a dtype; None for a guessed integer."""
-    if dtype == torch.bool:
-        return reading._replace(value=bool(reading.value))
-    if dtype.is_floating_point:
-        return reading._replace(value=float(reading.value))
-    if dtype.is_complex or reading.is_guess or not torch.iinfo(dtype).min <= reading.value <= torch.iinfo(dtype).max:
-        return None
-    return reading._replace(value=int(reading.value))
-
-
-def _times(reading: Reading, times: int) -> Reading:
-    return reading if times == 1 else reading._replace(value=reading.value * times)
-
-
-def _run(func: Any, args: Any, kwargs: Any, values: dict[int, Any]) -> list[Any] | None:
-    """Return an operator's result in row-major order; `values` are by id of the input tensors.
-
-    A number is the value of all elements, a tuple has all of them; None if the operator cannot run with them.
-    """
-    kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-    with unset_fake_temporarily(), torch.no_grad():
-        args, kwargs = tree_map_only(Tensor, lambda one: _real(values[id(one)], one), (args, kwargs))
-        try:
-            (result,) = tensors_in(func(*args, **kwargs))
-        except (RuntimeError, TypeError, ValueError):
-            return None
-        return None if result.is_complex() else result.ravel().tolist()
-
-
-def _real(values: Any, like: Tensor) -> Tensor:
-    if not isinstance(values, tuple):
-        return torch.full((), values, dtype=like.dtype, device="cpu")
-    return torch.tensor(values, dtype=like.dtype).reshape(like.shape)

@@ -19,7 +19,7 @@ from meshwright.tracer.extrapolate.instantiate import instantiate
 from meshwright.tracer.extrapolate.microbatches import Chosen, choose_microbatches
 from meshwright.tracer.extrapolate.pipeline_stages import Blocks, alike_pipeline_ranks, blocks_of_stages, relocated
 from meshwright.tracer.extrapolate.trace_cache import Part, TraceCache
-from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 
 
 class StepBuilder(NamedTuple):

@@ -44,7 +44,7 @@ from meshwright.tracer.extrapolate.program_axes import (
     ways_of_messages,
 )
 from meshwright.tracer.extrapolate.rank_labels import CUT
-from meshwright.tracer.programs.trace import Program, trace_ranks
+from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 
 ALL_TRACED = 64
 """World sizes up to this one are traced rank by rank."""

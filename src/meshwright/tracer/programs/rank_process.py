@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.models import initial
 from meshwright.parallelism import host_sync
 from meshwright.spec.trace.trace import Guess, Trace, Traced
+from meshwright.tracer.compiled.torch_compile import record_compiled, recording_compiler
 from meshwright.tracer.extrapolate.routing import parse_routing, read_as
-from meshwright.tracer.numbers.number_exchange import took_numbers
+from meshwright.tracer.numbers.number_exchange import used_numbers
 from meshwright.tracer.numbers.object_exchange import ObjectExchange, waiting_ranks
 from meshwright.tracer.programs.program_builder import find_builder, step_of
 from meshwright.tracer.record.recording_mode import RecordingMode
@@ -42,7 +43,6 @@ from meshwright.tracer.torch_distributed.torch_process_group import (
 )
 from meshwright.tracer.torch_distributed.torch_works import reductions_watched, resizing_watched, waiting_watched
 from meshwright.tracer.torch_patches.torch_autocast import cast_on
-from meshwright.tracer.torch_patches.torch_compile import record_compiled, recording_compiler
 from meshwright.tracer.torch_patches.torch_cuda import redirect_cuda
 from meshwright.tracer.torch_patches.torch_patches import apply_patches
 from meshwright.tracer.torch_patches.torch_sync_batch_norm import normalize_over_ranks
@@ -57,10 +57,10 @@ _NUM_STEPS_BEFORE = 1
 
 def main(order: dict[str, Any]) -> None:
     """Write the traces that the order of trace_ranks() asks for; ends at the first that fails."""
-    with _failure_said(order):
+    with _failure_reported(order):
         mode = prepare(order["device"], order["routing"])
     # Imported once, after what it shall find patched, and shared by the processes that are forked from this one.
-    with _failure_said(order), explained(mode.recorder.scopes):
+    with _failure_reported(order), explained(mode.recorder.scopes):
         find_builder(order["build"])
         if order["compiles"]:
             recording_compiler(mode)
@@ -77,7 +77,7 @@ def _trace_all(mode: RecordingMode, order: dict[str, Any]) -> str:
     again = sorted(int(rank) for rank in order["out"])
     for left in range(_MOST_PASSES, 0, -1):
         exchange.is_settled = left > 1
-        for old in (*_exchange_folder(order).glob("*.waits"), Path(order["said"])):
+        for old in (*_exchange_folder(order).glob("*.waits"), Path(order["failure"])):
             old.unlink(missing_ok=True)
         failure, is_final = _trace_each(mode, order, again)
         unlike = exchange.learn(folder)
@@ -105,7 +105,7 @@ def _trace_each(mode: RecordingMode, order: dict[str, Any], ranks: Sequence[int]
         known = {*running.values(), *done}
         # Awaited ranks come first; waiting ranks take no processor.
         asked = [peer for peer in waiting.values() if peer not in known]
-        if (asked or wanted) and len(running.keys() - _pids(running, waiting)) < count:
+        if (asked or wanted) and sum(rank not in waiting for rank in running.values()) < count:
             rank = asked[0] if asked else wanted[0]
             wanted = [one for one in wanted if one != rank]
             running[_forked(mode, order, rank)] = rank
@@ -118,24 +118,16 @@ def _trace_each(mode: RecordingMode, order: dict[str, Any], ranks: Sequence[int]
         done.add(rank)
         if status or not _is_written(order, rank):
             failure = failure or _failure(order, rank, os.waitstatus_to_exitcode(status))
-            is_final = not took_numbers(_numbers_folder(order), rank)
+            is_final = not used_numbers(_numbers_folder(order), rank)
             if is_final or waiting:
                 break
-    _kill(running)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
     return failure, is_final
 
 
-def _pids(running: dict[int, int], ranks: Iterable[int]) -> set[int]:
-    return {pid for pid, rank in running.items() if rank in ranks}
-
-
-def _kill(running: Iterable[int]) -> None:
-    for pid in running:
-        os.kill(pid, signal.SIGKILL)
-
-
 def _exchange_folder(order: dict[str, Any]) -> Path:
-    return Path(order["said"]).parent
+    return Path(order["failure"]).parent
 
 
 def _numbers_folder(order: dict[str, Any]) -> Path:
@@ -150,7 +142,7 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
     code: int = ExitCode.DO_NOT_RETRY
     try:
         send_objects_by(ObjectExchange(_exchange_folder(order), rank))
-        with _failure_said(order, rank), explained(mode.recorder.scopes, mode.numbers.guesses):
+        with _failure_reported(order, rank), explained(mode.recorder.scopes, mode.numbers.guesses):
             found = trace_here(mode, order["build"], order["arguments"], rank, order["world_size"])
         if str(rank) in order["out"]:
             kept = found if order["keeps_earlier"] else replace(found, earlier=None, own_groups=())
@@ -165,21 +157,21 @@ def _forked(mode: RecordingMode, order: dict[str, Any], rank: int) -> int:
 
 
 @contextmanager
-def _failure_said(order: dict[str, Any], rank: int | None = None) -> Iterator[None]:
-    """Write the message and rank of a MeshwrightError to order["said"]."""
+def _failure_reported(order: dict[str, Any], rank: int | None = None) -> Iterator[None]:
+    """Write the message and rank of a MeshwrightError to order["failure"]."""
     try:
         yield
     except MeshwrightError as error:
-        _say(order, rank, str(error))
+        _report(order, rank, str(error))
         raise
 
 
-def _say(order: dict[str, Any], rank: int | None, why: str) -> None:
-    whole = Path(f"{order['said']}.{os.getpid()}")
+def _report(order: dict[str, Any], rank: int | None, why: str) -> None:
+    whole = Path(f"{order['failure']}.{os.getpid()}")
     whole.write_text(json.dumps({"rank": rank, "why": why}), encoding="utf-8")
     # The first rank to fail is the one that is reported.
     with suppress(FileExistsError):
-        os.link(whole, order["said"])
+        os.link(whole, order["failure"])
 
 
 def _is_written(order: dict[str, Any], rank: int) -> bool:
@@ -192,7 +184,7 @@ def _failure(order: dict[str, Any], rank: int, code: int) -> str:
         return f"rank {rank} failed as said above"
     if code >= 0:
         why = f"its process exited with code {code}, as by os._exit(): every rank has to return from each step"
-        _say(order, rank, why)
+        _report(order, rank, why)
         return f"rank {rank}: {why}"
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     name = signal.Signals(-code).name

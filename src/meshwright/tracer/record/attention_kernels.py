@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend
 
 from meshwright.tracer.record.simulated_device import NAME
 from meshwright.tracer.torch_patches.torch_autocast import lowered
+from meshwright.tracer.torch_patches.torch_versions import EFFICIENT_IS_GROUPED
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_WIDTHS = 8
@@ -31,8 +32,6 @@ _WIDEST_FLASH = 256
 _WIDEST_CUDNN, _LATENT_WIDTHS = 128, (192, 128)
 _CUDNN_DROPOUTS = 16.0
 """cuDNN supports dropout in sixteenths."""
-_EFFICIENT_IS_GROUPED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
-"""Whether memory-efficient attention supports fewer heads of keys than of queries."""
 
 
 _SWITCHES: dict[str, Callable[[], Any]] = {
@@ -77,7 +76,7 @@ def cuda_kernel(call: AttentionCall) -> SDPBackend:
         return SDPBackend.FLASH_ATTENTION
     if _is_allowed("cudnn") and is_plain and _cudnn_can(call):
         return SDPBackend.CUDNN_ATTENTION
-    is_plain = _is_plain(call, takes_groups=_EFFICIENT_IS_GROUPED)
+    is_plain = _is_plain(call, takes_groups=EFFICIENT_IS_GROUPED)
     if _is_allowed("efficient") and is_plain and _efficient_can(call):
         return SDPBackend.EFFICIENT_ATTENTION
     if _is_allowed("math"):

@@ -13,9 +13,10 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
-from meshwright.parallelism.torch_private.torch_dispatch import argument_names, tensors_in
+from meshwright.parallelism.torch_private.torch_dispatch import tensors_in
 from meshwright.spec.trace.trace import BATCHED, NONE, RecordKind
 from meshwright.tracer.record.collective_bytes import agreed_of, exchange_of
+from meshwright.tracer.record.op_call import OpCall
 from meshwright.tracer.torch_distributed.torch_process_group import serves_host
 
 COMMUNICATOR = "(communicator {})"
@@ -68,26 +69,24 @@ class CollectiveCall:
         return 1 if self.group is None else len(self.group[0])
 
 
-def collective_of(
-    func: Any, args: Any, kwargs: Any, result: Any, reduce_op: str = "", *, is_batched: bool = False
-) -> CollectiveCall | None:
+def collective_of(call: OpCall, reduce_op: str = "", *, is_batched: bool = False) -> CollectiveCall | None:
     """Return the collective or message of an operator call; None for other operators.
 
     `reduce_op` is the reduction of a c10d collective, `is_batched` whether a message is part of a batch. Raises
     ValueError for tensors that do not fit together, as a real backend does.
     """
+    func = call.func
     if func.namespace not in _NAMESPACES or func._opname in _NO_COLLECTIVES:
         return None
-    given = dict(zip(argument_names(func), args, strict=False)) | kwargs
-    process_group = group_of((args, kwargs))
+    given, process_group = call.given, group_of((call.args, call.kwargs))
     ranks = None if process_group is None else tuple(dist.get_process_group_ranks(process_group))
     group = None if process_group is None or ranks is None else (ranks, _axis(process_group, func))
     communicator = "" if process_group is None else _communicator(process_group)
     on_host = process_group is None or serves_host(process_group)
-    num_bytes = max((_num_bytes(one) for one in (*given.values(), result)), default=0)
+    num_bytes = max((_num_bytes(one) for one in (*given.values(), call.result)), default=0)
     if func._opname in ("send", "recv_"):
         kind = RecordKind.SEND if func._opname == "send" else RecordKind.RECEIVE
-        place = given.get("dst", given.get("src"))
+        place = given["dst" if "dst" in given else "src"]
         peer = NONE if ranks is None else _require_member(ranks, place, func)[place]
         written = () if kind == RecordKind.SEND else tuple(tensors_in(given["tensors"]))
         marks = (f"tag {given['tag']}" if given.get("tag") else "", BATCHED if is_batched else "")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from meshwright.tracer.record.collective_ops import group_of
+from meshwright.tracer.torch_patches.torch_versions import WAITS_FOR_SEVERAL
 
 _ops = torch.ops._c10d_functional
 
@@ -46,15 +47,10 @@ def _wait_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [_ops.wait_tensor(one) for one in tensors]
 
 
-def _known() -> dict[OpOverload, Callable[..., Any]]:
-    found: dict[OpOverload, Callable[..., Any]] = {torch.ops._dtensor.shard_dim_alltoall.default: _shard_dim_alltoall}
-    if hasattr(_ops, "wait_tensors"):
-        # Since torch 2.15.
-        found[_ops.wait_tensors.default] = _wait_tensors
-    return found
-
-
-PARTS: Mapping[OpOverload, Callable[..., Any]] = _known()
+PARTS: Mapping[OpOverload, Callable[..., Any]] = {
+    torch.ops._dtensor.shard_dim_alltoall.default: _shard_dim_alltoall,
+    **dict.fromkeys(WAITS_FOR_SEVERAL, _wait_tensors),
+}
 """By operator the function that runs its parts."""
 
 

@@ -19,26 +19,21 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from meshwright.parallelism.torch_private.torch_dispatch import (
-    argument_names,
-    is_causal_attention,
-    only_views,
-    signature_of,
-    takes_tf32,
-    tensors_in,
-)
-from meshwright.spec.trace.trace import HOST_AXIS, NONE, RecordKind, Signature
+from meshwright.parallelism.torch_private.torch_dispatch import only_views, signature_of
+from meshwright.spec.trace.trace import HOST_AXIS, NONE, OpPlace, RecordKind, Signature
 from meshwright.tracer.numbers.host_numbers import computed, is_of_the_host
 from meshwright.tracer.numbers.program_numbers import ProgramNumbers
 from meshwright.tracer.record.collective_ops import CollectiveCall, collective_of, wire_name
 from meshwright.tracer.record.decompositions import GROUPED_MATMUL, PARTS, is_by_loop, run_by_loop
-from meshwright.tracer.record.op_properties import flops_of, is_blocking, op_place
+from meshwright.tracer.record.op_call import OpCall
 from meshwright.tracer.record.simulated_device import SimulatedStream
+from meshwright.tracer.record.storage_numbers import StorageNumbers
 from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import refuse
-from meshwright.tracer.torch_distributed.torch_async_tensor import JOINT, JOINT_AXIS, run_joint
+from meshwright.tracer.torch_distributed.torch_async_tensor import JOINT, JOINT_AXIS
 from meshwright.tracer.torch_distributed.torch_pipelining import StageMessages
 from meshwright.tracer.torch_patches.torch_cuda import simulated
+from meshwright.tracer.torch_patches.torch_names import with_values
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
@@ -57,8 +52,7 @@ class RecordingMode(TorchDispatchMode):
     def __init__(self, recorder: TraceRecorder, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder, self.device_type = recorder, device_type
-        self._storages: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
-        self._work_of_storage: dict[int, int] = {}
+        self.storages = StorageNumbers(recorder)
         self._works: dict[int, tuple[Any, int]] = {}
         self._results: dict[int, list[weakref.ref[Tensor]]] = {}
         self._sent: dict[int, list[Tensor]] = {}
@@ -67,11 +61,10 @@ class RecordingMode(TorchDispatchMode):
         self._stream_of_host: int | None = None
         self.reduce_op = ""
         """The reduction of the c10d call under way."""
-        self.num_batches = 0
-        """Batches of collectives or messages under way."""
+        self.is_batch = False
+        """Whether a batch of collectives or messages is under way."""
         self._is_joint = False
         """Whether the parts of a fused matmul and collective are being recorded."""
-        self._written: dict[Any, tuple[bool, ...]] = {}
         self._signatures: dict[Any, int] = {}
         self.numbers = ProgramNumbers(recorder, device_type)
 
@@ -111,7 +104,9 @@ class RecordingMode(TorchDispatchMode):
             with self:
                 return PARTS[func](*args, **kwargs)
         if func in JOINT:
-            return self._joint(func, args, kwargs)
+            # Its parts are on a channel of their own.
+            with self, with_values(self, _is_joint=True):
+                return JOINT[func](*args, **kwargs)
         if func is GROUPED_MATMUL and self.device_type != "cpu" and is_by_loop(args[0]):
             with self:
                 return run_by_loop(*args, **kwargs)
@@ -120,17 +115,8 @@ class RecordingMode(TorchDispatchMode):
         except Exception as error:
             refuse(func, error, self.recorder.scopes)
         if not only_views(func):
-            self._record(func, args, kwargs, result)
+            self._record(OpCall(func, args, kwargs, result))
         return self.numbers.of_copy(args[0], result) if func is _COPY else result
-
-    def _joint(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Record a fused operation as its parts, on a channel of their own."""
-        self._is_joint = True
-        try:
-            with self:
-                return run_joint(func, args, kwargs)
-        finally:
-            self._is_joint = False
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Follow torch's record_function() marks."""
@@ -140,78 +126,70 @@ class RecordingMode(TorchDispatchMode):
             self.recorder.scopes.close()
         return func(*args, **kwargs)
 
-    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
-        written = self._written_tensors(func, args, kwargs)
-        found = collective_of(func, args, kwargs, result, self.reduce_op, is_batched=self.num_batches > 0)
+    def _record(self, call: OpCall) -> None:
+        inputs, outputs, written = call.inputs, call.outputs, call.written_inputs()
+        found = collective_of(call, self.reduce_op, is_batched=self.is_batch)
         if found is not None:
             written |= {id(tensor) for tensor in found.written}
         results = [*outputs, *(tensor for tensor in inputs if id(tensor) in written)]
         if found is None:
-            self.numbers.readings.follow(func, args, kwargs, inputs, results)
+            self.numbers.readings.follow(call, results)
         else:
-            self.numbers.communicated(found, func._opname, inputs, results if found.is_functional else found.written)
-        place = op_place(func, inputs, outputs, self.device_type)
-        is_here = place not in (None, "host")
+            taken = results if found.is_functional else found.written
+            self.numbers.communicated(found, call.func._opname, inputs, taken)
+        place = call.place(self.device_type)
         if found is None and place is None:
             return
+        signature = self._signature(call, found, place)
+        if found is None:
+            self.recorder.record(RecordKind.OP, signature=signature)
+        else:
+            self._record_collective(call, found, signature, is_here=place not in (None, "host"))
+        self._use((one, id(one) in written) for one in inputs)
+        self._use((one, True) for one in outputs)
+        if place == "to_host" and call.is_blocking:
+            self.recorder.record(RecordKind.HOST_SYNC)
+
+    def _signature(self, call: OpCall, found: CollectiveCall | None, place: OpPlace | None) -> int:
+        """Return the position of a call's signature."""
         # Building a Signature for each call would dominate the time of tracing.
-        is_causal = is_causal_attention(func, args, kwargs)
         more = () if found is None else (found.agreed, found.sends, found.receives)
-        shapes = ((tensor.dtype, tensor.shape) for tensor in (*inputs, *outputs))
-        is_tf32 = self.device_type != "cpu" and takes_tf32(func, outputs)
-        key = (func, place, is_causal, is_tf32, len(inputs), *more, *shapes)
+        key = (place, *more, *call.key(self.device_type))
         position = self._signatures.get(key)
         if position is None:
-            flops = flops_of(func, args, kwargs, result)
-            signature = signature_of(func, inputs, outputs, is_causal=is_causal)
-            signature = signature.replace(flops=flops, is_tf32=is_tf32)
+            signature = call.signature(self.device_type)
             if found is not None:
                 signature = signature.replace(
-                    op=wire_name(func), agreed=found.agreed, sends=found.sends, receives=found.receives
+                    op=wire_name(call.func), agreed=found.agreed, sends=found.sends, receives=found.receives
                 )
             elif place is not None:
                 signature = signature.replace(place=place)
             position = self._signatures[key] = self.recorder.signatures.position(signature)
-        if found is None:
-            self.recorder.record(RecordKind.OP, signature=position)
-        else:
-            self._record_collective(found, position, inputs, outputs, result, is_here=is_here)
-        for tensor, writes in (*((one, id(one) in written) for one in inputs), *((one, True) for one in outputs)):
+        return position
+
+    def _use(self, tensors: Iterable[tuple[Tensor, bool]]) -> None:
+        """Add to the newest record that it uses the device's tensors among these; True for those that it writes."""
+        for tensor, writes in tensors:
             if tensor.device.type == self.device_type:
-                self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
-        if place == "to_host" and is_blocking(func, args, kwargs):
-            self.recorder.record(RecordKind.HOST_SYNC)
+                self.recorder.use(self.storages.follow(tensor.untyped_storage()), writes=writes)
 
     def kernel(self, signature: Signature, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
         """Record a kernel that a compiler fused of several operators."""
         self.recorder.record(RecordKind.OP, signature=self.recorder.signatures.position(signature))
-        for tensor, writes in (*((one, False) for one in inputs), *((one, True) for one in outputs)):
-            if tensor.device.type == self.device_type:
-                self.recorder.use(self._follow(tensor.untyped_storage()), writes=writes)
+        self._use((one, False) for one in inputs)
+        self._use((one, True) for one in outputs)
 
     def record_stream(self, tensor: Tensor, _: object) -> None:
         """Record that the allocator keeps memory until another stream has finished with it."""
         if tensor.device.type == self.device_type and not self.recorder.is_paused:
-            signature = signature_of(_RECORD_STREAM, [], [], is_causal=False)
-            self.recorder.record(RecordKind.OP, signature=self.recorder.signatures.position(signature))
-            self.recorder.use(self._follow(tensor.untyped_storage()), writes=False)
+            self.kernel(signature_of(_RECORD_STREAM, [], [], is_causal=False), [tensor], [])
 
-    def _record_collective(
-        self,
-        found: CollectiveCall,
-        signature: int,
-        inputs: list[Tensor],
-        outputs: list[Tensor],
-        result: Any,
-        *,
-        is_here: bool,
-    ) -> None:
+    def _record_collective(self, call: OpCall, found: CollectiveCall, signature: int, *, is_here: bool) -> None:
         work = self.recorder.new_work()
         is_on_host = not (is_here or found.is_barrier)
         more = {
             "signature": signature,
-            "group": self._group_of(found, len(inputs), is_on_host=is_on_host),
+            "group": self._group_of(found, len(call.inputs), is_on_host=is_on_host),
             "peer": found.peer,
             "num_bytes": found.num_bytes,
             "work": work,
@@ -221,12 +199,12 @@ class RecordingMode(TorchDispatchMode):
             self.recorder.record(found.kind, **more)
         if is_on_host or found.is_barrier:
             self._host_waits[work] = stream
-        if found.is_functional and any(isinstance(tensor, FakeTensor) for tensor in inputs):
+        if found.is_functional and any(isinstance(tensor, FakeTensor) for tensor in call.inputs):
             # A real group keeps its inputs until the wait; a fake one releases them at once.
-            self._sent[work] = inputs
-        for tensor in outputs:
-            self._work_of_storage[tensor.untyped_storage()._cdata] = work
-        for leaf in tree_leaves(result):
+            self._sent[work] = call.inputs
+        for tensor in call.outputs:
+            self.storages.set_work(tensor, work)
+        for leaf in tree_leaves(call.result):
             if isinstance(leaf, torch.ScriptObject):
                 # Kept alive, so that the program waits for this object.
                 waited = FakeWork.unbox(leaf)
@@ -262,18 +240,8 @@ class RecordingMode(TorchDispatchMode):
         marks = (axis, communicator, HOST_AXIS if is_on_host else "", JOINT_AXIS if self._is_joint else "")
         return " ".join(filter(None, marks))
 
-    def _written_tensors(self, func: Any, args: Any, kwargs: Any) -> set[int]:
-        """Return the ids of an operator's arguments that it writes to."""
-        if func not in self._written:
-            infos = (argument.alias_info for argument in func._schema.arguments)
-            self._written[func] = tuple(info is not None and info.is_write for info in infos)
-        names = argument_names(func)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        written = [given.get(name) for name, writes in zip(names, self._written[func], strict=True) if writes]
-        return {id(tensor) for tensor in tensors_in(written)}
-
     def _wait(self, tensor: Tensor) -> None:
-        work = self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
+        work = self.storages.work_of(tensor)
         self._record_wait(work)
         self._sent.pop(work, None)
 
@@ -299,46 +267,6 @@ class RecordingMode(TorchDispatchMode):
             self._stream_of_host = SimulatedStream().stream_id
         return self._stream_of_host
 
-    def _follow(self, storage: torch.UntypedStorage, *, by_newest: bool = True) -> int:
-        """Return a storage's number: a new one if it is new, or was resized since it was last seen.
-
-        New memory is allocated by the newest record, unless the program resized it (`by_newest` is False).
-        """
-        key, size = storage._cdata, storage.nbytes()
-        known = self._storages.get(key)
-        if known is not None and known[1] == size:
-            return known[0]
-        if known is not None:
-            self._gone(key)
-        number = self.recorder.allocate(size, by_newest=by_newest)
-        self._storages[key] = (number, size, weakref.ref(storage, lambda _: self._gone(key, number)))
-        return number
-
-    def _gone(self, key: int, number: int | None = None) -> None:
-        known = self._storages.get(key)
-        if known is None or (number is not None and known[0] != number):
-            return
-        del self._storages[key]
-        self._work_of_storage.pop(key, None)
-        self.recorder.free(known[0])
-
-    def number_of(self, storage: torch.UntypedStorage) -> int | None:
-        """Return the number of a known storage of unchanged size; None for others."""
-        known = self._storages.get(storage._cdata)
-        return known[0] if known is not None and known[1] == storage.nbytes() else None
-
-    def adopt(self, tensor: Tensor, number: int, work: int) -> None:
-        """Register a tensor's new storage as number `number`, last written by the collective `work` if not -1."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._storages[key] = (number, storage.nbytes(), weakref.ref(storage, lambda _: self._gone(key, number)))
-        if work != NONE:
-            self._work_of_storage[key] = work
-
-    def work_of(self, tensor: Tensor) -> int:
-        """Return the collective that wrote a tensor's storage last; -1 for none."""
-        return self._work_of_storage.get(tensor.untyped_storage()._cdata, NONE)
-
     def sent_since(self, work: int) -> list[Tensor]:
         """Return the inputs that collectives from number `work` on keep until their waits."""
         return [tensor for number, tensors in self._sent.items() if number >= work for tensor in tensors]
@@ -354,8 +282,3 @@ class RecordingMode(TorchDispatchMode):
     def unsettled(self) -> tuple[int, ...]:
         """Return the numbers of pending collectives, and of tensors with known numbers."""
         return len(self._works), len(self._host_waits), len(self._sent), self.numbers.readings.num_put
-
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        """Update a storage that was resized, as FSDP does to free unsharded parameters."""
-        if storage._cdata in self._storages:
-            self._follow(storage, by_newest=False)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,6 +113,11 @@ class SimulatedStream:
         return self.stream_id
 
 
+def always(value: object) -> Callable[..., Any]:
+    """Return a new function that returns `value`, as method too; torch's compiler has rules for each object by name."""
+    return lambda *_, **__: value
+
+
 class SimulatedDevice:
     """The module torch.simgpu, with the functions that torch expects of a device module such as torch.cuda."""
 
@@ -128,27 +133,19 @@ class SimulatedDevice:
         """Record an event operation on a stream, by default the current one."""
         if self.recorder is None:
             return
-        before, self.recorder.stream = self.recorder.stream, (stream or self.current).stream_id
-        self.recorder.record(kind, event=event)
-        self.recorder.stream = before
+        with self.recorder.on((stream or self.current).stream_id):
+            self.recorder.record(kind, event=event)
 
-    def is_available(self) -> bool:
-        return True
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
+    is_available, is_initialized, is_bf16_supported = always(value=True), always(value=True), always(value=True)
+    _is_in_bad_fork, current_device = always(value=False), always(0)
+    get_device_capability, get_device_properties = always((H100.major, H100.minor)), always(H100)
+    get_device_name, get_amp_supported_dtype = always(H100.name), always([torch.bfloat16, torch.float16])
+    set_device, empty_cache, ipc_collect = always(None), always(None), always(None)
+    manual_seed, manual_seed_all, seed, seed_all = always(None), always(None), always(None), always(None)
+    set_rng_state, set_rng_state_all = always(None), always(None)
 
     def device_count(self) -> int:
         return self.num_devices
-
-    def current_device(self) -> int:
-        return 0
-
-    def set_device(self, _: Any) -> None:
-        return None
 
     @contextmanager
     def device(self, _: Any) -> Iterator[None]:
@@ -165,76 +162,32 @@ class SimulatedDevice:
         if self.recorder is not None:
             self.recorder.stream = stream.stream_id
 
-    @contextmanager
-    def stream(self, stream: SimulatedStream | None) -> Iterator[None]:
-        if stream is None:
-            yield
-            return
-        with stream:
-            yield
+    def stream(self, stream: SimulatedStream | None) -> AbstractContextManager[object]:
+        return nullcontext() if stream is None else stream
 
     def synchronize(self, _: Any = None) -> None:
         self.on(None, RecordKind.HOST_SYNC)
 
-    def manual_seed(self, _: int) -> None:
-        return None
-
-    def manual_seed_all(self, _: int) -> None:
-        return None
-
     def get_rng_state(self, _: Any = None) -> torch.Tensor:
         return torch.zeros(_STATE_BYTES, dtype=torch.uint8)
-
-    def set_rng_state(self, *_: Any, **__: Any) -> None:
-        return None
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        return True
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.is_capturing
-
-    def get_device_name(self, _: Any = None) -> str:
-        return str(H100.name)
-
-    def get_device_capability(self, _: Any = None) -> tuple[int, int]:
-        return H100.major, H100.minor
-
-    def get_device_properties(self, _: Any = None) -> SimpleNamespace:
-        return H100
-
-    def seed(self) -> None:
-        return None
-
-    def seed_all(self) -> None:
-        return None
-
-    def initial_seed(self) -> int:
-        return torch.initial_seed()
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         return [self.get_rng_state()]
 
-    def set_rng_state_all(self, _: Any) -> None:
-        return None
+    def initial_seed(self) -> int:
+        return torch.initial_seed()
 
-    def empty_cache(self) -> None:
-        return None
-
-    def ipc_collect(self) -> None:
-        return None
+    def is_current_stream_capturing(self) -> bool:
+        return self.is_capturing
 
     def memory_allocated(self, _: Any = None) -> int:
         return 0 if self.recorder is None else self.recorder.live_bytes
 
-    def memory_reserved(self, _: Any = None) -> int:
-        return self.memory_allocated()
-
     def max_memory_allocated(self, _: Any = None) -> int:
         return 0 if self.recorder is None else self.recorder.peak_bytes
+
+    def memory_reserved(self, _: Any = None) -> int:
+        return self.memory_allocated()
 
     def max_memory_reserved(self, _: Any = None) -> int:
         return self.max_memory_allocated()

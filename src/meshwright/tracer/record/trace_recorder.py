@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
+from contextlib import _GeneratorContextManager
 from dataclasses import fields
 from typing import Generic, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from meshwright.spec.trace.trace import NONE, RecordKind, Records, Signature, St
 from meshwright.spec.trace.trace_order import by_appearance
 from meshwright.tracer.programs.program_lines import innermost_line, line_of_program
 from meshwright.tracer.record.scopes import Scopes
+from meshwright.tracer.torch_patches.torch_names import with_values
 
 Key = TypeVar("Key", bound=Hashable)
 _Columns = dict[str, NDArray[np.int64]]
@@ -136,14 +137,13 @@ class TraceRecorder:
         ]
         return {table: {name: rows[start:] for name, rows in columns.items()} for table, columns, start in tables}
 
-    @contextmanager
-    def on(self, stream: int) -> Iterator[None]:
+    def on(self, stream: int) -> _GeneratorContextManager[None]:
         """Add records on another stream within the context."""
-        before, self.stream = self.stream, stream
-        try:
-            yield
-        finally:
-            self.stream = before
+        return with_values(self, stream=stream)
+
+    def paused(self) -> _GeneratorContextManager[None]:
+        """Ignore records within the context, or during each call of a decorated function."""
+        return with_values(self, is_paused=True)
 
     def new_work(self) -> int:
         """Return the number of the next collective or message."""

@@ -88,64 +88,51 @@ def refuse_number(scopes: Scopes, read_at: str = "") -> NoReturn:
     )
 
 
-def refuse_fsdp1(scopes: Scopes) -> None:
-    """Make FSDP1 raise UnsupportedError from now on."""
+def refuse_untraceable(scopes: Scopes) -> None:
+    """Make FSDP1, parameters without sizes, torch.save() and collectives of objects raise UnsupportedError from now on.
 
-    def refused(*_: Any, **__: Any) -> NoReturn:
-        raise UnsupportedError(
-            f"torch.distributed.fsdp.FullyShardedDataParallel{_in(scopes)}{line_of_error(None)} is FSDP1, whose flat "
-            "parameters cannot be traced: use torch.distributed.fsdp.fully_shard (FSDP2)"
-        )
-
-    FullyShardedDataParallel.__init__ = refused  # type: ignore[method-assign]
-
-
-def refuse_unknown_sizes(scopes: Scopes) -> None:
-    """Make parameters without sizes, as of LazyLinear, raise UnsupportedError from now on."""
-
-    def refused(*_: Any, **__: Any) -> NoReturn:
-        raise UnsupportedError(
-            f"a lazy module{_in(scopes)}{line_of_error(None)}: its parameters have no sizes before its first input, "
-            "and fake tensors need sizes: use a module with sizes, such as nn.Linear(in_features, out_features)"
-        )
-
-    UninitializedParameter.__new__ = refused  # type: ignore[method-assign]
-    UninitializedBuffer.__new__ = refused  # type: ignore[method-assign]
-
-
-def refuse_saving(scopes: Scopes) -> None:
-    """Make torch.save() raise UnsupportedError for tensors from now on, before it opens a file."""
-
-    def by(save: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(save)
-        def called(value: Any, *args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(leaf, Tensor | nn.Module) for leaf in tree_leaves(value)):
-                raise UnsupportedError(
-                    f"torch.save(){_in(scopes)}{line_of_error(None)}: it writes values of tensors, and fake "
-                    "tensors have none: do not save in the traced program"
-                )
-            return save(value, *args, **kwargs)
-
-        return called
-
-    replace(torch, "save", by)
-
-
-def refuse_object_collectives(scopes: Scopes) -> None:
-    """Make torch's collectives of Python objects raise UnsupportedError from now on."""
+    torch.save() raises it for tensors only, before it opens a file.
+    """
+    fsdp1 = _refusal(
+        scopes,
+        "torch.distributed.fsdp.FullyShardedDataParallel{} is FSDP1, whose flat parameters cannot be traced: use "
+        "torch.distributed.fsdp.fully_shard (FSDP2)",
+    )
+    lazy = _refusal(
+        scopes,
+        "a lazy module{}: its parameters have no sizes before its first input, and fake tensors need sizes: use a "
+        "module with sizes, such as nn.Linear(in_features, out_features)",
+    )
+    save = _refusal(
+        scopes,
+        "torch.save(){}: it writes values of tensors, and fake tensors have none: do not save in the traced program",
+    )
+    replace(FullyShardedDataParallel, "__init__", lambda _: fsdp1)
+    replace((UninitializedParameter, UninitializedBuffer), "__new__", lambda _: lazy)
+    replace(torch, "save", functools.partial(_saved_unless_tensors, save))
     for name in _OBJECT_COLLECTIVES:
-        refused = _refused(name, getattr(dist, name), scopes)
-        setattr(dist, name, refused)
-        setattr(distributed_c10d, name, refused)
-
-
-def _refused(name: str, original: Callable[..., Any], scopes: Scopes) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def called(*_: Any, **__: Any) -> NoReturn:
-        raise UnsupportedError(
-            f"torch.distributed.{name}{_in(scopes)}{line_of_error(None)}: it sends pickled objects, and fake "
-            "tensors have no values: send tensors, or leave it out of the traced program"
+        sends = _refusal(
+            scopes,
+            f"torch.distributed.{name}{{}}: it sends pickled objects, and fake tensors have no values: send tensors, "
+            "or leave it out of the traced program",
         )
+        replace((dist, distributed_c10d), name, functools.partial(functools.update_wrapper, sends))
+
+
+def _refusal(scopes: Scopes, message: str) -> Callable[..., NoReturn]:
+    """Return a function that raises UnsupportedError with `message`, in which {} is the module and the line."""
+
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(message.format(f"{_in(scopes)}{line_of_error(None)}"))
+
+    return refused
+
+
+def _saved_unless_tensors(refused: Callable[..., NoReturn], save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def called(value: Any, *args: Any, **kwargs: Any) -> Any:
+        has_tensors = any(isinstance(leaf, Tensor | nn.Module) for leaf in tree_leaves(value))
+        return (refused if has_tensors else save)(value, *args, **kwargs)
 
     return called
 

@@ -27,9 +27,8 @@ from torch.distributed.distributed_c10d import _get_group_size_by_name
 from meshwright.errors import UnsupportedError
 from meshwright.parallelism.torch_private import torch_compiler
 from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_versions import JOINS_ALIKE
 
-JOINS_ALIKE = "2.13"
-"""The release whose fused operations were compared with their parts; 2.11 and 2.15 differ (2026-11-23)."""
 JOINT_AXIS = "(symmetric memory)"
 """Suffix of the axis of a group whose ranks read each other's memory by copy engines, not NCCL."""
 _collectives = torch.ops._c10d_functional
@@ -62,11 +61,6 @@ def join_matmuls(graph: fx.GraphModule) -> None:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
             node.meta["val"] = node.target(*args, **kwargs)
     graph.recompile()
-
-
-def run_joint(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the results of a fused operation, run as its parts; `func` is one of JOINT."""
-    return JOINT[func](*args, **kwargs)
 
 
 def _gather_matmul(

@@ -28,7 +28,7 @@ from torch.profiler import record_function
 
 from meshwright.spec.trace.marks import DDP_MARK
 from meshwright.tracer.record.recording_mode import RecordingMode
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import replace, with_values
 
 _MOST_BROADCASTS = 2
 """Concurrent broadcasts of buffers."""
@@ -168,14 +168,10 @@ def _rebuild_buckets(model: DistributedDataParallel, found: _Arrivals) -> None:
     """Replace a model's reducer by one with buckets in the order of its gradients."""
     params, is_sparse = ([one[place] for place in found.order] for one in (found.params, found.is_sparse))
     buckets, limits = dist._compute_bucket_assignment_by_size(params, _size_limits(model), is_sparse, found.order)
-    assign = dist._compute_bucket_assignment_by_size
     # torch expects buckets in the order of parameters, the reverse of the gradients'.
-    dist._compute_bucket_assignment_by_size = lambda *_, **__: (buckets[::-1], limits[::-1])
-    try:
+    with with_values(dist, _compute_bucket_assignment_by_size=lambda *_, **__: (buckets[::-1], limits[::-1])):
         names = model._build_debug_param_to_name_mapping(found.params)
         model._ddp_init_helper(found.params, found.is_sparse, names, model.static_graph)
-    finally:
-        dist._compute_bucket_assignment_by_size = assign
     _hook(model, found.mode)
 
 

@@ -7,7 +7,6 @@ assumed equal, and the rank's own decide. Checked in torch 2.13 and 2.15; before
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.distributed.pipelining import schedules
 
 from meshwright.tracer.numbers.object_exchange import ObjectExchange
 from meshwright.tracer.record.scopes import Scopes
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import replace, with_values
 
 
 class StageMessages:
@@ -29,45 +28,20 @@ class StageMessages:
 
 def vote_by_own_stages() -> None:
     """Make schedules decide by the stages of this rank, from now on."""
-    if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
-        replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
-    if hasattr(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state"):
-        # Since 2.15; it rejects fake groups.
-        replace(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", _initialized)
+    replace(schedules._PipelineSchedule, "_warmup_p2p", _decided)
+    # Since 2.15; it rejects fake groups.
+    replace(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", _initialized)
 
 
 def mark_stage_messages() -> None:
     """Mark the messages of schedules from now on."""
-    replace(schedules, "_batch_p2p", _marked)
+    replace(schedules, "_batch_p2p", with_values(StageMessages, is_under_way=True))
 
 
 def follow_schedules(scopes: Scopes) -> None:
     """Mark the runs of schedules from now on."""
-
-    def followed(step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def stepped(*args: Any, **kwargs: Any) -> Any:
-            scopes.is_in_schedule = True
-            try:
-                return step(*args, **kwargs)
-            finally:
-                scopes.is_in_schedule = False
-
-        return stepped
-
-    replace(schedules.PipelineScheduleSingle, "step", followed)
-    replace(schedules.PipelineScheduleMulti, "step", followed)
-
-
-def _marked(exchange: Callable[..., Any]) -> Callable[..., Any]:
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        StageMessages.is_under_way = True
-        try:
-            return exchange(*args, **kwargs)
-        finally:
-            StageMessages.is_under_way = False
-
-    return marked
+    runs = with_values(scopes, is_in_schedule=True)
+    replace((schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti), "step", runs)
 
 
 def _decided(warm_up: Callable[..., None]) -> Callable[..., None]:
@@ -113,10 +87,8 @@ def send_objects_by(exchange: ObjectExchange) -> None:
         objects[:] = exchange.receive(sender)
         return sender
 
-    replace(dist, "send_object_list", lambda _: send)
-    replace(dist, "recv_object_list", lambda _: receive)
-    replace(distributed_c10d, "send_object_list", lambda _: send)
-    replace(distributed_c10d, "recv_object_list", lambda _: receive)
+    replace((dist, distributed_c10d), "send_object_list", lambda _: send)
+    replace((dist, distributed_c10d), "recv_object_list", lambda _: receive)
 
 
 def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:

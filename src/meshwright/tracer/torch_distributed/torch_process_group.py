@@ -62,12 +62,9 @@ def take_over_process_group() -> None:
     """Make init_process_group() return the existing fake group, and new groups of any backend fake."""
     _group_calls.clear()
     _backends.clear()
-    replace(dist, "init_process_group", _with_backend_kept)
-    replace(dist, "destroy_process_group", lambda _: _nothing)
-    replace(dist, "new_group", _with_fake_backend)
-    replace(distributed_c10d, "init_process_group", _with_backend_kept)
-    replace(distributed_c10d, "destroy_process_group", lambda _: _nothing)
-    replace(distributed_c10d, "new_group", _with_fake_backend)
+    replace((dist, distributed_c10d), "init_process_group", _with_backend_kept)
+    replace((dist, distributed_c10d), "destroy_process_group", lambda _: _nothing)
+    replace((dist, distributed_c10d), "new_group", _with_fake_backend)
 
 
 def _with_fake_backend(make: Callable[..., Any]) -> Callable[..., Any]:

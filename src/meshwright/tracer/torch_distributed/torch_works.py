@@ -1,5 +1,7 @@
 """Work objects and futures of collectives, their reductions, and resized storages: effects that no operator shows.
 
+Coalesced collectives (_coalescing_manager(), as for the buckets of Megatron-LM) share one Work object.
+
 FSDP2 and messages wait for Work objects, and FSDP frees all-gathered parameters by resizing their storages to 0. torch
 passes the reduction of a collective in an object that Python cannot read from the operator. Futures of fake works are
 empty; real ones run their callbacks on a stream of a pool, so that the compute stream does not wait. Here that is one
@@ -9,41 +11,36 @@ stream, which runs callbacks in the order of their registration.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import FakeWork, ProcessGroup, Work
+from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.simulated_device import NAME, SimulatedStream, device
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import register_kernels, replace, with_values
 
 
-@contextmanager
-def resizing_watched(mode: RecordingMode) -> Iterator[None]:
+def resizing_watched(mode: RecordingMode) -> AbstractContextManager[None]:
     """Report resized storages to `mode`."""
     resize = torch.UntypedStorage.resize_
 
     def watched(storage: torch.UntypedStorage, size: int) -> Any:
         result = resize(storage, size)
-        mode.resized(storage)
+        mode.storages.resized(storage)
         return result
 
-    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    return with_values(torch.UntypedStorage, resize_=watched)
 
 
 @contextmanager
 def waiting_watched(mode: RecordingMode) -> Iterator[None]:
     """Report waits for Work objects to `mode`."""
-    originals = [(kind, kind.wait) for kind in (FakeWork, Work)]
 
     def watched(wait: Callable[..., Any]) -> Callable[..., Any]:
         def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,36 +49,20 @@ def waiting_watched(mode: RecordingMode) -> Iterator[None]:
 
         return waited
 
-    for kind, wait in originals:
-        kind.wait = watched(wait)  # type: ignore[method-assign]
-    try:
+    with with_values(FakeWork, wait=watched(FakeWork.wait)), with_values(Work, wait=watched(Work.wait)):
         yield
-    finally:
-        for kind, wait in originals:
-            kind.wait = wait  # type: ignore[method-assign]
 
 
-@contextmanager
-def reductions_watched(mode: RecordingMode) -> Iterator[None]:
+def reductions_watched(mode: RecordingMode) -> AbstractContextManager[None]:
     """Set `mode.reduce_op` to the reduction of each call of a process group."""
     names = [name for name in dir(ProcessGroup) if "reduce" in name and callable(getattr(ProcessGroup, name))]
-    originals = {name: getattr(ProcessGroup, name) for name in names}
-    for name, method in originals.items():
-        setattr(ProcessGroup, name, _watched(method, mode))
-    try:
-        yield
-    finally:
-        for name, method in originals.items():
-            setattr(ProcessGroup, name, method)
+    return with_values(ProcessGroup, **{name: _watched(getattr(ProcessGroup, name), mode) for name in names})
 
 
 def _watched(method: Callable[..., Any], mode: RecordingMode) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
-        mode.reduce_op = _reduction((*args, *kwargs.values()))
-        try:
+        with with_values(mode, reduce_op=_reduction((*args, *kwargs.values()))):
             return method(*args, **kwargs)
-        finally:
-            mode.reduce_op = ""
 
     return called
 
@@ -137,3 +118,49 @@ class Arriving(torch.futures.Future[Any]):
                 if isinstance(tensor, Tensor) and tensor.device.type == NAME:
                     tensor.record_stream(stream)  # type: ignore[arg-type]
             return Arriving(callback(self))
+
+
+_WITHOUT_FAKES = ("allreduce_coalesced_", "reduce_scatter_tensor_coalesced_", "allgather_into_tensor_coalesced_")
+
+
+def coalesce_collectives(mode: RecordingMode) -> None:
+    """Make fake tensors work in coalesced collectives, whose wait waits for each of them, permanently."""
+    missing = [
+        name
+        for name in _WITHOUT_FAKES
+        if not getattr(torch.ops.c10d, name).default.has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta)
+    ]
+    register_kernels("c10d", dict.fromkeys(missing, lambda *_, **__: FakeWork().boxed()), "Meta")
+    started = list[int]()
+
+    def start(_: ProcessGroup, __: torch.device) -> None:
+        started.append(mode.recorder.num_works)
+        mode.is_batch = True
+
+    def end(_: ProcessGroup, __: torch.device) -> _Together:
+        first = started.pop()
+        mode.is_batch = bool(started)
+        return _Together(mode.works_since(first))
+
+    # The fake group itself would return an unrelated work.
+    replace(ProcessGroup, "_start_coalescing", lambda _: start)
+    replace(ProcessGroup, "_end_coalescing", lambda _: end)
+    # A fake group runs the messages of a batch one by one.
+    replace((dist, distributed_c10d), "batch_isend_irecv", with_values(mode, is_batch=True))
+
+
+class _Together:
+    """A Work object for several works."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self, *args: Any) -> bool:
+        """Wait for all of them."""
+        for work in self._works:
+            work.wait(*args)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True: a trace has no time."""
+        return True

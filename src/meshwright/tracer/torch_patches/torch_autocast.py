@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import register_kernels, replace
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -54,12 +54,12 @@ _kept: list[torch.library.Library] = []
 
 def cast_on(device_type: str) -> None:
     """Make torch.autocast(device_type) cast as on CUDA, permanently; the type must be torch's PrivateUse1."""
-    others, library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    others = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    _kept.append(others)
     for names, called in ((LOWER_PRECISION, _lower), (FLOAT32, _float32), (FLOAT32_RESULT, _result), (WIDEST, _widest)):
-        for name in names:
-            library.impl(name, _without_autocast(device_type, _operator(name), called), "AutocastPrivateUse1")
-    _kept.extend((others, library))
+        kernels = {name: _without_autocast(device_type, _operator(name), called) for name in names}
+        register_kernels("aten", kernels, "AutocastPrivateUse1")
     replace(torch, "clear_autocast_cache", _with_own_casts)
 
 
@@ -96,8 +96,7 @@ def _without_autocast(device_type: str, operator: Any, called: Called) -> Callab
 
 
 def _lower(operator: Any, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    args, kwargs = lowered((args, kwargs), device_type)
-    return operator(*args, **kwargs)
+    return _called_in(torch.get_autocast_dtype(device_type), operator, device_type, args, kwargs)
 
 
 def _float32(operator: Any, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

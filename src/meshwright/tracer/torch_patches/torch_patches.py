@@ -36,25 +36,20 @@ from meshwright.tracer.programs.program_lines import line_of_program
 from meshwright.tracer.record.attention_kernels import as_on_cuda
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.trace_recorder import TraceRecorder
-from meshwright.tracer.record.untraceable import (
-    refuse_fsdp1,
-    refuse_number,
-    refuse_object_collectives,
-    refuse_saving,
-    refuse_unknown_sizes,
-)
-from meshwright.tracer.torch_distributed.torch_coalescing import coalesce_collectives
+from meshwright.tracer.record.untraceable import refuse_number, refuse_untraceable
 from meshwright.tracer.torch_distributed.torch_data_parallel import reduce_by_hook
 from meshwright.tracer.torch_distributed.torch_pipelining import (
     follow_schedules,
     mark_stage_messages,
     vote_by_own_stages,
 )
-from meshwright.tracer.torch_distributed.torch_works import hold_results
+from meshwright.tracer.torch_distributed.torch_works import coalesce_collectives, hold_results
 from meshwright.tracer.torch_patches.torch_data_loader import read_without_workers
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import register_kernels, replace
 from meshwright.tracer.torch_patches.torch_parameters import move_states_in_place, update_shards_in_place
 
+_outside_of_fake_mode = unset_fake_temporarily()
+"""Decorates functions that compute with real tensors."""
 _WITHOUT_TENSORS = ("__hash__", "__eq__", "__repr__", "__enter__", "__exit__", "__getstate__", "__setstate__")
 """Methods of a mesh that never read its ranks."""
 
@@ -65,19 +60,16 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     replace(device_mesh, "new_group", _own_groups_only)
     replace(_fsdp_param, "_chunk_with_empty", lambda _: LazyChunks)
     replace(FSDPParamGroup, "finalize_backward", _waiting_for_unused_gathers)
-    replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", _unrecorded(recorder))
-    if hasattr(_fsdp_collectives, "record_grad_output_stream"):
-        # Since 2.15: for devices that free memory by an operation, unlike CUDA.
-        replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
+    # DTensor runs an operator on unsharded tensors to infer shapes.
+    replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", recorder.paused())
+    # Since 2.15: for devices that free memory by an operation, unlike CUDA.
+    replace(_fsdp_collectives, "record_grad_output_stream", lambda _: _nothing)
     reduce_by_hook(mode)
     hold_results(mode)
     coalesce_collectives(mode)
     move_states_in_place(mode.device_type)
     update_shards_in_place()
-    refuse_object_collectives(recorder.scopes)
-    refuse_fsdp1(recorder.scopes)
-    refuse_unknown_sizes(recorder.scopes)
-    refuse_saving(recorder.scopes)
+    refuse_untraceable(recorder.scopes)
     read_without_workers()
     vote_by_own_stages()
     mark_stage_messages()
@@ -87,8 +79,7 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     replace(_dispatch, "is_rng_supported_mesh", lambda _: lambda _: False)
     replace(OffsetBasedRNGTracker, "_distribute_region", lambda _: lambda *_, **__: nullcontext())
     # An optimizer uses its foreach implementation only for known tensor types.
-    replace(optimizer, "_foreach_supported_types", lambda types: [*types, FakeTensor])
-    replace(_foreach_utils, "_foreach_supported_types", lambda types: [*types, FakeTensor])
+    replace((optimizer, _foreach_utils), "_foreach_supported_types", lambda types: [*types, FakeTensor])
     _silent_kernels()
     replace(F, "scaled_dot_product_attention", as_on_cuda)
     replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
@@ -135,13 +126,13 @@ def _tensor_by_way_of_cpu(make: Callable[..., Tensor], mode: RecordingMode) -> C
         tensor = make(data, **kwargs)
         if device is None:
             if isinstance(tensor, FakeTensor) and isinstance(data, float | int) and get_proxy_mode() is None:
-                mode.numbers.know(tensor, [data])
+                mode.numbers.readings.put(tensor, [data])
             return tensor
         if get_proxy_mode() is not None:
             # In a compiled graph a copy of a constant would decompose into a real tensor.
             return torch.empty_like(tensor, device=device).copy_(tensor)
         moved = tensor.to(device)
-        mode.numbers.know(moved, np.asarray(data).ravel().tolist())
+        mode.numbers.readings.put(moved, np.asarray(data).ravel().tolist())
         return moved
 
     # TorchScript, which compiles parts of torch on import, identifies functions by identity.
@@ -215,15 +206,6 @@ def _own_groups_only(new_group: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _outside_of_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():
-            return function(*args, **kwargs)
-
-    return called
-
-
 class LazyChunks:
     """Lazy views of shards: FSDP2 makes one per rank and uses two, which takes minutes for 16,384 ranks."""
 
@@ -242,23 +224,6 @@ class LazyChunks:
         return self.tensor.narrow(self.dim, start, min(share, size - start))
 
 
-def _unrecorded(recorder: TraceRecorder) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Pause recording while DTensor runs an operator on unsharded tensors to infer shapes."""
-
-    def by(find: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(find)
-        def found(*args: Any, **kwargs: Any) -> Any:
-            recorder.is_paused, before = True, recorder.is_paused
-            try:
-                return find(*args, **kwargs)
-            finally:
-                recorder.is_paused = before
-
-        return found
-
-    return by
-
-
 def _as_method(function: Callable[[Tensor, Any], None]) -> Callable[[Tensor, Any], None]:
     """Return a plain function that binds as a method."""
     return lambda tensor, stream: function(tensor, stream)
@@ -275,13 +240,7 @@ def _is_compiling() -> bool:
 
 def _silent_kernels() -> None:
     """Register operators with one kernel on CUDA, which torch would otherwise decompose."""
-    library = torch.library.Library("aten", "IMPL")
-    for name in ("silu_backward", "_fused_rms_norm"):
-        library.impl(name, _never_run, "PrivateUse1")
-    _kept.append(library)
-
-
-_kept: list[torch.library.Library] = []
+    register_kernels("aten", dict.fromkeys(("silu_backward", "_fused_rms_norm"), _never_run), "PrivateUse1")
 
 
 def _never_run(*_: Any, **__: Any) -> Any:

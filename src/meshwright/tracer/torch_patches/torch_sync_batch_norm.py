@@ -16,20 +16,19 @@ from torch.nn.modules import _functions
 
 from meshwright.spec.trace.trace import RecordKind
 from meshwright.tracer.record.simulated_device import device
-from meshwright.tracer.torch_patches.torch_names import replace
-
-_kept: list[torch.library.Library] = []
+from meshwright.tracer.torch_patches.torch_names import register_kernels, replace, with_values
 
 
 def normalize_over_ranks() -> None:
     """Make SyncBatchNorm work under fake tensors, permanently."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("batch_norm_stats", lambda x, _: _per_channel(x, 2), "Meta")
-    library.impl("batch_norm_gather_stats_with_counts", lambda x, *_: _per_channel(x, 2), "Meta")
-    library.impl("batch_norm_elemt", lambda x, *_: torch.empty_like(x), "Meta")
-    library.impl("batch_norm_backward_reduce", lambda _, x, *__: _per_channel(x, 4), "Meta")
-    library.impl("batch_norm_backward_elemt", lambda _, x, *__: torch.empty_like(x), "Meta")
-    _kept.append(library)
+    shapes: dict[str, Callable[..., Any]] = {
+        "batch_norm_stats": lambda x, _: _per_channel(x, 2),
+        "batch_norm_gather_stats_with_counts": lambda x, *_: _per_channel(x, 2),
+        "batch_norm_elemt": lambda x, *_: torch.empty_like(x),
+        "batch_norm_backward_reduce": lambda _, x, *__: _per_channel(x, 4),
+        "batch_norm_backward_elemt": lambda _, x, *__: torch.empty_like(x),
+    }
+    register_kernels("aten", shapes, "Meta")
     replace(_functions.SyncBatchNorm, "forward", _without_mask)
 
 
@@ -42,10 +41,7 @@ def _without_mask(forward: Callable[..., Any]) -> Any:
     @functools.wraps(forward)
     def normalized(*args: Any) -> Any:
         device.on(None, RecordKind.HOST_SYNC)
-        device.is_capturing = True
-        try:
+        with with_values(device, is_capturing=True):
             return forward(*args)
-        finally:
-            device.is_capturing = False
 
     return staticmethod(normalized)

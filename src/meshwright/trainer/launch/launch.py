@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.errors import ExitCode, Preempted
-from meshwright.fault_tolerance.hang_notice import HangNotice
+from meshwright.fault_tolerance.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.log import logger
 from meshwright.spec.run.run import Manifest, Run
@@ -29,22 +29,22 @@ _SHUTDOWN_TIMEOUT_S = "120"
 
 def train_locally(config: RankConfig, num_ranks: int) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
-    with HangNotice(config.run, config.job.run.hang_after_s):
-        code = _attempt(config, num_ranks)
+    with LauncherWatch(config.run, config.job.run.hang_after_s) as watch:
+        code = _attempt(config, num_ranks, watch)
         for restart in range(1, config.job.run.max_restarts + 1):
             if code is not ExitCode.RETRY or _is_stopped(config):
                 break
             logger.error("restart %d of %d from the newest checkpoint", restart, config.job.run.max_restarts)
-            code = _attempt(config.replace(resume=True), num_ranks)
+            code = _attempt(config.replace(resume=True), num_ranks, watch)
         return code
 
 
-def _attempt(config: RankConfig, num_ranks: int) -> ExitCode:
+def _attempt(config: RankConfig, num_ranks: int, watch: LauncherWatch) -> ExitCode:
     """Launch once, and let the manifest say how it ended where rank 0 was killed or knew less than another."""
     run = config.run
     before = read_manifest(run)
     try:
-        code = launch(config, num_ranks)
+        code = launch(config, num_ranks, watch.killed)
     except (Preempted, KeyboardInterrupt):
         ended = _began(before, run)
         if ended is None or ended.exit != ExitCode.DONE:
@@ -70,8 +70,10 @@ def _is_stopped(config: RankConfig) -> bool:
     return stop_after is not None and stop_after <= max(config.run.checkpoint_steps(), default=0)
 
 
-def launch(config: RankConfig, num_ranks: int) -> ExitCode:
+def launch(config: RankConfig, num_ranks: int, killed: Collection[int] = ()) -> ExitCode:
     """Start `num_ranks` local ranks from `config` and return the exit code for all of them.
+
+    `killed` grows by the process ids of ranks that have been reported and killed already.
 
     A SIGTERM, SIGHUP or SIGINT that reaches this process is passed on to the ranks, which stop after their step.
     """
@@ -99,7 +101,7 @@ def launch(config: RankConfig, num_ranks: int) -> ExitCode:
         try:
             elastic_launch(elastic, sys.executable)("-m", RankConfig.__module__, str(config_file))
         except ChildFailedError as error:
-            _report(error.failures, config.run)
+            _report({rank: one for rank, one in error.failures.items() if one.pid not in killed}, config.run)
             return _combine([failure.exitcode for failure in error.failures.values()])
         except SignalException as stopped:
             if stopped.sigval == signal.SIGINT:
@@ -120,7 +122,7 @@ def _combine(codes: Collection[int]) -> ExitCode:
 
 def _report(failures: dict[int, ProcessFailure], run: Run) -> None:
     """Name the ranks that ended by themselves; those that we had to stop afterwards are no news."""
-    first = min(failures.values(), key=lambda failure: failure.timestamp)
+    first = min(failures.values(), key=lambda failure: failure.timestamp, default=None)
     for rank, failure in sorted(failures.items()):
         if failure.exitcode < 0 and (failure is first or failure.exitcode != -signal.SIGTERM):
             name = signal.Signals(-failure.exitcode).name

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import sys
+import traceback
+from types import TracebackType
+from typing import Self
 
 import torch
 
 from meshwright.config.paths import with_absolute_paths
-from meshwright.errors import ExitCode, LostPeer, MeshwrightError
+from meshwright.errors import ConfigError, ExitCode, LostPeer, MeshwrightError
 from meshwright.fault_tolerance.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
 from meshwright.fault_tolerance.stop_request import die_with_parent, ignore_stops
+from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
 from meshwright.parallelism.torch_private.torch_flight_recorder import keep_more_collectives
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.launch.user_code import blame_job_code
 from meshwright.trainer.run.loop import train
 from meshwright.trainer.run.open_run import claim
-from meshwright.trainer.run.terminal import Terminal
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
@@ -57,6 +62,79 @@ def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate
             raise explained from error
 
 
+def _claim_together(ranks: Ranks, job: Job, run: Run, *, resume: bool, overwrite: bool) -> None:
+    """Let rank 0 claim the folder and every rank stop if it may not: none waits for one that has left."""
+    problem: MeshwrightError | None = None
+    if ranks.is_first:
+        try:
+            claim(run, job, resume=resume, overwrite=overwrite)
+        except MeshwrightError as error:
+            problem = error
+    problem = ranks.gather(problem)[0]
+    if problem is not None:
+        raise problem
+
+
+class Terminal:
+    """Redirection of a rank's output to its log; the first rank that fails gets the terminal's stderr back.
+
+    Ranks that fail later have mostly lost that peer, and would print misleading advice.
+    """
+
+    def __init__(self, ranks: Ranks, run: Run) -> None:
+        self._ranks, self._run = ranks, run
+        self._owns_terminal = True
+
+    def __enter__(self) -> Self:
+        self._stderr = os.dup(2)
+        return self
+
+    def leave_to_rank_0(self) -> None:
+        """Redirect the output of this rank to its log, unless it is rank 0."""
+        if self._ranks.is_first:
+            return
+        try:
+            self._redirect((1, 2))
+            self._owns_terminal = False
+        except OSError as error:
+            log = self._run.rank_log(self._ranks.rank)
+            raise ConfigError(f"cannot write {log}: {error.strerror}: set run.dir to a shared folder") from error
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+        logger.info("rank %d, pid %d", self._ranks.rank, os.getpid())
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            if self._ranks.fails_first():
+                self._print_error(error)
+            else:
+                self._silence()
+        os.close(self._stderr)
+
+    def _print_error(self, error: Exception) -> None:
+        if self._owns_terminal:
+            return
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os.dup2(self._stderr, 2)
+        if not isinstance(error, MeshwrightError):
+            print(f"rank {self._ranks.rank} of {self._ranks.num_ranks}:", file=sys.stderr, flush=True)
+
+    def _silence(self) -> None:
+        try:
+            self._redirect((2,))
+        except OSError:
+            # No log: the run folder was rejected.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def _redirect(self, descriptors: tuple[int, ...]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        log = os.open(self._run.rank_log(self._ranks.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for descriptor in descriptors:
+            os.dup2(log, descriptor)
+        os.close(log)
+
+
 def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightError | None:
     """Return the message to show for `error`, None where it is a bug of ours."""
     if is_lost_peer(error):
@@ -72,14 +150,27 @@ def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightEr
     return blame_job_code(job, error)
 
 
-def _claim_together(ranks: Ranks, job: Job, run: Run, *, resume: bool, overwrite: bool) -> None:
-    """Let rank 0 claim the folder and every rank stop if it may not: none waits for one that has left."""
-    problem: MeshwrightError | None = None
-    if ranks.is_first:
-        try:
-            claim(run, job, resume=resume, overwrite=overwrite)
-        except MeshwrightError as error:
-            problem = error
-    problem = ranks.gather(problem)[0]
-    if problem is not None:
-        raise problem
+def blame_job_code(job: Job, error: Exception) -> MeshwrightError | None:
+    """Return the one line that says where the job's own code raised `error`, having shown its traceback on stderr.
+
+    None where the error did not pass through the modules that model.source and data.source name.
+    """
+    for key, source in (("model.source", job.model.source), ("data.source", job.data.source)):
+        start = _first_frame_in(source, error.__traceback__)
+        if start is not None:
+            traceback.print_exception(type(error), error, start)
+            place = traceback.extract_tb(start)[0]
+            return MeshwrightError(
+                f"{key} = {source!r}: {type(error).__name__} came out of the job's own code, {place.filename}:"
+                f"{place.lineno} in {place.name}, shown above: correct it, then start again with --resume"
+            )
+    return None
+
+
+def _first_frame_in(source: str, trace: TracebackType | None) -> TracebackType | None:
+    if not is_object_source(source):
+        return None
+    file = getattr(sys.modules.get(source.partition(":")[0]), "__file__", None)
+    while trace is not None and trace.tb_frame.f_code.co_filename != file:
+        trace = trace.tb_next
+    return trace

@@ -22,9 +22,8 @@ from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.trace.marks import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.run.metrics import StepMetrics
 from meshwright.trainer.run.open_run import open_recorder
-from meshwright.trainer.run.run_recorder import RunRecorder
+from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
 from meshwright.trainer.step.speed import PeakFlops, peak_memory_bytes
 from meshwright.trainer.step.training import Training
 from meshwright.units import format_duration

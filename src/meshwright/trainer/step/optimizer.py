@@ -1,4 +1,6 @@
-"""AdamW over sharded parameters, and its state by parameter name."""
+"""AdamW over sharded parameters, its state by parameter name, and its learning rate."""
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -49,3 +51,26 @@ def optimizer_state(model: nn.Module, optimizer: AdamW) -> dict[str, dict[str, l
         for key, tensor in state.items():
             by_name.setdefault(name, {}).setdefault(key, []).append(tensor)
     return by_name
+
+
+def learning_rate(step: int, num_steps: int, optimizer: OptimizerSection) -> float:
+    """Return the learning rate of `step` (1 is the first) in a run of `num_steps`.
+
+    Linear warmup to the top, then by schedule: cosine or linear down to min_lr_ratio at the last step,
+    wsd (warmup, stable, decay) linear over the last decay_fraction, or constant.
+    """
+    top = optimizer.learning_rate
+    if step <= optimizer.warmup_steps:
+        return top * step / optimizer.warmup_steps
+    first_decay_step = optimizer.warmup_steps
+    if optimizer.schedule == "wsd":
+        first_decay_step = max(first_decay_step, num_steps - round(optimizer.decay_fraction * num_steps))
+    progress = max(0, step - first_decay_step) / max(1, num_steps - first_decay_step)
+    match optimizer.schedule:
+        case "constant":
+            remaining = 1.0
+        case "cosine":
+            remaining = (1 + math.cos(math.pi * progress)) / 2
+        case "linear" | "wsd":
+            remaining = 1 - progress
+    return top * (optimizer.min_lr_ratio + (1 - optimizer.min_lr_ratio) * remaining)

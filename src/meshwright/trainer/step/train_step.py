@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from torch import distributed as dist
 from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
-from meshwright.fault_tolerance.guards import require_all_gradients, require_finite
+from meshwright.errors import MeshwrightError, NonFiniteError
 from meshwright.parallelism.context.sequence_shards import sequence_indices
 from meshwright.parallelism.data.buffers import share_buffers
 from meshwright.parallelism.data.fully_sharded import reshard_model
@@ -27,7 +28,8 @@ from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.spec.job.job import Job
 from meshwright.trainer.step.expert_load import ExpertLoad
-from meshwright.trainer.step.learning_rate import learning_rate
+from meshwright.trainer.step.optimizer import learning_rate
+from meshwright.units import first_of
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,27 @@ def seed_everything(seed: int, step: int, first_slot: int) -> None:
         torch.cuda.manual_seed(mixed % 2**63)
     np.random.seed(mixed % 2**32)
     random.seed(mixed)
+
+
+def require_finite(step: int, loss: float, grad_norm: float) -> None:
+    """Raise NonFiniteError if the loss or the gradient norm is NaN or infinite.
+
+    Both are equal on every rank, so all ranks stop before the optimizer step.
+    """
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        return
+    raise NonFiniteError(
+        f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, so the optimizer step was skipped "
+        "and the last checkpoint is unchanged: lower optimizer.learning_rate, lengthen optimizer.warmup_steps, "
+        "or look at the data of this step"
+    )
+
+
+def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raise MeshwrightError that lists trainable parameters without a gradient after the first backward."""
+    missing = [name for name, parameter in named_parameters if parameter.requires_grad and parameter.grad is None]
+    if missing:
+        raise MeshwrightError(
+            f"no gradient after the first backward for {first_of(missing)}: every trainable parameter must contribute "
+            "to the loss: use it in the model's forward, or set requires_grad = False on it in the model"
+        )

@@ -11,18 +11,15 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from meshwright.checkpoint.checkpoint import load, prune, save
 from meshwright.checkpoint.hf.families import BUFFER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
-from meshwright.checkpoint.load import load
-from meshwright.checkpoint.save import prune, save
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
-from meshwright.data.order import Share
-from meshwright.data.resume import check_resumable
+from meshwright.data.order import Share, check_resumable
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.models.build import build_model
-from meshwright.models.contract import blocks_of
-from meshwright.models.shardable import require_shardable
+from meshwright.models.contract import blocks_of, require_shardable
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
 from meshwright.parallelism.data.materialize import fill_from

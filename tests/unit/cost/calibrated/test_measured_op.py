@@ -14,7 +14,7 @@ from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
-from meshwright.models.llama import Block
+from meshwright.models.llama import LlamaBlock
 from meshwright.models.rope import rope_tables
 from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.layout.layout import Layout
@@ -23,7 +23,7 @@ from meshwright.spec.machine.device import Device, MatmulRates
 from meshwright.spec.machine.figure import Figure, Source
 from meshwright.spec.machine.measured import AttentionPoint, CollectivePoint, MatmulPoint, MemoryOp, MemoryOpPoint
 from meshwright.spec.model.model_spec import model_spec
-from meshwright.spec.model.op import Attention
+from meshwright.spec.model.op import CoreAttention
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
@@ -137,7 +137,7 @@ def test_attention_takes_what_was_measured_forward_and_backward() -> None:
         group.count * op.forward_flops_per_token(SEQ_LEN)
         for group in MODEL.groups
         for op in group.ops
-        if isinstance(op, Attention)
+        if isinstance(op, CoreAttention)
     )
     at_best = 3 * forward / 1e9
     assert step(of()).attention_inefficiency_s + at_best == pytest.approx(forward / 5e8 + 2.5 * forward / 1e9)
@@ -200,7 +200,7 @@ def test_a_format_that_nobody_measured_is_refused() -> None:
 
 def test_the_kernels_of_an_op_are_those_of_our_block() -> None:
     sizes = PRESETS["llama-1m"]
-    block, turns = Block(sizes), rope_tables(sizes, torch.arange(16))
+    block, turns = LlamaBlock(sizes), rope_tables(sizes, torch.arange(16))
     x_BSD = torch.randn(1, 16, sizes.dim, requires_grad=True)
     counted = count_kernels(lambda: block(x_BSD, *turns).sum().backward())
     num_ops = next(len(group.ops) for group in MODEL.groups if group.name == "blocks")

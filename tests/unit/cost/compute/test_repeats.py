@@ -10,7 +10,6 @@ from meshwright.cost.compute.repeats import compiled_share, repeated_share
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
-from meshwright.planner.search.cases import cases_of
 from meshwright.spec.layout.layout import Layout
 from questions import ask
 
@@ -18,7 +17,7 @@ SPLIT = Layout(pp=2, dp_shard=8, schedule="ZBVZeroBubble", compile=True)
 
 
 def cases(model: str, *layouts: Layout) -> Cases:
-    return cases_of(layout_table(list(layouts)), ask(model, 16, batch=32))
+    return ask(model, 16, batch=32).cases(layout_table(list(layouts)))
 
 
 def steps(model: str, *layouts: Layout) -> StepTerms:

@@ -17,8 +17,8 @@ from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.step_times import step_times
 from meshwright.cost.work import BLOCK, work_of
-from meshwright.spec.job.row_attention import SCORES_AT_ONCE
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.op import ATTENTION_SCORES_AT_ONCE
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 HEADS, KV_HEADS, WIDTH, POSITIONS = 32, 8, 128, 8192
@@ -45,7 +45,7 @@ def test_no_score_is_left_out() -> None:
 
 
 def test_each_block_holds_so_many_scores() -> None:
-    assert piece(POSITIONS, POSITIONS).num_blocks == HEADS * POSITIONS**2 / SCORES_AT_ONCE
+    assert piece(POSITIONS, POSITIONS).num_blocks == HEADS * POSITIONS**2 / ATTENTION_SCORES_AT_ONCE
     assert piece(8, 8).num_blocks == 1
 
 

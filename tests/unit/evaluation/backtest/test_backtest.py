@@ -15,7 +15,7 @@ from meshwright.evaluation.backtest.picking import picking_score
 from meshwright.evaluation.backtest.replay import COLUMNS, load_runs, replay
 from meshwright.evaluation.backtest.score import POOLED, overall, scores
 from meshwright.evaluation.fitting.given_runs import calibrate_given
-from meshwright.spec.run.backtest import Prediction
+from meshwright.spec.run.backtest_scores import Prediction
 
 RUN = {
     "id": "a",

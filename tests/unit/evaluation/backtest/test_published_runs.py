@@ -6,7 +6,7 @@ from meshwright.evaluation.backtest.left_out import by_folds, by_stack
 from meshwright.evaluation.backtest.replay import replay
 from meshwright.evaluation.backtest.report import backtest, shipped_sizes
 from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.spec.run.backtest import Backtest, Prediction
+from meshwright.spec.run.backtest_scores import Backtest, Prediction
 from validation.tolerance import allowed, reached
 
 Replayed = tuple[list[MeasuredRun], list[Prediction]]

@@ -15,7 +15,7 @@ from meshwright.errors import UnsupportedError
 from meshwright.pages.html import html_page as html
 from meshwright.pages.html.dry_run_html import write_html
 from meshwright.pages.tables.dry_run_table import dry_run_page
-from meshwright.spec.step.dry_run import DryRun, Stragglers, Straggling
+from meshwright.spec.step.dry_run_report import DryRun, Stragglers, Straggling
 from meshwright.spec.step.estimate import Estimate, MemoryUse
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.trace.timeline import Timeline

@@ -15,7 +15,7 @@ from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_fi
 from meshwright.pages.html.plan_html import write_plan_html
 from meshwright.planner.plan import make_plan
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.plan import Plan
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import GiB
 from questions import SMALL_PLAN, ask
 

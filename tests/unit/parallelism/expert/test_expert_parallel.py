@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from meshwright.models.expert_rows import reorder
-from meshwright.parallelism.expert.expert_parallel import expert_shard_dim
-from meshwright.parallelism.expert.token_exchange import expert_order
+from meshwright.parallelism.expert.expert_parallel import expert_order, expert_shard_dim
 
 
 @pytest.mark.parametrize(

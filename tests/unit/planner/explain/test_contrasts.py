@@ -10,7 +10,7 @@ import pytest
 from meshwright.planner.plan import make_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SPLIT_KEYS
-from meshwright.spec.run.plan import Candidate, Plan
+from meshwright.spec.run.layout_plan import Candidate, Plan
 from questions import ask
 
 TOLERANCE = 0.01

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cost.layout_table import layout_table
-from meshwright.planner.explain.refused import invalid_reason
+from meshwright.planner.explain.infeasible import invalid_reason
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import is_valid
 from meshwright.spec.job.validity import split_problems

@@ -9,12 +9,11 @@ import pytest
 
 from meshwright.cost.layout_table import layout_table
 from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.planner.candidate import judge
-from meshwright.planner.explain.unmeasured import LEFT_OUT_ERROR, unmeasured_features
+from meshwright.planner.candidate import LEFT_OUT_ERROR, judge, unmeasured_features
 from meshwright.planner.plan import find, make_plan
 from meshwright.planner.search.simplicity import MEMORY_STEP, RANKING_ERROR, complexity, complexity_of
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout
-from meshwright.spec.run.plan import Candidate
+from meshwright.spec.run.layout_plan import Candidate
 from questions import ask
 
 SIMPLE_FIRST = [

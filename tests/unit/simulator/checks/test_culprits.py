@@ -8,7 +8,7 @@ import pytest
 
 from hand_traces import ALL_GATHER, Script, all_of
 from meshwright.simulator.checks.check_traces import check
-from meshwright.spec.trace.problem import Problem
+from meshwright.spec.trace.trace_problem import TraceProblem
 
 FOUR = (0, 1, 2, 3)
 ALL_TO_ALL = "c10d.alltoall_base_.default"
@@ -182,7 +182,7 @@ def test_what_lacks_is_shown_with_what_came_before() -> None:
     assert str(problem.culprit) == f"rank 1: nothing more after {ALL_GATHER} (forward)"
 
 
-def _checked(step: Step, culprit: int) -> tuple[Problem, ...]:
+def _checked(step: Step, culprit: int) -> tuple[TraceProblem, ...]:
     scripts = [Script(rank, 4) for rank in FOUR]
     for rank, script in enumerate(scripts):
         step(script, rank == culprit)

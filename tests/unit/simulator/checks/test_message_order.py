@@ -8,7 +8,7 @@ import pytest
 
 from hand_traces import Script, all_of
 from meshwright.simulator.checks.hazards import message_hazards
-from meshwright.spec.trace.problem import Hazard
+from meshwright.spec.trace.trace_problem import Hazard
 
 PAIR = (0, 1)
 Ask = Callable[[Script, int], int]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hand_traces import ALL_GATHER, ALL_REDUCE, Script, all_of
 from meshwright.simulator.checks.check_traces import check
 from meshwright.simulator.checks.hazards import hazards
-from meshwright.simulator.checks.rank_classes import group_equivalent
+from meshwright.simulator.engine.rank_classes import group_equivalent
 from meshwright.spec.trace.traces import Traces
 
 NUM_RANKS = 6

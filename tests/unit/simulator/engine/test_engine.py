@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hand_traces import ALL_GATHER, Script, all_of, moments, play_scripts
+from hand_traces import ALL_GATHER, Script, all_of, execute_scripts, moments
 from meshwright.spec.trace.trace import NONE
 from meshwright.spec.trace.traces import Traces
 
@@ -153,7 +153,7 @@ def test_half_loads_do_not_slow_each_other() -> None:
     script = Script()
     script.collective((0,), wire_s=3.0, axis="tp")
     script.collective((0,), wire_s=3.0, axis="fsdp")
-    found = play_scripts(all_of(script), (script,), load=0.5)[2]
+    found = execute_scripts(all_of(script), (script,), load=0.5)[2]
     assert found[0].end_s.tolist() == [3.0, 3.0]
 
 
@@ -172,7 +172,7 @@ def test_computing_and_communicating_at_once_slows_both(computing_s: float, comm
         script.op(computing_s / 4)
     script.wait(work)
     script.op()
-    _, execution, found = play_scripts(all_of(script), (script,), slowdown=0.25)
+    _, execution, found = execute_scripts(all_of(script), (script,), slowdown=0.25)
     shorter_s, longer_s = sorted((computing_s, communicating_s))
     assert execution.end_s == longer_s + 0.25 * shorter_s
     computed_s = (found[0].end_s - found[0].start_s)[1:5].sum()
@@ -209,7 +209,7 @@ def test_classes_of_ranks_play_what_all_ranks_play(world_size: int, num_stages: 
     class_of_rank = np.arange(world_size) // width * width
     few = tuple(scripts[rank] for rank in range(0, world_size, width))
     classes = Traces(world_size, {script.traced.rank: script.trace() for script in few}, class_of_rank)
-    by_class = play_scripts(classes, few)[2]
+    by_class = execute_scripts(classes, few)[2]
     full = moments(*scripts)
     for rank in range(world_size):
         np.testing.assert_array_equal(full[rank].start_s, by_class[int(class_of_rank[rank])].start_s)
@@ -224,7 +224,7 @@ def test_a_ring_within_one_class_meets_itself() -> None:
         script.send((rank + 1) % 4, ring, wire_s=1.0)
         script.wait(script.receive((rank - 1) % 4, ring, wire_s=1.0))
         scripts.append(script)
-    by_class = play_scripts(Traces(4, {0: scripts[0].trace()}, np.zeros(4, np.int64)), (scripts[0],))[2]
+    by_class = execute_scripts(Traces(4, {0: scripts[0].trace()}, np.zeros(4, np.int64)), (scripts[0],))[2]
     assert by_class[0].end_s.tolist() == moments(*scripts)[2].end_s.tolist()
 
 
@@ -233,7 +233,7 @@ def test_what_never_comes_is_never_played() -> None:
     first.wait(first.collective(BOTH))
     first.op(1.0)
     second.op(1.0)
-    _, execution, found = play_scripts(all_of(first, second), (first, second))
+    _, execution, found = execute_scripts(all_of(first, second), (first, second))
     assert not execution.is_done
     assert np.isnan(found[0].end_s[2])
     assert execution.ended_at.tolist() == [NONE]

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hand_traces import Script, all_of, play_scripts
+from hand_traces import Script, all_of, execute_scripts
 
 WORLD_SIZE, NUM_STREAMS = 3, 2
 GROUPS = ((0, 1, 2), (0, 1), (1, 2))
@@ -94,7 +94,7 @@ def test_the_engine_plays_any_step_as_the_rules_say(actions: list[tuple[object, 
     for name, *arguments in actions:
         getattr(oracle, str(name))(*arguments)
     scripts = tuple(oracle.scripts)
-    _, execution, found = play_scripts(all_of(*scripts), scripts, load=0.0)
+    _, execution, found = execute_scripts(all_of(*scripts), scripts, load=0.0)
     assert execution.is_done
     for rank in range(WORLD_SIZE):
         assert found[rank].end_s.tolist() == oracle.ends[rank]

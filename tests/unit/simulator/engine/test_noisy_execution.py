@@ -7,9 +7,9 @@ import pytest
 
 from hand_traces import ALL_GATHER, Script, all_of
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.analysis.stragglers import stragglers_of
+from meshwright.simulator.analysis.step_tables import stragglers_of
 from meshwright.simulator.engine.conditions import Conditions
-from meshwright.simulator.engine.split_classes import split_classes
+from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.machine.figure import Figure
 from meshwright.spec.trace.fault import Fault

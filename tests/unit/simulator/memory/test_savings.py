@@ -34,14 +34,14 @@ def network_step() -> WrittenStep:
     return step
 
 
-def found(*, is_host: bool) -> dict[str, SavedTensors]:
+def found(*, can_offload: bool) -> dict[str, SavedTensors]:
     trace = network_step().trace()
     live = liveness_of(trace, np.array([SECONDS[one.op] for one in trace.signatures]), HOST_BYTES_PER_S)
-    return {saved.op: saved for saved in savings_of(live, is_host=is_host)}
+    return {saved.op: saved for saved in savings_of(live, can_offload=can_offload)}
 
 
 def test_lines_of_all_blocks_come_together_best_first() -> None:
-    saved = found(is_host=False)
+    saved = found(can_offload=True)
     assert next(iter(saved)) == SILU
     assert {one.scope for one in saved.values()} == {"blocks.*.ffn"}
     assert {op: (one.num_bytes, one.num_tensors) for op, one in saved.items()} == {
@@ -54,9 +54,9 @@ def test_lines_of_all_blocks_come_together_best_first() -> None:
 
 
 def test_what_another_rank_sent_is_only_moved() -> None:
-    assert found(is_host=False)[EMPTY].recompute_s is None
-    assert EMPTY not in found(is_host=True)
+    assert found(can_offload=True)[EMPTY].recompute_s is None
+    assert EMPTY not in found(can_offload=False)
 
 
 def test_a_host_moves_nothing_to_itself() -> None:
-    assert {op: one.offload_s for op, one in found(is_host=True).items()} == {SILU: None, MATMUL: None}
+    assert {op: one.offload_s for op, one in found(can_offload=False).items()} == {SILU: None, MATMUL: None}

@@ -8,7 +8,7 @@ from meshwright.errors import UnsupportedError
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.model_spec import ModelSpec, model_spec, transformer_config, transformer_spec
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-from meshwright.spec.model.op import Attention, Elementwise, GroupedMatmul, Matmul, Norm, Op, Rope
+from meshwright.spec.model.op import CoreAttention, Elementwise, GroupedMatmul, Matmul, Norm, Op, Rope
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.model.transformer_config import MoEConfig
 
@@ -102,7 +102,7 @@ def test_tied_head_is_computed_but_not_owned() -> None:
 
 
 def test_attention_without_a_mask_is_twice_as_much() -> None:
-    causal = Attention(name="attention", num_heads=4, num_kv_heads=2, head_dim=32, value_head_dim=32, causal=True)
+    causal = CoreAttention(name="attention", num_heads=4, num_kv_heads=2, head_dim=32, value_head_dim=32, causal=True)
     assert causal.replace(causal=False).forward_flops_per_token(100) == 2 * causal.forward_flops_per_token(100)
 
 

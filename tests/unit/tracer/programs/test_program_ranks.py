@@ -11,12 +11,12 @@ import pytest
 from hand_traces import Script
 from meshwright.errors import UnsupportedError
 from meshwright.simulator.checks.check_traces import check, with_earlier
-from meshwright.simulator.engine.split_classes import split_classes
+from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.trace import GroupCall, Trace
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs import program_ranks
 from meshwright.tracer.programs.program_ranks import Axis, axis_of, trace_program
-from meshwright.tracer.programs.trace import Program
+from meshwright.tracer.programs.trace_ranks import Program
 
 COUNT = 512
 WORLD = tuple(range(COUNT))

@@ -37,7 +37,7 @@ def test_a_lost_rank_is_started_again_from_the_newest_checkpoint(
 ) -> None:
     resumes: list[bool] = []
 
-    def launch_nothing(config: RankConfig, num_ranks: int) -> ExitCode:
+    def launch_nothing(config: RankConfig, num_ranks: int, killed: set[int]) -> ExitCode:
         # The step that train.stop_after = 2 asks for.
         config.run.checkpoint(2).mkdir(parents=True, exist_ok=True)
         resumes.append(config.resume)

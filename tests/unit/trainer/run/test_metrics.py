@@ -1,6 +1,6 @@
 """What a step's row and line hold."""
 
-from meshwright.trainer.run.metrics import StepMetrics
+from meshwright.trainer.run.run_recorder import StepMetrics
 
 DENSE = {
     "step": 1,

@@ -44,10 +44,6 @@ class _Order:
             self._pending.remove(waiting[0])
             self.actions.append(waiting[0])
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._pending)
-
 
 def order_of_rank(rank: int, layout: Layout, num_microbatches: int) -> tuple[Action, ...]:
     """Return the compute actions of pipeline rank `rank` in order; the layout and the number must be valid."""

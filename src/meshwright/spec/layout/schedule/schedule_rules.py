@@ -78,11 +78,12 @@ def _microbatch_problems(layout: Layout, num_microbatches: int, batch_key: tuple
     else:
         rule = f"there are {layout.num_stages} stages, and it needs as many microbatches or more"
     choices = _nearest_counts(layout, num_microbatches)
+    either = " or ".join(map(str, choices))
     key, per_sequence = batch_key
     given = counted(num_microbatches, "microbatch", "microbatches")
     batches: list[Fix] = [{key: number * layout.dp * layout.microbatch_size * per_sequence} for number in choices]
     yield Problem(
-        f'layout.schedule = "{layout.schedule}" cannot run {given} in a step: {rule}. Take {_either(choices)} of them',
+        f'layout.schedule = "{layout.schedule}" cannot run {given} in a step: {rule}. Take {either} of them',
         [*batches, *_smaller_microbatches(layout, num_microbatches)],
     )
 
@@ -111,7 +112,3 @@ def _nearest_counts(layout: Layout, num_microbatches: int) -> list[int]:
     last = num_microbatches + layout.num_stages
     ways = range(num_microbatches - 1, 0, -1), range(num_microbatches + 1, last + 1)
     return [found for way in ways if (found := next(filter(lambda n: _can_run(layout, n), way), None)) is not None]
-
-
-def _either(numbers: list[int]) -> str:
-    return " or ".join(str(number) for number in numbers)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.spec.job.value_rule import field_rule
+from meshwright.spec.job.field_docs import field_rule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.hf.hf_families import ALIASES, FAMILIES
@@ -67,7 +67,7 @@ def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
     if obstacles := hf_obstacles(architecture):
         raise UnsupportedError(
             f"no model of transformers computes this one; {family.title} comes nearest, but does not have "
-            f"{'; nor '.join(obstacles)}: change that, or read the tensors with meshwright.checkpoint.load"
+            f"{'; nor '.join(obstacles)}: change that, or read the tensors with meshwright.checkpoint.checkpoint"
         )
     keys = {**family.sizes, **family.optional}
     special: dict[str, Any] = {}

@@ -7,27 +7,13 @@ config.json holds what a model computes.
 
 from __future__ import annotations
 
-from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
-from meshwright.spec.model.hf.hf_family import WIDTH_OF_HEADS, Family
+from meshwright.spec.model.hf.hf_family import OPTIONAL, SIZES, WIDTH_OF_HEADS, Family
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _ROUTER_LOSS = frozenset({"output_router_logits", "router_aux_loss_coef"})
 
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "dim",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "ffn_dim",
-}
-_OPTIONAL = {
-    "num_key_value_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "rms_norm_eps": "norm_eps",
-    "max_position_embeddings": "max_seq_len",
-    "tie_word_embeddings": "tie_embeddings",
-}
+_MOE_ROPE_TYPES = ("default", "llama3", "yarn")
 _NO_BIAS = {"attention_bias": False, "attention_dropout": 0.0}
 
 FAMILIES: dict[str, Family] = {
@@ -67,19 +53,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": Family(
         title="Llama",
-        architecture=LlamaArchitecture,
-        sizes=_SIZES,
-        optional=_OPTIONAL,
         defaults={"head_dim": WIDTH_OF_HEADS, "norm_eps": 1e-6, "max_seq_len": 2048},
         implied={"qk_norm": False},
         written={**_NO_BIAS, "mlp_bias": False},
     ),
     "mistral": Family(
         title="Mistral",
-        architecture=LlamaArchitecture,
-        sizes=_SIZES,
         # Here a window counts without use_sliding_window.
-        optional={**_OPTIONAL, "sliding_window": "sliding_window"},
+        optional={**OPTIONAL, "sliding_window": "sliding_window"},
         defaults={
             "num_kv_heads": 8,
             "head_dim": WIDTH_OF_HEADS,
@@ -92,9 +73,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": Family(
         title="Qwen2",
-        architecture=LlamaArchitecture,
-        sizes=_SIZES,
-        optional=_OPTIONAL,
         defaults={"num_kv_heads": 32, "head_dim": WIDTH_OF_HEADS, "norm_eps": 1e-6, "max_seq_len": 32_768},
         implied={"qk_norm": False, "qkv_bias": True},
         has_window_switch=True,
@@ -102,9 +80,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3": Family(
         title="Qwen3",
-        architecture=LlamaArchitecture,
-        sizes=_SIZES,
-        optional=_OPTIONAL,
         defaults={"num_kv_heads": 32, "head_dim": 128, "norm_eps": 1e-6, "max_seq_len": 32_768},
         implied={"qk_norm": True},
         has_window_switch=True,
@@ -114,13 +89,12 @@ FAMILIES: dict[str, Family] = {
         title="Mixtral",
         architecture=MoEArchitecture,
         sizes={
-            **_SIZES,
+            **SIZES,
             # No layer has a plain feed-forward network: the width is that of an expert.
             "intermediate_size": "expert_ffn_dim",
             "num_local_experts": "num_experts",
             "num_experts_per_tok": "experts_per_token",
         },
-        optional=_OPTIONAL,
         defaults={
             "num_kv_heads": 8,
             "head_dim": WIDTH_OF_HEADS,
@@ -140,18 +114,18 @@ FAMILIES: dict[str, Family] = {
         only={"router_jitter_noise": 0.0, "sliding_window": None},
         written={"attention_dropout": 0.0, "sliding_window": None},
         harmless=_ROUTER_LOSS,
-        rope_types=("default", "llama3", "yarn"),
+        rope_types=_MOE_ROPE_TYPES,
     ),
     "qwen3_moe": Family(
         title="Qwen3Moe",
         architecture=MoEArchitecture,
         sizes={
-            **_SIZES,
+            **SIZES,
             "num_experts": "num_experts",
             "num_experts_per_tok": "experts_per_token",
             "moe_intermediate_size": "expert_ffn_dim",
         },
-        optional={**_OPTIONAL, "norm_topk_prob": "router.normalize_weights"},
+        optional={**OPTIONAL, "norm_topk_prob": "router.normalize_weights"},
         defaults={
             "num_kv_heads": 4,
             "head_dim": WIDTH_OF_HEADS,
@@ -168,13 +142,13 @@ FAMILIES: dict[str, Family] = {
         only={"decoder_sparse_step": 1},
         written={**_NO_BIAS, "use_sliding_window": False, "decoder_sparse_step": 1},
         harmless=_ROUTER_LOSS | {"mlp_only_layers"},
-        rope_types=("default", "llama3", "yarn"),
+        rope_types=_MOE_ROPE_TYPES,
     ),
     "deepseek_v3": Family(
         title="DeepseekV3",
         architecture=MoEArchitecture,
         sizes={
-            **_SIZES,
+            **SIZES,
             "n_routed_experts": "num_experts",
             "num_experts_per_tok": "experts_per_token",
             "moe_intermediate_size": "expert_ffn_dim",
@@ -184,7 +158,7 @@ FAMILIES: dict[str, Family] = {
             "v_head_dim": "latent.value_head_dim",
         },
         optional={
-            **{theirs: ours for theirs, ours in _OPTIONAL.items() if theirs != "head_dim"},
+            **{theirs: ours for theirs, ours in OPTIONAL.items() if theirs != "head_dim"},
             "q_lora_rank": "latent.query_rank",
             "n_shared_experts": "num_shared_experts",
             "n_group": "router.num_groups",
@@ -218,7 +192,7 @@ FAMILIES: dict[str, Family] = {
                 *("ep_size", "seq_aux", "aux_loss_alpha", "auto_map"),
             }
         ),
-        rope_types=("default", "llama3", "yarn"),
+        rope_types=_MOE_ROPE_TYPES,
     ),
 }
 """By model_type."""

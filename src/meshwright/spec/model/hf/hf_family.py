@@ -11,23 +11,38 @@ from meshwright.spec.model.architecture import LlamaArchitecture
 WIDTH_OF_HEADS = "hidden_size / num_attention_heads"
 """Marks the default that is computed."""
 
+SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_dim",
+}
+OPTIONAL = {
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "rms_norm_eps": "norm_eps",
+    "max_position_embeddings": "max_seq_len",
+    "tie_word_embeddings": "tie_embeddings",
+}
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One model_type."""
 
     title: str
     """Beginning of its class names in transformers."""
-    model_class: str = field(default="ForCausalLM", kw_only=True)
-    """End of the name of its class with a head for the next token."""
-    architecture: type[LlamaArchitecture]
-    """Our class."""
-    sizes: Mapping[str, str]
-    """Keys that every config must have, all whole numbers above 0 -> our fields."""
-    optional: Mapping[str, str]
-    """Keys for which transformers has a default -> our fields."""
     defaults: Mapping[str, Any]
     """Our fields where the key is absent."""
+    model_class: str = "ForCausalLM"
+    """End of the name of its class with a head for the next token."""
+    architecture: type[LlamaArchitecture] = LlamaArchitecture
+    """Our class."""
+    sizes: Mapping[str, str] = field(default_factory=lambda: SIZES)
+    """Keys that every config must have, all whole numbers above 0 -> our fields."""
+    optional: Mapping[str, str] = field(default_factory=lambda: OPTIONAL)
+    """Keys for which transformers has a default -> our fields."""
     implied: Mapping[str, Any] = field(default_factory=dict)
     """Our fields that the model_type alone decides."""
     only: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,113 @@
+"""Launcher's watch over the ranks: one warning per hang, and the end of the ranks that outlive a failed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from meshwright.fault_tolerance.diagnose import diagnose
+from meshwright.fault_tolerance.diagnosis_text import ranks_text
+from meshwright.fault_tolerance.evidence import Evidence, ask, look
+from meshwright.log import logger
+from meshwright.spec.run.diagnosis import Diagnosis
+from meshwright.spec.run.rank_records import LAST_PHASES
+from meshwright.spec.run.run import Run
+from meshwright.units import format_duration
+
+GRACE_S = 10.0
+"""Seconds in which the other ranks end by themselves after a rank has failed; those that do not are killed."""
+_POLL_S = 1.0
+# Time for the ranks' watch threads to write their flight records.
+_WRITING_S = 2.0
+_QUIET = ("ended", "moving", "died", "failed")
+"""Verdicts that the launcher reports anyway, or that are no hang."""
+
+
+class LauncherWatch:
+    """Context manager that reads the ranks' heartbeats meanwhile."""
+
+    def __init__(self, run: Run, hang_after_s: float) -> None:
+        self._run, self._hang_after_s = run, hang_after_s
+        self.killed: set[int] = set()
+        """Process ids of the ranks that were killed since another one had failed."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="launcher_watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        reported_s = 0.0
+        while not self._stop.wait(_POLL_S):
+            evidence = look(self._run)
+            moved_s = _last_moved_s(evidence)
+            silent_s = evidence.now_s - moved_s
+            if _survivors(evidence) and (self._run.failure.exists() or _has_died(evidence)):
+                self._end_survivors()
+            elif moved_s > reported_s and 0 < self._hang_after_s < silent_s - _WRITING_S:
+                diagnosis = diagnose(evidence)
+                if diagnosis.verdict not in _QUIET:
+                    reported_s = moved_s
+                    self._warn(diagnosis, silent_s)
+
+    def _warn(self, diagnosis: Diagnosis, silent_s: float) -> None:
+        silent, more = format_duration(silent_s), f"`meshwright diagnose {self._run.folder}` shows more"
+        logger.warning("no rank has moved for %s: %s; %s", silent, diagnosis.headline, more)
+
+    def _end_survivors(self) -> None:
+        """Kill the ranks of this host that do not end within GRACE_S, with a diagnosis of what they were in."""
+        deadline_s = time.monotonic() + GRACE_S
+        # Of a rank that was killed, only the launcher knows.
+        self._run.failure.touch()
+        ask(self._run, GRACE_S)
+        while (survivors := _survivors(evidence := look(self._run))) and time.monotonic() < deadline_s:
+            self._stop.wait(0.2)
+        if not survivors:
+            return
+        diagnosis = diagnose(evidence)
+        ended = f"{ranks_text(survivors)} did not end within {GRACE_S:.0f} s after another rank had failed"
+        logger.error("%s, and was killed: %s", ended, diagnosis.headline)
+        advice = "Correct what held it up, then start the same command with --resume."
+        kept = diagnosis.replace(evidence=[*diagnosis.evidence, f"{ended}, and was killed"], advice=advice)
+        self._run.last_diagnosis.write_text(kept.to_json(), encoding="utf-8")
+        for rank in survivors:
+            self.killed.add(evidence.heartbeats[rank].pid)
+            with suppress(ProcessLookupError):
+                os.kill(evidence.heartbeats[rank].pid, signal.SIGKILL)
+
+
+def last_diagnosis(run: Run, evidence: Evidence) -> Diagnosis | None:
+    """Return the diagnosis before the launcher killed ranks; None if it killed none, or one is alive again."""
+    if _survivors(evidence):
+        return None
+    with suppress(OSError, ValidationError):
+        return Diagnosis.from_json(run.last_diagnosis.read_text(encoding="utf-8"))
+    return None
+
+
+def _survivors(evidence: Evidence) -> list[int]:
+    """Return the ranks of this host whose process has not ended."""
+    return [rank for rank, state in evidence.processes.items() if state in ("running", "stopped")]
+
+
+def _has_died(evidence: Evidence) -> bool:
+    gone = [rank for rank, state in evidence.processes.items() if state == "gone"]
+    return any(evidence.heartbeats[rank].phase not in LAST_PHASES for rank in gone)
+
+
+def _last_moved_s(evidence: Evidence) -> float:
+    """Return when a rank last made progress, in seconds since 1970; now if no rank is running."""
+    alive = [one.time_s for one in evidence.heartbeats.values() if one.phase not in LAST_PHASES]
+    return max(alive, default=evidence.now_s)

@@ -1,1 +1,0 @@
-"""Days, failures and cost of a run."""

@@ -1,0 +1,167 @@
+"""Plan: the layout that the planner picks for a model on a cluster, what else it saw, and how sure it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from meshwright.spec.frozen import Frozen
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.step.estimate import Estimate, MemoryUse
+from meshwright.spec.step.workload import Workload
+
+
+class SimulatedStep(Frozen):
+    """One step of a layout, traced on every kind of rank and simulated."""
+
+    step_s: PositiveFloat | None = None
+    """The step in seconds; None where it cannot be traced, or would not end."""
+    reserved_bytes: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = ()
+    """What the allocator reserves on the fullest rank of each pipeline rank."""
+    problem: str | None = None
+    """Why there is no step: what cannot be traced, or why it would not end."""
+
+    @property
+    def fullest_bytes(self) -> int | None:
+        """Return the reserved bytes of the fullest rank; None where there is no step."""
+        return max(self.reserved_bytes, default=None)
+
+
+class Candidate(Frozen):
+    """A layout and what is expected of it."""
+
+    layout: Layout
+    estimate: Estimate
+    """Its step time and memory."""
+    free_bytes: int
+    """What its fullest rank leaves of the device's usable memory, bytes; negative where it does not fit."""
+    simulated: SimulatedStep | None = None
+    """What its own traced program does; None where it was not simulated."""
+    unmeasured: tuple[str, ...] = Field((), strict=False)
+    """Its features that no measured run backs; each widens the interval of the step time."""
+
+    @property
+    def step_s(self) -> float:
+        """Return the expected seconds of a step."""
+        return self.estimate.step.total_s
+
+
+class Contrast(Frozen):
+    """The pick next to the best layout that fits and differs from it in a certain key."""
+
+    change: str = Field(min_length=1)
+    """The other layout's value of the key, such as tp=4."""
+    other: Candidate
+    change_by_component_s: dict[str, float]
+    """By term of the step what the other one takes more than the pick, seconds; terms that are equal are left out."""
+
+
+class Fix(Frozen):
+    """A change of one key with which a layout fits."""
+
+    change: str = Field(min_length=1)
+    """The key and its new value, such as activation_checkpoint=full."""
+    step_s: PositiveFloat
+    """The step with it, seconds."""
+
+
+class Rejection(Frozen):
+    """A layout next to the pick that cannot be used, though it may be faster."""
+
+    change: str = Field(min_length=1)
+    """What differs from the pick, such as activation_checkpoint=none."""
+    reason: str = Field(min_length=1)
+    """The memory class that breaks it, or the rule."""
+    step_s: PositiveFloat | None = None
+    """The step if it could be used, seconds; None for what is not valid at all."""
+    fixes: Annotated[tuple[Fix, ...], Field(strict=False)] = ()
+    """The cheapest changes of another key with which it fits, at most three."""
+
+
+class Sensitivity(Frozen):
+    """How the step changes if the hardware is not what the catalogue says."""
+
+    what: str = Field(min_length=1)
+    """The figures that change, such as network bandwidth."""
+    change: float
+    """Their relative change: -0.2 is one fifth less."""
+    pick_change: float
+    """Relative change of the pick's step time."""
+    best_change: float
+    """The same for the best of the finalists then: less if another layout would be chosen."""
+    best: Layout
+    """The layout that would be chosen then."""
+
+
+class WhatIf(Frozen):
+    """The best step under a choice that is not the planner's to make."""
+
+    change: str = Field(min_length=1)
+    """The choice, such as precision float8-rowwise."""
+    best: Candidate
+    """The best layout with it."""
+    note: str
+    """Why the planner does not choose it."""
+    is_runnable: bool = True
+    """Whether the software that is planned for can do it."""
+
+
+class Plan(Frozen):
+    """The planner's answer."""
+
+    model: str
+    """The model, as it was named."""
+    num_parameters: PositiveInt
+    cluster: str
+    """The cluster's catalogue name."""
+    device: str
+    """The device's catalogue name."""
+    num_devices: PositiveInt
+    """Devices that every layout uses."""
+    usable_memory_bytes: PositiveInt
+    """What tensors can take of one device's memory, bytes."""
+    workload: Workload
+    """What a step processes."""
+    stack: str
+    """The software that the prediction is for."""
+    kept: tuple[str, ...] = Field((), strict=False)
+    """What was not the planner's to choose: keys of the layout with the values that were set, such as tp=8."""
+    layouts_scored: NonNegativeInt
+    """Valid layouts whose memory was compared with the device's, and which, where they fit, were given a step time."""
+    layouts_that_fit: NonNegativeInt
+    """Those of them that fit."""
+    memory_margin: float = Field(0.0, ge=0, lt=1)
+    """Share of the usable memory that layouts leave free to be chosen."""
+    pick: Candidate
+    """The simplest layout that fits and is as fast as the fastest to within the error of ranking."""
+    fastest: Candidate
+    """The fastest layout that fits by its predicted step: the pick itself if nothing as fast is simpler."""
+    memory_by_pipeline_rank: Annotated[tuple[MemoryUse, ...], Field(strict=False)]
+    """The pick's memory on each pipeline rank."""
+    runners_up: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
+    """The best layouts of other splits over the ranks, fastest first; simulated ones before all others."""
+    dropped: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
+    """Finalists that cannot be traced, would not end or do not fit when simulated."""
+    pareto_front: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
+    """The pick, and slower layouts that each leave more memory than all faster ones, fastest first; before it the
+    fastest of all, if that leaves more memory than the pick."""
+    fsdp_alone: Candidate | None = None
+    """Parameters sharded over all devices and nothing else (FSDP), whether it fits or not; None if it is not valid."""
+    fsdp_alone_refusal: str = ""
+    """Why there is no such layout."""
+    given: Candidate | None = None
+    """The layout that the job itself sets, where it was not left to the planner."""
+    alternatives: Annotated[tuple[Contrast, ...], Field(strict=False)] = ()
+    """Why the pick wins, closest first."""
+    rejections: Annotated[tuple[Rejection, ...], Field(strict=False)] = ()
+    """What lies next to the pick and cannot be used, fastest first."""
+    sensitivities: Annotated[tuple[Sensitivity, ...], Field(strict=False)] = ()
+    """What depends on which figure of the hardware."""
+    what_ifs: Annotated[tuple[WhatIf, ...], Field(strict=False)] = ()
+    """Choices that would change the result of training or the job."""
+
+    @property
+    def tokens_per_s_per_device(self) -> NonNegativeFloat:
+        """Return the tokens that one device trains on in a second, with the pick."""
+        return self.workload.global_batch_tokens / self.pick.step_s / self.num_devices

@@ -1,0 +1,1 @@
+"""Compiled blocks: the kernels that torch.compile makes of a graph, recorded without a device."""

@@ -1,0 +1,100 @@
+"""Results of operators on known numbers: how an operator maps equal numbers, and its value when it is really run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
+
+from meshwright.parallelism.torch_private.torch_dispatch import tensors_in
+from meshwright.tracer.numbers.number_exchange import Number
+from meshwright.tracer.record.op_call import OpCall
+
+Kind = Literal["constant", "same", "pointwise", "reduction", "kept", "other"]
+
+_CONSTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero_"), lambda _: 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda _: 1),
+    **dict.fromkeys(("full", "full_like", "new_full"), lambda given: given["fill_value"]),
+    "scalar_tensor": lambda given: given["s"],
+    "fill_": lambda given: given["value"],
+}
+_SAME = ("copy_", "_to_copy", "clone", "cat", "stack", "any", "all", "max", "min", "amax", "amin", "mean")
+"""Operators that map equal numbers to the same number."""
+_POINTWISE = ("__ior__", "__iand__", "__ixor__")
+"""Pointwise operators that torch does not tag."""
+_KEPT = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
+"""A gradient scaler keeps its flag and scale if all gradients are finite."""
+
+
+class Reading(NamedTuple):
+    """A number that is read."""
+
+    value: Number
+    is_guess: bool
+
+
+@cache
+def kind_of(func: Any) -> Kind:
+    """Return how an operator maps equal numbers."""
+    name = func._schema.name.removeprefix("aten::")
+    if name in _KEPT:
+        return "kept"
+    if name in _CONSTANTS:
+        return "constant"
+    if name in _SAME:
+        return "same"
+    if name == "sum":
+        return "reduction"
+    is_pointwise = torch.Tag.pointwise in func.tags or name in _POINTWISE
+    return "pointwise" if is_pointwise and torch.Tag.nondeterministic_seeded not in func.tags else "other"
+
+
+def constant_of(call: OpCall, result: Tensor) -> Reading | None:
+    """Return the number that a factory writes; None if it is no number."""
+    value = _CONSTANTS[call.func._schema.name.removeprefix("aten::")](call.given)
+    if not isinstance(value, float | int):
+        return None
+    return in_dtype(Reading(value, is_guess=False), result.dtype)
+
+
+def in_dtype(reading: Reading, dtype: torch.dtype) -> Reading | None:
+    """Return a reading in a dtype; None for a guessed integer."""
+    if dtype == torch.bool:
+        return reading._replace(value=bool(reading.value))
+    if dtype.is_floating_point:
+        return reading._replace(value=float(reading.value))
+    if dtype.is_complex or reading.is_guess or not torch.iinfo(dtype).min <= reading.value <= torch.iinfo(dtype).max:
+        return None
+    return reading._replace(value=int(reading.value))
+
+
+def multiplied(reading: Reading, times: int) -> Reading:
+    """Return a reading times the number of elements or ranks that are added up."""
+    return reading if times == 1 else reading._replace(value=reading.value * times)
+
+
+def run_on(call: OpCall, values: dict[int, Any]) -> list[Any] | None:
+    """Return an operator's result in row-major order; `values` are by id of the input tensors.
+
+    A number is the value of all elements, a tuple has all of them; None if the operator cannot run with them.
+    """
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "device"}
+    with unset_fake_temporarily(), torch.no_grad():
+        args, kwargs = tree_map_only(Tensor, lambda one: _real(values[id(one)], one), (call.args, kwargs))
+        try:
+            (result,) = tensors_in(call.func(*args, **kwargs))
+        except (RuntimeError, TypeError, ValueError):
+            return None
+        return None if result.is_complex() else result.ravel().tolist()
+
+
+def _real(values: Any, like: Tensor) -> Tensor:
+    if not isinstance(values, tuple):
+        return torch.full((), values, dtype=like.dtype, device="cpu")
+    return torch.tensor(values, dtype=like.dtype).reshape(like.shape)

@@ -1,0 +1,39 @@
+"""Changes of one key that free the memory that a dry run misses."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.candidate import judge
+from meshwright.planner.explain.verdict import memory_fixes
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import parse_layout
+from meshwright.units import GiB
+from questions import ask
+
+LAYOUT = Layout(dp_shard=16, microbatch_size=2)
+
+
+@pytest.mark.parametrize("missing", [1 * GiB, 8 * GiB])
+def test_each_fix_frees_what_is_missing_and_the_cheapest_comes_first(missing: int) -> None:
+    question = ask()
+    own = judge(LAYOUT, question).estimate.memory.reserved_bytes
+    fixes = memory_fixes(LAYOUT, question, missing)
+    assert fixes
+    assert [fix.step_s for fix in fixes] == sorted(fix.step_s for fix in fixes)
+    for fix in fixes:
+        changed = parse_layout(fix.change)
+        keys = {part.split("=")[0].strip() for part in fix.change.split(",")}
+        layout = LAYOUT.replace(**{key: getattr(changed, key) for key in keys})
+        if layout.num_ranks == LAYOUT.num_ranks:
+            assert own - judge(layout, question).estimate.memory.reserved_bytes >= missing
+
+
+def test_what_no_change_frees_has_no_fix() -> None:
+    assert memory_fixes(LAYOUT, ask(), 1000 * GiB) == ()
+
+
+def test_a_schedule_that_takes_turns_is_named_where_all_forwards_come_first() -> None:
+    question = ask("llama3-8b", 16, batch=32)
+    layout = Layout(pp=4, dp_shard=4, schedule="LoopedBFS", virtual_stages=2, activation_checkpoint="full")
+    assert "schedule=Interleaved1F1B" in {fix.change for fix in memory_fixes(layout, question, 4 * GiB)}
