@@ -30,11 +30,11 @@ class Footprint:
 
     parameters_bytes: Floats
     gradients_bytes: Floats
-    optimizer_bytes: Floats
-    gathered_bytes: Floats
+    optimizer_state_bytes: Floats
+    unsharded_parameters_bytes: Floats
     activations_bytes: Floats
     logits_bytes: Floats
-    buffers_bytes: Floats
+    communication_buffers_bytes: Floats
     workspace_bytes: Floats
     fragmentation_bytes: Floats
     context_bytes: Floats
