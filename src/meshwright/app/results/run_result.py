@@ -35,7 +35,7 @@ class ReportResult(PlottedResult, RunReport):
     def to_json(self) -> str:
         """Return what `meshwright report --json` prints."""
         by_component = {name: one.to_dict() for name, one in self.parts.items()}
-        record = {"measured_step_s": self.measured_s, "expected": self.expected.to_dict(), "parts": by_component}
+        record = {"measured_step_s": self.measured_s, "predicted": self.predicted.to_dict(), "parts": by_component}
         return json.dumps(record | ({} if self.example is None else {"rates_of": self.example}), indent=2)
 
     def to_html(self, file: Path | str) -> None:
@@ -43,7 +43,7 @@ class ReportResult(PlottedResult, RunReport):
         write_run_html(self, Path(file))
 
     def _summary(self) -> str:
-        layout = layout_text(self.expected.layout.effective)
+        layout = layout_text(self.predicted.layout.effective)
         off = 100 * (self.predicted_s / self.measured_s - 1)
         return (
             f"Report {self.folder}: {layout}, {counted(len(self.metrics), 'step')}, "

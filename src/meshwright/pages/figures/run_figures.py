@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.extras import import_extra
-from meshwright.pages.figures.colours import COMPUTE, EXPECTED, EXPOSED, PHASES
+from meshwright.pages.figures.colours import COMPUTE, EXPOSED, PHASES, PREDICTED
 from meshwright.pages.figures.timeline_figures import INK, time_scale
 from meshwright.pages.html.html_page import PURPOSE
 from meshwright.spec.run.run_report import RunMetrics
@@ -17,7 +17,7 @@ from meshwright.units import GiB, format_duration
 
 _HEIGHT = 250
 _LINE = COMPUTE["matmul"]
-_WHO = {"expected": EXPECTED, "simulated": PHASES["forward"], "profiled": EXPOSED}
+_WHO = {"predicted": PREDICTED, "simulated": PHASES["forward"], "measured": EXPOSED}
 
 
 def has_curve(metrics: RunMetrics, column: str) -> bool:

@@ -42,7 +42,7 @@ def _head(report: RunReport) -> Iterator[str]:
 
 
 def _cards(report: RunReport) -> str:
-    metrics, estimate, off = report.metrics, report.expected.estimate, report.predicted_s / report.measured_s
+    metrics, estimate, off = report.metrics, report.predicted.estimate, report.predicted_s / report.measured_s
     predicted = "step of an example: this machine is not calibrated"
     if report.example is None:
         predicted = f"predicted step, {100 * (off - 1):+.1f} %"
@@ -68,7 +68,7 @@ def _curves(report: RunReport) -> Iterator[str]:
 def _parts(report: RunReport) -> str:
     parts = report.parts
     note = f"The measured step took {format_duration(report.measured_s)}, the median."
-    if report.expected.estimate.mfu is not None:
+    if report.predicted.estimate.mfu is not None:
         note += f" {MFU_MEANS}."
     shown = shown_parts(parts)
     rows = [(COMPONENT_NAMES[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]

@@ -1,4 +1,4 @@
-"""The waterfall of a step: from the time that physics allows to the time that is expected, cause by cause."""
+"""The waterfall of a step: from the time that physics allows to the time that is predicted, cause by cause."""
 
 from __future__ import annotations
 

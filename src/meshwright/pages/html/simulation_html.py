@@ -1,4 +1,4 @@
-"""A dry run as one HTML file that needs no network: plots that zoom, and the tables of the terminal's page."""
+"""A simulation as one HTML file that needs no network: plots that zoom, and the tables of the terminal's page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from meshwright.pages.figures.dry_run_figures import exposed_figure, outcome_figure
+from meshwright.pages.figures.simulation_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
-from meshwright.pages.tables.dry_run_memory import saving_cells, short_op
-from meshwright.pages.tables.dry_run_table import (
+from meshwright.pages.tables.page_table import labels_of, percent
+from meshwright.pages.tables.simulation_memory import saving_cells, short_op
+from meshwright.pages.tables.simulation_table import (
     PADDING,
     RANK_TIMES,
     UNLESS,
@@ -24,17 +25,23 @@ from meshwright.pages.tables.dry_run_table import (
     times,
     warnings_of,
 )
-from meshwright.pages.tables.page_table import labels_of, percent
 from meshwright.pages.tables.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
 from meshwright.pages.tables.waterfall import MFU_MEANS
-from meshwright.spec.step.dry_run_report import CollectiveUse, DryRun, LiveTensors, Outcome, Padding, RankMemory
+from meshwright.spec.step.simulation_report import (
+    CollectiveUse,
+    LiveTensors,
+    Outcome,
+    Padding,
+    RankMemory,
+    SimulationReport,
+)
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import format_bytes, format_count, format_duration
 
 _Cells = Sequence[str]
 
 
-def write_html(run: DryRun, timeline: Timeline | None, file: Path) -> None:
+def write_html(run: SimulationReport, timeline: Timeline | None, file: Path) -> None:
     """Write the page to `file`; without an outcome, and so without a timeline, it says what is wrong."""
     parts = [*_head(run), *_problems(run)]
     if run.outcome is not None and timeline is not None:
@@ -42,15 +49,15 @@ def write_html(run: DryRun, timeline: Timeline | None, file: Path) -> None:
         parts += [*_memory(run, run.outcome, timeline), *_communication(run.outcome), _ranks(run.outcome)]
         parts += _stragglers(run.outcome)
     parts += _padding(run.padding)
-    write_page(f"Dry run of {run.job}", parts, file)
+    write_page(f"Simulation of {run.job}", parts, file)
 
 
-def _head(run: DryRun) -> Iterator[str]:
+def _head(run: SimulationReport) -> Iterator[str]:
     yield f"<h1>{escape(run.model)} on {run.num_devices:,} x {escape(run.device)}</h1>"
-    yield f"<p>A dry run on {escape(run.cluster)}: {escape(job_words(run))}.</p>"
+    yield f"<p>A simulation on {escape(run.cluster)}: {escape(job_words(run))}.</p>"
 
 
-def _problems(run: DryRun) -> Iterator[str]:
+def _problems(run: SimulationReport) -> Iterator[str]:
     if run.problems:
         listed = "".join(f"<li>{escape(str(problem))}</li>" for problem in run.problems)
         verdict = f"The step deadlocks or fails{UNLESS if run.guesses else ''}"
@@ -64,7 +71,7 @@ def _problems(run: DryRun) -> Iterator[str]:
         yield section("Guessed", what, f'<ul class="pre">{listed}</ul>')
 
 
-def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
+def _cards(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
     named = {"step": format_duration(outcome.step_s)}
     if run.tokens_per_s is not None:
         named["tokens/s"] = format_count(run.tokens_per_s)
@@ -76,7 +83,7 @@ def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
     yield cards(named, bad="memory" if run.misfits else "")
 
 
-def _misfit(run: DryRun, outcome: Outcome) -> Iterator[str]:
+def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
     yield from (paragraph(words) for words in tight_words(run, outcome) if words)
     if not run.misfits:
         return
@@ -104,7 +111,7 @@ def _cut(cut_s: float) -> str:
     return f" Runs of spans shorter than {format_duration(cut_s)} are not drawn." if cut_s > 0 else ""
 
 
-def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+def _memory(run: SimulationReport, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     fullest = outcome.fullest
     if fullest is None:
         return

@@ -1,4 +1,4 @@
-"""A dry run's memory as tables: each rank's peak, what the fullest holds then, recompute and offload candidates.
+"""A simulation's memory as tables: each rank's peak, what the fullest holds then, recompute and offload candidates.
 
 Each table has one column of words, the last: next to the figures 80 columns leave too little for the names of two.
 """
@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, labels_of
-from meshwright.spec.step.dry_run_report import DryRun, Outcome, RankMemory
 from meshwright.spec.step.liveness import SavedTensors
+from meshwright.spec.step.simulation_report import Outcome, RankMemory, SimulationReport
 from meshwright.units import format_bytes, format_duration
 
 Row = TypeVar("Row")
@@ -24,7 +24,7 @@ _MOST_RANKS = 16
 _CANDIDATES = "recompute and offload candidates at the peak"
 
 
-def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
+def rank_memory_table(run: SimulationReport, outcome: Outcome) -> Table:
     """Return the fullest moment of each rank."""
     table = PageTable("memory", "ranks#", "allocated#", "reserved#", "free#", "peak in")
     rows = []
