@@ -122,7 +122,7 @@ def _section(known: Known, plan: Plan) -> str:
 
 
 def _row(name: str, candidate: Candidate, against: str) -> str:
-    left = candidate.headroom_bytes / 2**30
+    left = candidate.free_bytes / 2**30
     step = candidate.estimate.step.total_s
     return f"| {name} | {step:.2f} s | {against} | {left:.1f} GiB | `{layout_text(candidate.layout)}` |"
 

@@ -52,22 +52,22 @@ _OPTIMIZER_BYTES = 32.0
 class StepTerms:
     """Seconds by cause, one element a configuration; the fields are those of StepDecomposition."""
 
-    floor_s: Floats
-    matmul_s: Floats
-    tile_s: Floats
-    attention_s: Floats
-    memory_s: Floats
-    host_s: Floats
-    recompute_s: Floats
-    repeat_s: Floats
-    tp_s: Floats
-    cp_s: Floats
-    ep_s: Floats
-    dp_s: Floats
-    pp_s: Floats
-    bubble_s: Floats
+    model_flops_at_peak_s: Floats
+    gemm_inefficiency_s: Floats
+    tile_and_wave_quantization_s: Floats
+    attention_inefficiency_s: Floats
+    memory_bound_ops_s: Floats
+    cpu_bound_s: Floats
+    recomputation_s: Floats
+    repeated_backward_s: Floats
+    tp_communication_s: Floats
+    cp_communication_s: Floats
+    ep_communication_s: Floats
+    dp_communication_s: Floats
+    pipeline_p2p_s: Floats
+    pipeline_bubble_s: Floats
     optimizer_s: Floats
-    jitter_s: Floats
+    stragglers_s: Floats
 
     @property
     def total_s(self) -> Floats:
@@ -237,22 +237,22 @@ class StepPricer:
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
         return StepTerms(
-            floor_s=steady.ideal_matmul + steady.ideal_attention,
-            matmul_s=steady.reached - steady.ideal_matmul,
-            tile_s=steady.matmul - steady.reached,
-            attention_s=steady.attention - steady.ideal_attention,
-            memory_s=steady.memory,
-            host_s=steady.host + self._fixed_s(c),
-            recompute_s=steady.recompute,
-            repeat_s=steady.repeat,
-            tp_s=steady.tp + replicated_sums_s(self.parallel, fabric),
-            cp_s=steady.cp,
-            ep_s=steady.ep,
-            dp_s=steady.dp + exchanges,
-            pp_s=sends,
-            bubble_s=imbalance + bubble,
+            model_flops_at_peak_s=steady.ideal_matmul + steady.ideal_attention,
+            gemm_inefficiency_s=steady.reached - steady.ideal_matmul,
+            tile_and_wave_quantization_s=steady.matmul - steady.reached,
+            attention_inefficiency_s=steady.attention - steady.ideal_attention,
+            memory_bound_ops_s=steady.memory,
+            cpu_bound_s=steady.host + self._fixed_s(c),
+            recomputation_s=steady.recompute,
+            repeated_backward_s=steady.repeat,
+            tp_communication_s=steady.tp + replicated_sums_s(self.parallel, fabric),
+            cp_communication_s=steady.cp,
+            ep_communication_s=steady.ep,
+            dp_communication_s=steady.dp + exchanges,
+            pipeline_p2p_s=sends,
+            pipeline_bubble_s=imbalance + bubble,
             optimizer_s=optimizer,
-            jitter_s=straggling,
+            stragglers_s=straggling,
         )
 
 

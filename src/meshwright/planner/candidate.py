@@ -65,7 +65,7 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
         step = replayed_step(step, layout, request)
     unmeasured = unmeasured_features(layout, request.setup)
     has_peak = dense_peak(request.cluster.device, request.workload.matmul_dtype) is not None
-    mfu = step.floor_s / step.total_s if has_peak else None
+    mfu = step.model_flops_at_peak_s / step.total_s if has_peak else None
     candidate = Candidate(
         layout=layout,
         estimate=Estimate(
@@ -76,7 +76,7 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
             relative_error=math.hypot(request.setup.stack.relative_error, *[LEFT_OUT_ERROR] * len(unmeasured)),
         ),
         unmeasured=unmeasured,
-        headroom_bytes=round(float(priced.headroom_bytes[row])),
+        free_bytes=round(float(priced.free_bytes[row])),
     )
     if is_replayed:
         priced.known[row] = candidate

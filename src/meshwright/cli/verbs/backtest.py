@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from meshwright.cli.result_command import print_json, result_command
-from meshwright.pages.console import page_console
+from meshwright.pages.console import page_console, print_page
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from meshwright.evaluation.dataset.read import MeasuredRun
     from meshwright.spec.run.backtest_scores import Backtest, Prediction
 
-_LEAST_WIDTH = 120
+_PIPED_WIDTH = 120
 
 
 @result_command
@@ -81,11 +83,7 @@ def _print_json(reports: list[Backtest], predictions: list[Prediction]) -> None:
 def _show(reports: list[Backtest], predictions: list[Prediction]) -> None:
     from meshwright.pages.tables.backtest_table import backtest_page, reasons_page
 
-    console = page_console(_LEAST_WIDTH)
-    for index, report in enumerate(reports):
-        if index:
-            console.print()
-        for part in backtest_page(report):
-            console.print(part)
-    for part in reasons_page(predictions):
-        console.print(part)
+    pages: list[RenderableType] = []
+    for report in reports:
+        pages += [*([""] if pages else []), *backtest_page(report)]
+    print_page(page_console(_PIPED_WIDTH), [*pages, *reasons_page(predictions)])

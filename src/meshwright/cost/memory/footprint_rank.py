@@ -58,7 +58,7 @@ class Moment(NamedTuple):
     """Of them in the allocator's pools of other streams than the one that computes."""
 
 
-class PipelineRankMemory:
+class RankFootprint:
     """What one pipeline rank of an accelerator holds."""
 
     workspace_bytes = WORKSPACE_BYTES
@@ -118,19 +118,19 @@ class PipelineRankMemory:
         return {
             "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
             "gradients_bytes": whole * size.whole_gradient + shards,
-            "optimizer_bytes": shared * size.shared_optimizer,
+            "optimizer_state_bytes": shared * size.shared_optimizer,
         }
 
     def _loss(self) -> Moment:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
         return self._moment(
-            gathered_bytes=self._gathered(np.where(self.is_resharded, 0.0, self.all_blocks))
+            unsharded_parameters_bytes=self._gathered(np.where(self.is_resharded, 0.0, self.all_blocks))
             + self._kept_copies(self.all_blocks)
             + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.at_loss,
             logits_bytes=self.is_last * self.memory.ends.logits_bytes,
-            buffers_bytes=self._retained(),
+            communication_buffers_bytes=self._retained(),
         )
 
     def _backward(self) -> Moment:
@@ -139,12 +139,12 @@ class PipelineRankMemory:
         few_blocks = np.minimum(self.num_gathered * self.block.whole, self.all_blocks)
         at_work = np.where(self.is_resharded, few_blocks, self.all_blocks)
         return self._moment(
-            gathered_bytes=self._gathered(at_work)
+            unsharded_parameters_bytes=self._gathered(at_work)
             + self._kept_copies(self.all_blocks - few_blocks)
             + self._own_gradients(is_end=False),
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.most + self.blocks.recomputed,
-            buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
+            communication_buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
             workspace_bytes=self.blocks.transient,
             elsewhere=np.where(self.gathers & self.is_resharded, self.block.whole * self.gather_bytes, 0.0),
         )
@@ -156,10 +156,10 @@ class PipelineRankMemory:
         shards = np.where(self.reduces_last, 0.0, self._new_shards(self.in_blocks - self.block.shared))
         return self._moment(
             elsewhere=shards,
-            gathered_bytes=self._gathered(blocks) + self._own_gradients(is_end=True),
+            unsharded_parameters_bytes=self._gathered(blocks) + self._own_gradients(is_end=True),
             gradients_bytes=shards,
             activations_bytes=np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0),
-            buffers_bytes=self._reduced(),
+            communication_buffers_bytes=self._reduced(),
             workspace_bytes=self.blocks.transient,
         )
 
@@ -169,9 +169,9 @@ class PipelineRankMemory:
         blocks, shards = np.where(stay, self.all_blocks, 0.0), self._new_shards(self.in_blocks)
         return self._moment(
             elsewhere=shards + self._divided(self.block),
-            gathered_bytes=self._gathered(blocks),
+            unsharded_parameters_bytes=self._gathered(blocks),
             gradients_bytes=shards + np.where(self.reduces_last, self.elements.whole * self.reduce_bytes, 0.0),
-            buffers_bytes=self._reduced() + self._divided(self.block),
+            communication_buffers_bytes=self._reduced() + self._divided(self.block),
         )
 
     def _last_reduction(self) -> Moment:
@@ -182,9 +182,9 @@ class PipelineRankMemory:
         shards, divided = self._new_shards(self.elements.shared), self._divided(self.lasting)
         return self._moment(
             elsewhere=shards + divided,
-            gathered_bytes=gathered + np.maximum(own, divided),
+            unsharded_parameters_bytes=gathered + np.maximum(own, divided),
             gradients_bytes=shards,
-            buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
+            communication_buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
         )
 
     def _ends_reduction(self) -> Moment:
@@ -192,9 +192,9 @@ class PipelineRankMemory:
         is_each = self.reduces_each & (self.memory.layouts.pp > 1) & self.is_sharded
         gathered = self._gathered(np.where(self.stays_gathered, self.all_blocks, 0.0))
         return self._moment(
-            gathered_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
+            unsharded_parameters_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
             activations_bytes=is_each * self.kept.by_others,
-            buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
+            communication_buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
             + self._retained(),
         )
 
@@ -245,10 +245,16 @@ class PipelineRankMemory:
         """Return the classes that come and go, those not given being 0 but for what is always there."""
         memory = self.memory
         zero = np.zeros(len(memory.layouts))
-        names = ("gathered_bytes", "gradients_bytes", "activations_bytes", "logits_bytes", "buffers_bytes")
+        names = (
+            "unsharded_parameters_bytes",
+            "gradients_bytes",
+            "activations_bytes",
+            "logits_bytes",
+            "communication_buffers_bytes",
+        )
         parts = {name: zero + bytes_by_class.get(name, 0.0) for name in names}
         # The sequence that tp ranks have gathered, or are about to share out.
-        parts["buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
+        parts["communication_buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
         parts["workspace_bytes"] = zero + self.workspace_bytes + bytes_by_class.get("workspace_bytes", 0.0)
         return Moment(parts, zero + elsewhere)
 
@@ -319,7 +325,7 @@ class PipelineRankMemory:
         return np.where(frees_own, reduced + retained, np.maximum(reduced, retained))
 
 
-class HostPipelineRankMemory(PipelineRankMemory):
+class HostRankFootprint(RankFootprint):
     """The same where kernels run on the host: its allocator has no pools of streams, and libraries no workspace."""
 
     workspace_bytes = 0

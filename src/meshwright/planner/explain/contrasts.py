@@ -41,7 +41,7 @@ def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, request: P
         if others:
             other = min(others, key=lambda candidate: candidate.step_s)
             change = _change_of(pick.layout, other.layout, key)
-            found[key] = Contrast(change=change, other=other, extra_s=extra_s(pick, other))
+            found[key] = Contrast(change=change, other=other, change_by_component_s=extra_s(pick, other))
     return dict(sorted(found.items(), key=lambda item: item[1].other.step_s))
 
 

@@ -36,7 +36,7 @@ from meshwright.spec.layout.stage_split import best_boundaries, block_costs
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
-_OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
+_OUTSIDE_PIPELINE = ("pipeline_bubble_s", "pipeline_p2p_s", "optimizer_s", "stragglers_s")
 _RECOMPUTED_STEPS = 20
 """Shares of recomputation are rounded to a twentieth: they hardly change the bubble."""
 _LONG_PIPELINE = 16
@@ -52,7 +52,7 @@ def with_bubbles(step: StepTerms, configs: Configurations, request: PlanRequest)
     layouts = configs.layouts
     number = configs.num_microbatches
     waiting = _imbalance(layouts, request) + _waiting_share(layouts, number, repeated_share(configs)) / number
-    return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.bubble_s))
+    return replace(step, pipeline_bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.pipeline_bubble_s))
 
 
 def steady_s(step: StepTerms) -> Floats:
@@ -86,7 +86,7 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
     steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
     if layout.may_split_backward and not layout.reduces_each_microbatch:
         # Gradients are reduced when all of a stage's backwards are done: for others there is nothing to wait for.
-        steady_s -= step.dp_s
+        steady_s -= step.dp_communication_s
     number = num_microbatches_of(layout, request)
     # Not only what is exposed: the replay itself finds what hides a transfer.
     configs = request.configs(layout_table([layout]))
@@ -101,8 +101,8 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, units),
         BackwardShares(
-            recomputed=round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
-            repeated=_rounded(step.repeat_s / steady_s),
+            recomputed=round(_RECOMPUTED_STEPS * step.recomputation_s / steady_s) / _RECOMPUTED_STEPS,
+            repeated=_rounded(step.repeated_backward_s / steady_s),
             split=_rounded(_split(layout, number)),
         ),
         hops._replace(
@@ -112,8 +112,8 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
     )
     waiting_s = (replayed.total_s - 1) * steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
-    pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setup.is_own else step.pp_s
-    return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
+    pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setup.is_own else step.pipeline_p2p_s
+    return step.replace(pipeline_bubble_s=max(0.0, waiting_s - pp_s), pipeline_p2p_s=pp_s)
 
 
 def num_actions(layout: Layout, request: PlanRequest) -> int:

@@ -31,7 +31,7 @@ class Priced:
 
     layouts: LayoutTable
     memory: Footprint
-    headroom_bytes: Floats
+    free_bytes: Floats
     """What the fullest rank leaves of the usable memory; negative where a layout does not fit."""
     step: StepTerms
     known: dict[int, Candidate] = field(default_factory=dict, repr=False, compare=False)
@@ -48,7 +48,7 @@ class Priced:
     @cached_property
     def by_time(self) -> Ints:
         """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
-        return np.lexsort((-self.headroom_bytes, self.total_s))
+        return np.lexsort((-self.free_bytes, self.total_s))
 
     def fastest(self, is_one: Bools) -> Ints:
         """Return the positions of the layouts that `is_one` of, fastest first."""
@@ -56,9 +56,7 @@ class Priced:
 
     def take(self, rows: Any) -> Priced:
         """Return the layouts at `rows` (positions or a mask)."""
-        return Priced(
-            self.layouts.take(rows), self.memory.take(rows), self.headroom_bytes[rows], _take(self.step, rows)
-        )
+        return Priced(self.layouts.take(rows), self.memory.take(rows), self.free_bytes[rows], _take(self.step, rows))
 
     def memory_use(self, row: int) -> MemoryUse:
         """Return the memory of one layout's fullest rank by tensor class."""
@@ -121,7 +119,7 @@ def _timed(configs: Configurations, constants: Constants | None = None) -> StepT
     # The device waits while the host runs the optimizer, which takes the device no time then.
     return replace(
         step,
-        host_s=step.host_s + host_s(configs),
+        cpu_bound_s=step.cpu_bound_s + host_s(configs),
         optimizer_s=np.where(configs.layouts.cpu_offload, 0.0, step.optimizer_s),
     )
 
@@ -166,7 +164,7 @@ def join(parts: list[Priced]) -> Priced:
         names = [column.name for column in fields(tables[0])]
         return type(tables[0])(**{one: np.concatenate([getattr(table, one) for table in tables]) for one in names})
 
-    headroom = np.concatenate([part.headroom_bytes for part in parts])
+    headroom = np.concatenate([part.free_bytes for part in parts])
     layouts = concatenate([part.layouts for part in parts])
     return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
 

@@ -51,20 +51,20 @@ class SavedTensors(Frozen):
 
     num_bytes: NonNegativeInt
     """Of all of them together."""
-    count: PositiveInt
+    num_tensors: PositiveInt
     op: str
     """The operation that made them."""
     scope: str
     """The module in whose code it did, with * for numbers where several did; "" outside of modules."""
-    again_s: NonNegativeFloat | None = None
+    recompute_s: NonNegativeFloat | None = None
     """Seconds of the device for making all of them again; None where ranks would have to talk again."""
-    moved_s: NonNegativeFloat | None = None
+    offload_s: NonNegativeFloat | None = None
     """To the host's memory and back, if nothing hides it; None where that is the memory they are in."""
 
     @property
     def seconds(self) -> tuple[float, ...]:
         """Return the seconds of recomputation and of offload, those that are possible and cost time."""
-        return tuple(seconds for seconds in (self.again_s, self.moved_s) if seconds)
+        return tuple(seconds for seconds in (self.recompute_s, self.offload_s) if seconds)
 
 
 class Liveness(Frozen):

@@ -118,8 +118,8 @@ MATMUL_FLOPS = 6 * TOKENS * sum(group.count * group.num_matmul_parameters for gr
 def test_matmuls_take_what_was_measured() -> None:
     taken = step(of(), microbatch_size=2)
     model_flops = TOKENS * MODEL.flops_per_token(SEQ_LEN)
-    assert taken.floor_s == pytest.approx(model_flops / 1e9)
-    assert taken.matmul_s + taken.tile_s == pytest.approx(0, abs=1e-9)
+    assert taken.model_flops_at_peak_s == pytest.approx(model_flops / 1e9)
+    assert taken.gemm_inefficiency_s + taken.tile_and_wave_quantization_s == pytest.approx(0, abs=1e-9)
 
 
 def test_between_two_sizes_rates_are_interpolated() -> None:
@@ -129,7 +129,7 @@ def test_between_two_sizes_rates_are_interpolated() -> None:
         measured_matmul_flops_per_s=MatmulRates(float32=figure(4e9)),
     )
     taken = step(of(device), microbatch_size=1)
-    assert taken.tile_s == pytest.approx(MATMUL_FLOPS / 2e9 - MATMUL_FLOPS / 4e9)
+    assert taken.tile_and_wave_quantization_s == pytest.approx(MATMUL_FLOPS / 2e9 - MATMUL_FLOPS / 4e9)
 
 
 def test_attention_takes_what_was_measured_forward_and_backward() -> None:
@@ -140,7 +140,7 @@ def test_attention_takes_what_was_measured_forward_and_backward() -> None:
         if isinstance(op, CoreAttention)
     )
     at_best = 3 * forward / 1e9
-    assert step(of()).attention_s + at_best == pytest.approx(forward / 5e8 + 2.5 * forward / 1e9)
+    assert step(of()).attention_inefficiency_s + at_best == pytest.approx(forward / 5e8 + 2.5 * forward / 1e9)
 
 
 def test_what_moves_numbers_takes_what_was_measured() -> None:
@@ -149,7 +149,7 @@ def test_what_moves_numbers_takes_what_was_measured() -> None:
     block = 2 * sizes.dim + rope + sizes.ffn_dim + 2 * sizes.dim  # norms, rope, gate, residual additions
     ends = sizes.dim + sizes.dim + sizes.vocab_size  # embedding, last norm, loss
     elements = TOKENS * (sizes.num_layers * block + ends)
-    assert step(of()).memory_s == pytest.approx(elements / 1e8 + elements / 5e7)
+    assert step(of()).memory_bound_ops_s == pytest.approx(elements / 1e8 + elements / 5e7)
 
 
 def test_the_update_takes_what_was_measured() -> None:
@@ -159,10 +159,10 @@ def test_the_update_takes_what_was_measured() -> None:
 
 def test_a_hosts_seconds_add_where_it_computes_itself() -> None:
     slow = DEVICE.replace(host_launch_s=figure(3e-5))
-    assert step(of(slow)).host_s == pytest.approx(3 * step(of()).host_s)
+    assert step(of(slow)).cpu_bound_s == pytest.approx(3 * step(of()).cpu_bound_s)
     # Next to an accelerator, they hide behind seconds of kernels.
     beside = DEVICE.replace(is_host=False, num_sms=figure(100))
-    hidden, added = (step(of(device, global_batch_size=64)).host_s for device in (beside, DEVICE))
+    hidden, added = (step(of(device, global_batch_size=64)).cpu_bound_s for device in (beside, DEVICE))
     assert hidden < 0.05 * added
 
 
@@ -180,8 +180,8 @@ def test_units_are_gathered_for_each_pass_and_reduced_as_often_as_asked(
     ):
         num_bytes = 4 * num_parameters
         total += count * (gathers * (1e-3 + num_bytes / 1e9) + num_reductions * (2e-3 + num_bytes / 5e8))
-    assert taken.dp_s == pytest.approx(total + 2 * (1e-4 + 8 / 1e9))
-    assert step(of()).dp_s == 0
+    assert taken.dp_communication_s == pytest.approx(total + 2 * (1e-4 + 8 / 1e9))
+    assert step(of()).dp_communication_s == 0
 
 
 def test_what_nobody_measured_is_priced_as_without_it() -> None:

@@ -34,16 +34,21 @@ def steps(of: TrainingSetup, *several: Layout) -> StepTerms:
 def test_an_axis_of_one_rank_costs_exactly_nothing(case: tuple[str, Layout]) -> None:
     model, layout = case
     step = steps(training_setup(model), layout)
-    seconds = {"tp": step.tp_s[0], "cp": step.cp_s[0], "ep": step.ep_s[0], "pp": step.pp_s[0]}
+    seconds = {
+        "tp": step.tp_communication_s[0],
+        "cp": step.cp_communication_s[0],
+        "ep": step.ep_communication_s[0],
+        "pp": step.pipeline_p2p_s[0],
+    }
     for axis, value in seconds.items():
         assert (value > 0) == (getattr(layout, axis) > 1), axis
-    assert (step.dp_s[0] > 0) == (layout.dp * layout.cp > 1)
+    assert (step.dp_communication_s[0] > 0) == (layout.dp * layout.cp > 1)
 
 
 def test_one_rank_communicates_nothing() -> None:
     step = steps(training_setup(), Layout())
     assert [float(getattr(step, f"{axis}_s")[0]) for axis in ("tp", "cp", "ep", "pp", "dp")] == [0] * 5
-    assert step.bubble_s == pytest.approx(0, abs=1e-9)
+    assert step.pipeline_bubble_s == pytest.approx(0, abs=1e-9)
 
 
 def test_a_ring_hides_behind_the_attention_of_long_sequences() -> None:
@@ -51,7 +56,7 @@ def test_a_ring_hides_behind_the_attention_of_long_sequences() -> None:
     for seq_len in (4096, 65_536, 524_288):
         of = training_setup(stack=FUSED, seq_len=seq_len, global_batch_size=16)
         step = steps(of, *(Layout(dp_shard=8, cp=8, cp_method=method) for method in ("ring", "all-gather")))
-        shares.append(step.cp_s / step.total_s)
+        shares.append(step.cp_communication_s / step.total_s)
     ring, gather = np.array(shares).T
     # Keys grow with the sequence, attention with its square.
     assert ring[0] > ring[1] > ring[2]
@@ -61,14 +66,16 @@ def test_a_ring_hides_behind_the_attention_of_long_sequences() -> None:
 def test_swapping_heads_moves_less_than_gathering_all_keys() -> None:
     # As many key heads as query heads: each rank gathers cp x 2 of what it holds, or swaps 4 of it once.
     of = training_setup("deepseek-v3", seq_len=65_536, global_batch_size=64)
-    swap, gather = steps(of, *(Layout(dp_shard=8, cp=8, cp_method=method) for method in ("ulysses", "all-gather"))).cp_s
+    swap, gather = steps(
+        of, *(Layout(dp_shard=8, cp=8, cp_method=method) for method in ("ulysses", "all-gather"))
+    ).cp_communication_s
     assert 0 < swap < gather
 
 
 def test_gathering_few_keys_moves_less_than_swapping_all_heads() -> None:
     of = training_setup("llama3-405b", seq_len=8192, global_batch_size=64)
     two_each = (Layout(dp_shard=8, tp=4, cp=2, cp_method=method) for method in ("ulysses", "all-gather"))
-    swap, gather = steps(of, *two_each).cp_s
+    swap, gather = steps(of, *two_each).cp_communication_s
     assert 0 < gather < swap
 
 
@@ -77,20 +84,23 @@ def test_heads_that_are_swapped_are_as_wide_as_the_model_has_them() -> None:
     wide = training_setup("qwen3-0.6b", seq_len=65_536)
     narrow = replace(wide, model=model_spec(PRESETS["qwen3-0.6b"].replace(head_dim=64)))
     layout = Layout(dp_shard=8, cp=8, cp_method="ulysses")
-    assert steps(wide, layout).cp_s > 1.7 * steps(narrow, layout).cp_s
+    assert steps(wide, layout).cp_communication_s > 1.7 * steps(narrow, layout).cp_communication_s
 
 
 def test_recomputed_blocks_communicate_again() -> None:
     layout = Layout(dp_shard=4, tp=4, cp=2, ep=4)
     plain, full = layout, layout.replace(activation_checkpoint="full")
     step = steps(training_setup("mixtral-8x7b"), plain, full)
-    for term in ("tp_s", "cp_s", "ep_s"):
+    for term in ("tp_communication_s", "cp_communication_s", "ep_communication_s"):
         assert getattr(step, term)[1] > 1.2 * getattr(step, term)[0], term
 
 
 @pytest.mark.parametrize(
     ("field", "term", "layout"),
-    [("tp_overlap", "tp_s", Layout(dp_shard=8, tp=8)), ("ep_overlap", "ep_s", Layout(dp_shard=64, ep=8))],
+    [
+        ("tp_overlap", "tp_communication_s", Layout(dp_shard=8, tp=8)),
+        ("ep_overlap", "ep_communication_s", Layout(dp_shard=64, ep=8)),
+    ],
 )
 def test_what_overlaps_is_exposed_in_part(field: str, term: str, layout: Layout) -> None:
     of = training_setup("mixtral-8x7b")
@@ -102,15 +112,15 @@ def test_what_overlaps_is_exposed_in_part(field: str, term: str, layout: Layout)
 
 def test_async_tp_is_a_layouts_way_to_overlap() -> None:
     layout = Layout(dp_shard=8, tp=8)
-    plain, overlapped = steps(training_setup(), layout, layout.replace(async_tp=True)).tp_s
+    plain, overlapped = steps(training_setup(), layout, layout.replace(async_tp=True)).tp_communication_s
     assert 0 < overlapped < plain
-    assert overlapped == steps(changed(training_setup(), tp_overlap=True), layout).tp_s
+    assert overlapped == steps(changed(training_setup(), tp_overlap=True), layout).tp_communication_s
 
 
 def test_sends_that_overlap_are_exposed_in_part() -> None:
     layout = Layout(pp=8, dp_shard=8)
     plain, overlapped = (
-        steps(changed(training_setup(stack=FUSED), p2p_overlap=is_on), layout).pp_s for is_on in (False, True)
+        steps(changed(training_setup(stack=FUSED), p2p_overlap=is_on), layout).pipeline_p2p_s for is_on in (False, True)
     )
     assert 0 < overlapped < plain
 
@@ -120,19 +130,19 @@ def test_virtual_stages_send_more_often() -> None:
         Layout(pp=8, dp_shard=8, schedule="Interleaved1F1B", virtual_stages=2),
         Layout(pp=8, dp_shard=8, schedule="Interleaved1F1B", virtual_stages=4),
     )
-    two, four = steps(training_setup(), *layouts).pp_s
+    two, four = steps(training_setup(), *layouts).pipeline_p2p_s
     assert 1.5 < four / two < 2.1
 
 
 def test_tensor_parallel_ranks_share_what_is_sent() -> None:
     of = training_setup("llama3-70b", seq_len=32_768)
-    alone, shared = steps(of, Layout(pp=8, dp_shard=8), Layout(pp=8, dp_shard=8, tp=8)).pp_s
+    alone, shared = steps(of, Layout(pp=8, dp_shard=8), Layout(pp=8, dp_shard=8, tp=8)).pipeline_p2p_s
     assert shared < alone
 
 
 def test_tp_that_leaves_its_domain_waits_for_the_network() -> None:
     of = training_setup("llama3-405b", "a100-80gb-ib100", global_batch_size=64)
-    inside, across = steps(of, Layout(dp_shard=8, tp=8), Layout(dp_shard=8, tp=16)).tp_s
+    inside, across = steps(of, Layout(dp_shard=8, tp=8), Layout(dp_shard=8, tp=16)).tp_communication_s
     assert across > 2 * inside
 
 
@@ -140,9 +150,9 @@ def test_without_sequence_parallelism_tp_reduces_as_much_as_it_gathered_and_scat
     # An all-reduce is a scatter and a gather.
     layout = Layout(dp_shard=8, tp=8)
     with_s, without_s = (steps(changed(training_setup(), sequence_parallel=is_on), layout) for is_on in (True, False))
-    assert with_s.tp_s == pytest.approx(without_s.tp_s, rel=1e-3)
+    assert with_s.tp_communication_s == pytest.approx(without_s.tp_communication_s, rel=1e-3)
     # Norms and residuals are then done by every rank.
-    assert without_s.memory_s > with_s.memory_s
+    assert without_s.memory_bound_ops_s > with_s.memory_bound_ops_s
 
 
 def communication(of: TrainingSetup, layout: Layout, axis: str, kind: int = BLOCK) -> tuple[float, float]:
@@ -225,21 +235,23 @@ def test_split_experts_get_tokens_before_routing_or_their_copies_after() -> None
 
 def test_tokens_sent_once_for_each_node_take_less_time_than_for_each_expert() -> None:
     layout, of = Layout(dp_shard=64, ep=64), training_setup("deepseek-v3")
-    each, once = (steps(changed(of, dispatcher=name), layout).ep_s for name in ("alltoall", "fused"))
+    each, once = (steps(changed(of, dispatcher=name), layout).ep_communication_s for name in ("alltoall", "fused"))
     assert 0 < once < each
 
 
 def test_more_experts_a_token_more_to_exchange() -> None:
     layout = Layout(dp_shard=64, ep=8)
     two, eight = (steps(training_setup(model), layout) for model in ("mixtral-8x7b", "qwen3-30b-a3b"))
-    per_byte = [float(step.ep_s[0]) / (blocks * dim) for step, blocks, dim in ((two, 32, 4096), (eight, 48, 2048))]
+    per_byte = [
+        float(step.ep_communication_s[0]) / (blocks * dim) for step, blocks, dim in ((two, 32, 4096), (eight, 48, 2048))
+    ]
     assert per_byte[1] > 2 * per_byte[0]
 
 
 def test_compiled_blocks_of_ours_hide_what_their_matmuls_can() -> None:
     of = training_setup("llama3-405b", stack="meshwright")
     plain, compiled, joined = (
-        steps(of, Layout(dp_shard=8, tp=8, compile=is_compiled, async_tp=is_joined)).tp_s[0]
+        steps(of, Layout(dp_shard=8, tp=8, compile=is_compiled, async_tp=is_joined)).tp_communication_s[0]
         for is_compiled, is_joined in ((False, False), (True, False), (True, True))
     )
     # Of ten collectives of a block without async tp the four of forward stay exposed, and the first of backward.

@@ -26,7 +26,7 @@ def sharded_and_not(cluster: str, layout: Layout, stack: str = OURS) -> list[flo
     """Return the seconds of tp, cp and ep where data-parallel ranks share parameters, and where all hold them."""
     whole = layout.replace(dp_shard=1, dp_replicate=layout.dp_shard)
     step = steps(cluster, layout, whole, stack=stack)
-    return (step.tp_s + step.cp_s + step.ep_s).tolist()
+    return (step.tp_communication_s + step.cp_communication_s + step.ep_communication_s).tolist()
 
 
 def test_tp_takes_longer_on_links_that_fsdp_uses_but_not_twice_as_long() -> None:
@@ -83,7 +83,7 @@ def test_it_does_not_where_fsdp_uses_the_network_alone() -> None:
 def test_a_ring_shares_its_links_with_the_fsdp_that_spans_it() -> None:
     ring = Layout(dp_shard=2, cp=4, cp_method="ring")
     kept = ring.replace(reshard_after_forward="never")
-    again, once = steps("mi300x-node", ring, kept).cp_s.tolist()
+    again, once = steps("mi300x-node", ring, kept).cp_communication_s.tolist()
     assert again > 1.02 * once
 
 

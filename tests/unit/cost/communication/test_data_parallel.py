@@ -19,7 +19,7 @@ SHARDINGS = ("parameters", "optimizer", "none")
 
 
 def dp_s(of: TrainingSetup, *several: Layout) -> list[float]:
-    return [float(seconds) for seconds in step_times(configs(of, *several)).dp_s]
+    return [float(seconds) for seconds in step_times(configs(of, *several)).dp_communication_s]
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
@@ -84,7 +84,7 @@ def test_without_prefetch_nothing_hides_what_backward_exchanges() -> None:
 def test_gathering_hides_behind_long_blocks_only() -> None:
     short, long = (training_setup(seq_len=seq_len, global_batch_size=64) for seq_len in (512, 8192))
     shares = [
-        float(step.dp_s[0] / step.total_s[0])
+        float(step.dp_communication_s[0] / step.total_s[0])
         for step in (step_times(configs(of, Layout(dp_shard=64))) for of in (short, long))
     ]
     assert shares[0] > 0.3
@@ -126,8 +126,8 @@ def test_a_backward_longer_than_its_reductions_hides_them() -> None:
 
 def test_adding_to_whole_gradients_takes_longer_than_copying_into_reductions() -> None:
     plain = training_setup("llama3-70b", seq_len=8192, global_batch_size=64 * 16)
-    by_hand = step_times(configs(changed(plain, fuses_gradient_sum=False), *SYNCED)).memory_s
-    fused = step_times(configs(plain, *SYNCED)).memory_s
+    by_hand = step_times(configs(changed(plain, fuses_gradient_sum=False), *SYNCED)).memory_bound_ops_s
+    fused = step_times(configs(plain, *SYNCED)).memory_bound_ops_s
     assert by_hand[0] - fused[0] > by_hand[1] - fused[1] > 0
 
 
@@ -136,8 +136,8 @@ def test_what_fsdp_computes_on_one_data_parallel_rank_is_no_communication() -> N
     sharded, unsharded = (
         step_times(configs(changed(plain, sharding=name), Layout(tp=8))) for name in ("parameters", "none")
     )
-    assert sharded.dp_s.tolist() == [0.0]
-    assert sharded.memory_s[0] > unsharded.memory_s[0]
+    assert sharded.dp_communication_s.tolist() == [0.0]
+    assert sharded.memory_bound_ops_s[0] > unsharded.memory_bound_ops_s[0]
 
 
 def test_replicas_are_summed_once_a_step() -> None:

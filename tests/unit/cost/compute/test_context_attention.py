@@ -85,11 +85,11 @@ def test_only_whole_recomputation_merges_and_sends_a_ring_again() -> None:
     none, selective, full = (RING.replace(activation_checkpoint=kind) for kind in ("none", "selective", "full"))
     plain = step_times(configs(changed(ours(), plain_context_attention=False), none, selective, full))
     merged = step_times(configs(ours(), none, selective, full))
-    more = merged.recompute_s - plain.recompute_s
+    more = merged.recomputation_s - plain.recomputation_s
     assert more[:2].tolist() == [0.0, 0.0]
     assert more[2] > 0
-    assert merged.cp_s[1] == pytest.approx(merged.cp_s[0])
-    assert merged.cp_s[2] > merged.cp_s[0]
+    assert merged.cp_communication_s[1] == pytest.approx(merged.cp_communication_s[0])
+    assert merged.cp_communication_s[2] > merged.cp_communication_s[0]
 
 
 NUM_BLOCKS = 32
@@ -175,7 +175,7 @@ def test_a_mask_is_kept_of_each_block_unless_its_ops_run_again() -> None:
 def test_selective_recomputation_makes_the_mask_again() -> None:
     selective = Layout(dp_shard=8, activation_checkpoint="selective")
     without, with_documents = (step_times(configs(masking(masks_documents=on), selective)) for on in (False, True))
-    assert with_documents.recompute_s[0] > without.recompute_s[0]
+    assert with_documents.recomputation_s[0] > without.recomputation_s[0]
 
 
 def test_a_pipeline_computes_hidden_scores_on_every_stage() -> None:

@@ -26,18 +26,20 @@ def steps(model: str, *layouts: Layout) -> StepTerms:
 
 def test_experts_on_ranks_of_their_own_are_computed_once() -> None:
     terms = steps("qwen3-30b-a3b", SPLIT, SPLIT.replace(ep=8), SPLIT.replace(compile=False))
-    in_one_graph, in_parts, eager = terms.repeat_s
+    in_one_graph, in_parts, eager = terms.repeated_backward_s
     assert eager == 0.0 < in_parts < 0.6 * in_one_graph
 
 
 def test_exchanges_of_tokens_are_not_repeated() -> None:
-    compiled, eager = steps("qwen3-30b-a3b", *(SPLIT.replace(ep=8, compile=it) for it in (True, False))).ep_s
+    compiled, eager = steps(
+        "qwen3-30b-a3b", *(SPLIT.replace(ep=8, compile=it) for it in (True, False))
+    ).ep_communication_s
     assert compiled == pytest.approx(eager, rel=0.01)
 
 
 def test_attention_of_a_ring_is_computed_once() -> None:
     gathered, ring = (SPLIT.replace(dp_shard=4, cp=2, cp_method=method) for method in ("all-gather", "ring"))
-    repeated = steps("llama3-8b", gathered, ring).repeat_s
+    repeated = steps("llama3-8b", gathered, ring).repeated_backward_s
     assert repeated[1] < repeated[0]
 
 

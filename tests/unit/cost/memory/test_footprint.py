@@ -43,7 +43,7 @@ def test_one_rank_holds_every_parameter_once(model: str) -> None:
     num_parameters = setup.model.num_parameters
     memory = _footprint(setup, Layout())
     assert memory.parameters_bytes[0] == 4 * num_parameters
-    assert memory.optimizer_bytes[0] == 8 * num_parameters
+    assert memory.optimizer_state_bytes[0] == 8 * num_parameters
 
 
 @pytest.mark.parametrize("model", ["llama-1m", "moe-4m", "mla-moe-4m"])
@@ -67,7 +67,7 @@ def test_megatron_keeps_18_bytes_of_a_parameter_and_shares_12() -> None:
     memory, number = _footprint(setup, Layout(), Layout(dp_shard=8)), setup.model.num_parameters
     assert memory.parameters_bytes.tolist() == [2 * number] * 2
     assert memory.gradients_bytes.tolist() == [4 * number] * 2
-    assert memory.optimizer_bytes.tolist() == [12 * number, 12 * number / 8]
+    assert memory.optimizer_state_bytes.tolist() == [12 * number, 12 * number / 8]
 
 
 def test_gradients_that_are_not_added_directly_stand_beside_their_sum() -> None:
@@ -83,7 +83,7 @@ def test_experts_are_shared_by_ep_and_what_it_leaves() -> None:
     assert spread == pytest.approx(alone, rel=0.01)
     per_rank = _footprint(_setup("deepseek-v3", MEGATRON), Layout(dp_shard=64, ep=64), Layout(dp_shard=64))
     assert per_rank.parameters_bytes[0] < per_rank.parameters_bytes[1] / 15
-    assert per_rank.optimizer_bytes[0] == pytest.approx(per_rank.optimizer_bytes[1])
+    assert per_rank.optimizer_state_bytes[0] == pytest.approx(per_rank.optimizer_state_bytes[1])
 
 
 def test_pipeline_ranks_hold_the_model_together() -> None:
@@ -139,7 +139,7 @@ def test_whole_gradients_add_up_unless_each_microbatch_is_reduced() -> None:
     memory = _footprint(_setup("llama3-8b"), layout.replace(gradient_sync="step"), layout)
     number = _setup("llama3-8b").model.num_parameters
     assert memory.gradients_bytes.tolist() == [4 * number, 4 * number / 64]
-    assert memory.gathered_bytes[0] == memory.gathered_bytes[1]
+    assert memory.unsharded_parameters_bytes[0] == memory.unsharded_parameters_bytes[1]
 
 
 def test_offloaded_shards_of_gradients_leave_the_device_unless_replicas_are_to_be_summed() -> None:
@@ -156,7 +156,7 @@ def test_a_stage_that_reduces_each_microbatch_holds_no_whole_gradients() -> None
     memory = footprint_of_rank(Configurations.of_one(_setup("llama3-8b"), table), 1)
     assert memory.gradients_bytes[0] > 6 * memory.gradients_bytes[1]
     # A backward in two parts leaves all of a stage's gradients to one reduction.
-    assert memory.gathered_bytes[2] > memory.gathered_bytes[1]
+    assert memory.unsharded_parameters_bytes[2] > memory.unsharded_parameters_bytes[1]
 
 
 def test_one_microbatch_has_shards_of_gradients_when_its_activations_are_gone() -> None:
@@ -171,11 +171,11 @@ def test_a_pipeline_that_reduces_last_holds_activations_or_a_reduction_never_bot
     layout = Layout(pp=4, dp_shard=8)
     each, after = (_footprint(_setup("llama3-8b", stack), layout) for stack in (OURS, last))
     block = 4 * _setup("llama3-8b").model.groups[1].num_parameters
-    assert each.buffers_bytes - after.buffers_bytes == block
+    assert each.communication_buffers_bytes - after.communication_buffers_bytes == block
     assert each.activations_bytes == after.activations_bytes
     # With next to nothing kept, the reduction of whole gradients is the fullest moment.
     short = [_footprint(_setup("llama3-8b", stack, seq_len=16), layout) for stack in (OURS, last)]
-    assert short[1].buffers_bytes == block
+    assert short[1].communication_buffers_bytes == block
     assert short[1].activations_bytes == 0
     alone = [_footprint(_setup("llama3-8b", stack), Layout(dp_shard=8)) for stack in (OURS, last)]
     assert alone[0].device_bytes == alone[1].device_bytes
@@ -234,13 +234,15 @@ def test_kept_blocks_are_gathered_whole() -> None:
     setup = _setup("llama3-8b", global_batch_size=8)
     memory = _footprint(setup, freed, kept)
     blocks = setup.model.groups[1].count * setup.model.groups[1].num_parameters
-    assert memory.gathered_bytes[1] - memory.gathered_bytes[0] == pytest.approx(2 * blocks, rel=0.07)
+    assert memory.unsharded_parameters_bytes[1] - memory.unsharded_parameters_bytes[0] == pytest.approx(
+        2 * blocks, rel=0.07
+    )
 
 
 def test_offload_leaves_no_state_on_the_device() -> None:
     memory = _footprint(_setup("llama3-8b"), Layout(dp_shard=8, cpu_offload=True))
-    assert memory.parameters_bytes[0] == memory.gradients_bytes[0] == memory.optimizer_bytes[0] == 0
-    assert memory.gathered_bytes[0] > 0
+    assert memory.parameters_bytes[0] == memory.gradients_bytes[0] == memory.optimizer_state_bytes[0] == 0
+    assert memory.unsharded_parameters_bytes[0] > 0
 
 
 def test_a_joined_loss_has_no_float32_logits() -> None:
@@ -268,7 +270,8 @@ def test_low_precision_parameters_are_gathered_in_a_byte() -> None:
     stacks = (OURS, OURS.replace(low_precision_gather=True))
     layout = Layout(dp_shard=8, activation_checkpoint="full", reshard_after_forward="never")
     plain, low = (
-        _footprint(_setup("llama3-8b", stack, precision="float8-rowwise"), layout).gathered_bytes[0] for stack in stacks
+        _footprint(_setup("llama3-8b", stack, precision="float8-rowwise"), layout).unsharded_parameters_bytes[0]
+        for stack in stacks
     )
     blocks = _setup("llama3-8b").model.groups[1]
     assert plain - low == blocks.count * blocks.num_parameters
@@ -314,7 +317,9 @@ def test_ends_that_are_units_of_their_own_are_gathered_for_their_turn_only() -> 
     layout = Layout(dp_shard=8, activation_checkpoint="full")
     joined, apart = (_footprint(_setup("llama3-8b", one), layout) for one in (OURS, stack))
     first = _setup("llama3-8b").model.groups[0]
-    assert joined.gathered_bytes - apart.gathered_bytes == pytest.approx(2 * first.num_parameters)
+    assert joined.unsharded_parameters_bytes - apart.unsharded_parameters_bytes == pytest.approx(
+        2 * first.num_parameters
+    )
     assert joined.fragmentation_bytes - apart.fragmentation_bytes > 2 * first.num_parameters
 
 

@@ -63,7 +63,7 @@ def test_without_offload_nothing_is_added() -> None:
 
 def exposed_s(*layouts: Layout) -> list[float]:
     """Return the seconds of FSDP in a step that nothing hides, with its copies between device and host."""
-    return [float(seconds) for seconds in step_times(offloaded(*layouts)).dp_s]
+    return [float(seconds) for seconds in step_times(offloaded(*layouts)).dp_communication_s]
 
 
 def test_copies_take_the_longer_the_less_hides_them() -> None:

@@ -62,6 +62,6 @@ def test_every_step_is_a_sum_of_causes_none_below_zero() -> None:
 
 
 def test_no_prediction_is_beyond_the_peak() -> None:
-    share = steps().floor_s / steps().total_s
+    share = steps().model_flops_at_peak_s / steps().total_s
     assert (share > 0.005).all()
     assert (share < 0.85).all()

@@ -109,7 +109,7 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
         step_s=timeline.step_s,
         parts=parts,
         compute=compute_seconds(timeline),
-        fixed_host_s=min(model.fixed_host_s(fullest), parts.host_s),
+        fixed_cpu_bound_s=min(model.fixed_host_s(fullest), parts.cpu_bound_s),
         memory=memory,
         savings=savings_of(liveness_of(fullest, signature_s), can_offload=model.can_offload),
         ranks=ranks,
@@ -138,6 +138,6 @@ def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]
         "expected": expected,
         "expected_parts": expected.step.summed(),
         # The floor is the model's FLOPs at the peak, where one is stated.
-        "mfu": None if expected.mfu is None else expected.step.floor_s / timeline.step_s,
+        "mfu": None if expected.mfu is None else expected.step.model_flops_at_peak_s / timeline.step_s,
         "fixes": memory_fixes(layout, request, missing) if missing > 0 else (),
     }

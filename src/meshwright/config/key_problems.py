@@ -1,17 +1,20 @@
 """What is wrong with the keys and values of a job, in our own words: value given, rule broken, what to write."""
 
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.config.keys import SECTIONS, job_keys, section_meaning
+from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
 from meshwright.config.names import advice_for_key, meant_section
 from meshwright.config.positions import KeyPath
-from meshwright.config.repairs import nearest_allowed
 from meshwright.config.toml_text import shown, toml_path
 from meshwright.spec.job.job import SCHEMA_VERSION
+from meshwright.units import parse_count
 
 
 @dataclass(frozen=True)
@@ -114,3 +117,68 @@ def _no_table_text(section: str, value: Any) -> str:
         f"{section} = {shown(value, 40)} is no table of keys ({section_meaning(section)}): "
         f"write a line [{section}] and its keys below it"
     )
+
+
+_TRUE_WORDS = ("true", "yes", "on", "1")
+_FALSE_WORDS = ("false", "no", "off", "0")
+
+_MEANT_VALUES: dict[tuple[str, Any], str] = {
+    ("run.device", "gpu"): "cuda",
+    ("layout.activation_checkpoint", True): "full",
+    ("layout.activation_checkpoint", False): "none",
+    ("layout.reshard_after_forward", True): "always",
+    ("layout.reshard_after_forward", False): "never",
+}
+
+
+def nearest_allowed(key: Key, value: Any) -> Any | None:
+    """Return an allowed value that `value` most probably means, or None when nothing is near."""
+    return next((repair for repair in _repairs(key, value) if key.accepts(repair)), None)
+
+
+def _repairs(key: Key, value: Any) -> Iterator[Any]:
+    if isinstance(value, str | int | float) and (key.dotted, value) in _MEANT_VALUES:
+        yield _MEANT_VALUES[key.dotted, value]
+    if key.kind == "string":
+        yield from _text_repairs(key, value)
+    elif isinstance(value, str):
+        yield from _repairs_of_text(value)
+    elif isinstance(value, bool):
+        return
+    elif isinstance(value, int | float):
+        if key.kind == "integer" and value > 0 and math.isfinite(value):
+            yield math.ceil(value)  # half an interval is no request for 0, which often means never
+        yield from _number_repairs(value)
+        if key.kind == "integer" and value < 1:
+            yield from (0, 1)
+
+
+def _text_repairs(key: Key, value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.casefold()
+        yield from get_close_matches(value.casefold(), key.choices, n=1, cutoff=0.5)
+    elif isinstance(value, bool):
+        return
+    elif isinstance(value, int | float):
+        yield str(value)
+
+
+def _repairs_of_text(text: str) -> Iterator[Any]:
+    if text.casefold() in _TRUE_WORDS:
+        yield True
+    if text.casefold() in _FALSE_WORDS:
+        yield False
+    with suppress(ValueError):
+        yield parse_count(text)
+    with suppress(ValueError):
+        yield float(text)
+
+
+def _number_repairs(value: int | float) -> Iterator[Any]:
+    if value in (0, 1):
+        yield bool(value)
+    if value == value // 1:
+        yield int(value)
+    if isinstance(value, float):
+        yield abs(value)
+    yield value / 100  # a share written in percent

@@ -60,7 +60,8 @@ def rich_table(drawn: Table) -> str:
     columns = drawn.columns
     kinds = ["number" if one.justify == "right" else "whole" * one.no_wrap for one in columns]
     rows = zip(*(map(_plain, one.cells) for one in columns), strict=True)
-    return _table([_plain(one.header) for one in columns], kinds, rows)
+    title = f"<p><b>{escape(_plain(drawn.title))}</b></p>" if drawn.title else ""
+    return title + _table([_plain(one.header) for one in columns], kinds, rows)
 
 
 def paragraph(text: str) -> str:
