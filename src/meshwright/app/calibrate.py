@@ -40,7 +40,7 @@ _PATIENCE, _LEAST_S = 10, 600
 
 
 @dataclass(frozen=True, repr=False)
-class Calibration(Result):
+class CalibrationResult(Result):
     """What was measured of this machine, and the files that were written. Data frame: a row for each rate."""
 
     device: Device
@@ -53,7 +53,7 @@ class Calibration(Result):
         return {"device": self.device.to_dict(), "cluster": self.cluster.to_dict(), "files": files}
 
     def _summary(self) -> str:
-        return f"Calibration {self.device.title}; each of {self.cluster.num_devices} ranks, all busy"
+        return f"CalibrationResult {self.device.title}; each of {self.cluster.num_devices} ranks, all busy"
 
     def _page(self) -> Iterator[RenderableType]:
         yield f"{self.device.title}; each of {self.cluster.num_devices} ranks, all busy:"
@@ -90,7 +90,7 @@ def calibrate(
     name: str | None = None,
     out: Path | None = None,
     duration_s: float = 30,
-) -> Calibration:
+) -> CalibrationResult:
     """Measure this machine in about `duration_s` seconds, and write its device and cluster into the folder `out`.
 
     `device` is "cpu", "cuda" or "auto", GPUs if there are; `ranks` work at once, by default one a GPU, or one a core;
@@ -101,7 +101,7 @@ def calibrate(
     files = _files(out or user_folder(), device_type, num_ranks, name)
     found, cluster = measured_machine(device_type, num_ranks, name=name, duration_s=duration_s)
     _write(files, found, cluster)
-    return Calibration(found, cluster, files)
+    return CalibrationResult(found, cluster, files)
 
 
 def measured_machine(

@@ -82,7 +82,10 @@ def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
         # Text and not str: a value in brackets is no markup of rich's.
         cells = (key.name, shown(row["value"], 200), _short_origin(path, row["origin"]), row["meaning"])
         table.add_row(*(Text(cell, style=style) for cell in cells))
-    print_page(page_console(piped_width=_PIPED_WIDTH), [Text(f"{path}\n"), table])
+    console = page_console(piped_width=_PIPED_WIDTH)
+    with console.capture() as captured:
+        print_page(console, [Text(f"{path}\n"), table])
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _short_origin(path: Path, origin: str) -> str:

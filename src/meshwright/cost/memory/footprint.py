@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from meshwright.cost.arrays import Bools, Floats, Ints, take_rows
 from meshwright.cost.memory.footprint_blocks import HostModelMemory, ModelMemory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES
-from meshwright.cost.memory.footprint_rank import HostRankMemory, Parts, RankMemory, largest, total
+from meshwright.cost.memory.footprint_rank import HostRankFootprint, Parts, RankFootprint, largest, total
 from meshwright.cost.training_setup import Configurations
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.estimate import MemoryUse
@@ -104,9 +104,9 @@ def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float 
         setup, layouts, numbers = configs.setups[position], configs.layouts.take(rows), num_microbatches[rows]
         if setup.cluster.device.is_host:
             memory: ModelMemory = HostModelMemory(setup, layouts)
-            of_rank: type[RankMemory] = HostRankMemory
+            of_rank: type[RankFootprint] = HostRankFootprint
         else:
-            memory, of_rank = ModelMemory(setup, layouts), RankMemory
+            memory, of_rank = ModelMemory(setup, layouts), RankFootprint
         if pp_rank is None:
             parts = _fullest(memory, numbers, most_bytes, of_rank)
         else:
@@ -116,7 +116,7 @@ def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float 
     return Footprint(**columns)
 
 
-def _fullest(memory: ModelMemory, num_microbatches: Floats, most_bytes: float, of_rank: type[RankMemory]) -> Parts:
+def _fullest(memory: ModelMemory, num_microbatches: Floats, most_bytes: float, of_rank: type[RankFootprint]) -> Parts:
     """Return the bytes of each layout's fullest rank; a rank beyond `most_bytes` settles what does not fit."""
     pp_ranks = memory.ranks_to_weigh
     parts = of_rank(memory, num_microbatches, pp_ranks[0]).parts()

@@ -58,7 +58,7 @@ class Moment(NamedTuple):
     """Of them in the allocator's pools of other streams than the one that computes."""
 
 
-class RankMemory:
+class RankFootprint:
     """What one pipeline rank of an accelerator holds."""
 
     workspace_bytes = WORKSPACE_BYTES
@@ -325,7 +325,7 @@ class RankMemory:
         return np.where(frees_own, reduced + retained, np.maximum(reduced, retained))
 
 
-class HostRankMemory(RankMemory):
+class HostRankFootprint(RankFootprint):
     """The same where kernels run on the host: its allocator has no pools of streams, and libraries no workspace."""
 
     workspace_bytes = 0
