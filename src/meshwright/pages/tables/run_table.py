@@ -26,7 +26,7 @@ def run_page(report: RunReport) -> Iterator[RenderableType]:
     yield ""
     yield waterfall(estimate)
     yield f"measured, the median     {format_duration(measured_s)}"
-    yield _difference(report)
+    yield difference_words(report)
     yield ""
     if estimate.mfu is None:
         yield NO_PEAK
@@ -38,7 +38,7 @@ def run_page(report: RunReport) -> Iterator[RenderableType]:
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
 
 
-def _difference(report: RunReport) -> str:
+def difference_words(report: RunReport) -> str:
     """Return how far the predicted step is from the measured one, or that it is of another machine."""
     if report.example is not None:
         return (

@@ -1,4 +1,4 @@
-"""A simulation as a page for a terminal: what is wrong first, then time, memory, communication, ranks and padding."""
+"""A simulation as a page for a terminal: problems first, then time, memory, communication, ranks and padding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, labels_of, percent, signed_percent
 from meshwright.pages.tables.simulation_memory import (
-    alike_once,
     largest_table,
+    merge_identical,
     most_held,
     rank_memory_table,
     savings_table,
@@ -26,7 +26,7 @@ from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.step.simulation_report import ExposedAt, Outcome, Padding, RankMemory, SimulationReport
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.trace.trace_problem import Hazard
-from meshwright.units import format_bytes, format_count, format_duration
+from meshwright.units import counted, format_bytes, format_count, format_duration
 
 _MOST_ROWS = 10
 _SHARD = "fully_shard() its modules over more ranks, or hold them in fewer bits"
@@ -36,7 +36,7 @@ _ADVICE = {
     "gradient": _SHARD,
     "optimizer_state": _SHARD,
     "unsharded_parameter": "fully_shard() each block by itself, with reshard_after_forward=True",
-    "activation": "torch.utils.checkpoint the blocks, or take fewer tokens in each microbatch",
+    "activation": "torch.utils.checkpoint the blocks, or use fewer tokens per microbatch",
 }
 """What makes a program hold less, by TensorRole."""
 _LEAST_SHARE = 0.0005
@@ -44,15 +44,15 @@ _LEAST_SHARE = 0.0005
 RANK_TIMES = ("compute_s", "exposed_s", "pipeline_bubble_s", "optimizer_s", "cpu_bound_s")
 """What a rank's time is shared by: recomputation is computing, data loading is the host's."""
 PADDING = ("rows", "num_shards", "wire_factor", "wasted_bytes")
-UNLESS = ", if what is guessed below is so"
+UNLESS = ", if the guesses below are right"
 """Added to a verdict that may follow from a guess."""
 
 
 def warnings_of(run: SimulationReport) -> dict[str, list[Hazard]]:
     """Return the hazards of a simulation by what they mean for the step."""
     by_meaning = {
-        "the step ends, and what it computes depends on chance": [one for one in run.hazards if one.is_race],
-        "the simulated step ends; on NCCL it may not, or mix up tensors": [
+        "the step ends, and its result depends on timing (data race)": [one for one in run.hazards if one.is_race],
+        "the simulated step ends; with NCCL it may hang or exchange wrong tensors": [
             one for one in run.hazards if not one.is_race
         ],
     }
@@ -76,7 +76,7 @@ def simulation_page(run: SimulationReport) -> Iterator[RenderableType]:
             yield f"[yellow]-[/] and {len(hazards) - _MOST_ROWS} more"
     if run.guesses:
         yield ""
-        yield "[bold yellow]guessed[/]: what is run depends on numbers that fake tensors do not hold"
+        yield "[bold yellow]guessed[/]: control flow depends on tensor values, which fake tensors do not hold"
         yield from (f"[yellow]-[/] {escape(guess)}" for guess in run.guesses[:_MOST_ROWS])
         if len(run.guesses) > _MOST_ROWS:
             yield f"[yellow]-[/] and {len(run.guesses) - _MOST_ROWS} more"
@@ -111,7 +111,7 @@ def _request(run: SimulationReport) -> Iterator[str]:
     yield f"[dim]{escape(job_words(run))}[/]"
     if run.layout is None and run.num_traced < run.num_devices:
         traced = f"{run.num_traced:,} of {run.num_devices:,} ranks"
-        unseen = "what one of the others alone does wrong is not seen (--every-rank traces all)"
+        unseen = "an error on one of the others is not found (--every-rank traces all)"
         yield f"[dim]{traced} were traced{_which(run)}; {unseen}[/]"
 
 
@@ -123,7 +123,7 @@ def _which(run: SimulationReport) -> str:
 
 
 def job_words(run: SimulationReport) -> str:
-    """Return what is run dry: the job, its step and its layout."""
+    """Return what is simulated: the job, its step and its layout."""
     words = [run.job]
     if run.workload is not None:
         words.append(f"{format_count(run.workload.global_batch_tokens)} tokens a step, {run.workload.precision}")
@@ -137,7 +137,7 @@ def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[RenderableType]
     if not run.misfits:
         return
     yield ""
-    yield f"[bold red]out of memory[/]: a device can give {format_bytes(run.usable_memory_bytes)}"
+    yield f"[bold red]out of memory[/]: a device has {format_bytes(run.usable_memory_bytes)} of usable memory"
     yield from (f"[red]-[/] {misfit_words(rank, run)}" for rank in run.misfits[:_MOST_ROWS])
     if len(run.misfits) > _MOST_ROWS:
         yield f"[red]-[/] and {len(run.misfits) - _MOST_ROWS} more"
@@ -146,17 +146,17 @@ def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[RenderableType]
         yield _advice(max(run.misfits, key=lambda rank: rank.reserved_bytes))
         return
     if outcome.predicted is None and not outcome.fixes:
-        yield "formulas do not know this model or schedule, so that nothing is listed that would make it fit"
+        yield "no change is listed: the cost formulas do not cover this model or schedule"
         return
     if not outcome.fixes:
-        yield "no change of one key of \\[layout] would free as much: take more devices, or devices with more memory"
+        yield "no change of one key of \\[layout] frees enough: use more devices, or devices with more memory"
         return
-    table = PageTable("changes that make it fit", "step, by formula#", "#")
+    table = PageTable("changes that make it fit", "predicted step#", "#")
     for fix in outcome.fixes:
         table.add_row(f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
     yield table
     if any("activation_checkpoint" in fix.change for fix in outcome.fixes):
-        yield '[dim]layout.activation_checkpoint = "auto" takes of it as little as the traced step needs[/]'
+        yield '[dim]layout.activation_checkpoint = "auto" recomputes as few blocks as the traced step needs[/]'
 
 
 def tight_words(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
@@ -165,9 +165,9 @@ def tight_words(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
     if reserved_bytes > run.usable_memory_bytes and not run.misfits:
         yield ""
         yield (
-            f"[bold yellow]tight[/]: it would reserve {format_bytes(reserved_bytes)}, by formula, and a device can "
-            f"give {format_bytes(run.usable_memory_bytes)}. It fits because the allocator gives cached memory back at "
-            "the limit, which stops the device each time and is not in the step below"
+            f"[bold yellow]tight[/]: predicted reserved memory {format_bytes(reserved_bytes)}, usable "
+            f"{format_bytes(run.usable_memory_bytes)}. The step fits because the allocator frees cached blocks at the "
+            "limit; each time it synchronizes the device, which the step time below does not include"
         )
 
 
@@ -190,9 +190,9 @@ def signed_change(step_s: float, outcome: Outcome) -> str:
 
 
 def rank_words(rank: RankMemory) -> str:
-    """Return which rank it is, and how many do the same."""
-    others = f" (and {rank.num_ranks - 1:,} alike)" if rank.num_ranks > 1 else ""
-    return f"rank {rank.rank}{others}"
+    """Return the rank, and the number of other ranks of its class."""
+    others = rank.num_ranks - 1
+    return f"rank {rank.rank}" + (f" (and {counted(others, 'identical rank')})" if others else "")
 
 
 def _parts_table(outcome: Outcome) -> Table:
@@ -284,7 +284,7 @@ def _rank_table(outcome: Outcome) -> Table:
         stage = [f"{rank.pipeline_rank}"] if has_stages else []
         shares = (percent(value / outcome.step_s) for value in rank_seconds(rank.parts))
         rows.append((rank.rank, rank.num_ranks, (*stage, *shares)))
-    for first, num_ranks, cells in shown_ranks(alike_once(rows)):
+    for first, num_ranks, cells in shown_ranks(merge_identical(rows)):
         table.add_row(f"{first}", f"{num_ranks:,}", *cells)
     return table
 

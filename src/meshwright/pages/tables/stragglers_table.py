@@ -44,7 +44,7 @@ def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
     words = f"stragglers add {format_duration(added_s)} ({share:+.1f} %) to a step of "
     words += format_duration(stragglers.usual_step_s)
     if outcome.predicted is not None:
-        words += f"; by formula, what stragglers usually add: {format_duration(outcome.predicted.step.stragglers_s)}"
+        words += f"; predicted for usual stragglers: {format_duration(outcome.predicted.step.stragglers_s)}"
     return words
 
 
@@ -66,7 +66,7 @@ def straggling_cells(one: Straggling) -> tuple[str, ...]:
 
 def predicted_words(outcome: Outcome) -> str:
     """Return what heads the formulas' figures: they know what stragglers usually add, not those that are simulated."""
-    return "predicted" if outcome.stragglers is None else "predicted, none slowed"
+    return "predicted" if outcome.stragglers is None else "predicted (no slow rank)"
 
 
 def _signed(added_s: float) -> str:

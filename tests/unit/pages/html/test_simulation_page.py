@@ -87,7 +87,7 @@ def test_formulas_next_to_a_slowed_step_say_that_they_slow_none(timeline: Timeli
         predicted_parts=StepDecomposition(compute_s=timeline.step_s),
     )
     text = terminal(run.replace(outcome=slowed))
-    assert "predicted, none slowed" in text
+    assert "predicted (no slow rank)" in text
     assert re.search(r"^ *0 +2 +1 s +0 s +0 s ", text, re.MULTILINE)
     usual = terminal(run.replace(outcome=slowed.replace(stragglers=None)))
     assert "vs predicted" in usual
@@ -128,7 +128,7 @@ def test_no_word_is_broken_on_a_narrow_terminal(timeline: Timeline, width: int) 
 def test_ranks_that_do_not_fit_come_first_with_what_would_make_them(timeline: Timeline) -> None:
     text = terminal(simulation_report_of(timeline, usable_bytes=20 * GiB))
     assert text.index("out of memory") < text.index("where the step goes")
-    assert "rank 0 (and 1 alike) needs 29.1 GiB: 9.1" in text
+    assert "rank 0 (and 1 identical rank) needs 29.1 GiB: 9.1" in text
     assert "layout.activation_checkpoint=selective" in text
     assert 'layout.activation_checkpoint = "auto"' in text
 
@@ -227,4 +227,4 @@ def test_a_step_that_fits_only_because_memory_is_given_back_is_called_tight(time
         step=StepDecomposition(model_flops_at_peak_s=timeline.step_s), memory=memory, relative_error=0.1
     )
     tight = run.replace(outcome=run.outcome.replace(predicted=estimate))
-    assert "tight: it would reserve 43 GiB, by formula, and a device can give 40 GiB" in terminal(tight)
+    assert "tight: predicted reserved memory 43 GiB, usable 40 GiB" in terminal(tight)
