@@ -58,7 +58,7 @@ PROGRAMS_INTRODUCTION = """# Simulate a program of your own
 `meshwright simulate --build FILE.py:FUNCTION --ranks N` takes a training step in plain torch. The programs below are in
 `examples/user_programs.py`; each function gets a device, a rank and the number of ranks, and returns a step. Nothing of
 them is written for Meshwright. This page is written by `python docs/simulations.py`, and shows the head of each answer;
-[the rest](simulate.md#what-the-page-says-in-order) is memory by tensor, exposed communication and collectives.
+[the rest](simulate.md#what-the-page-shows-in-order) is memory by tensor, exposed communication and collectives.
 
 The builder and two calls of the step are run. What ranks have to agree on, collectives and messages, is checked in all
 of them; the second call is what is priced and shown. A mistake that shows only in a later call, such as every 100th
