@@ -73,7 +73,7 @@ elsewhere is not seen; `--every-rank` finds it, and takes as long as it takes to
 ## What numbers read as
 
 Fake tensors hold no numbers. What a program reads by `.item()`, `.tolist()`, `float()` or `bool()` is what a healthy
-step would have, as far as that is known:
+step would have, where known:
 
 - What the program put into a tensor, such as `torch.tensor(3.0)`, `zeros(())` or `ones(2)`, reads as that, through
   copies, arithmetic, comparisons, `any()`, `all()`, `sum()`, collectives and messages. Ranks take what the others
@@ -129,7 +129,7 @@ def write(page: str, sections: list[str]) -> None:
 def program(file: str, name: str, title: str, options: tuple[str, ...]) -> str:
     """Return the section of one program."""
     words = docstring(file, name).removeprefix("Return ")
-    head = ("the step would", "warnings", *(("where the step goes", "memory ") if file == PROGRAMS else ()))
+    head = ("the step deadlocks or fails", "warnings", *(("where the step goes", "memory ") if file == PROGRAMS else ()))
     return f"## {title}\n\n{words[0].upper()}{words[1:]}\n" + answer(["--build", f"{file}:{name}", *options], head)
 
 
@@ -139,6 +139,8 @@ def answer(arguments: list[str], parts: tuple[str, ...]) -> str:
     run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     found = [part.strip("\n") for part in run.stdout.split("\n\n") if part.lstrip("\n").startswith(parts)]
     lines = [line.rstrip() for line in "\n\n".join(found).splitlines()]
+    if run.returncode and run.stdout and not lines:
+        raise RuntimeError(f"{' '.join(command)}: no part of the answer begins with one of {parts}:\n{run.stdout}")
     errors = [line for line in run.stderr.splitlines() if not line.startswith(_PROGRESS)]
     said = "\n".join(lines or errors).replace(f"{ROOT}/", "") or "no problems, no warnings"
     return f"\n```\n$ {' '.join(command)}\n{said}\n(exit code {run.returncode})\n```\n"
