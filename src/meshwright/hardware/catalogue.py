@@ -156,7 +156,7 @@ def _read_device(found: dict[str, Entry], name: str) -> Device:
 
 
 def _log_use(entry: Entry, kind: str) -> None:
-    # Ours of that name is an example, which is there to be replaced.
+    # The shipped one of that name is an example, meant to be replaced.
     if entry.replaces_ours and entry.name != CALIBRATED:
         logger.warning("%s %s: your %s replaces the one that ships with meshwright", kind, entry.name, entry.file)
 
