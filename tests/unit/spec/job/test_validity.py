@@ -256,6 +256,7 @@ def test_a_message_names_a_key_and_a_cure(case: tuple[Layout, LlamaArchitecture,
         assert "\n" not in text
 
 
+@pytest.mark.slow
 @given(cases)
 def test_what_is_suggested_works(case: tuple[Layout, LlamaArchitecture, int, int]) -> None:
     layout, architecture, seq_len, batch = case
@@ -271,6 +272,7 @@ def test_what_is_suggested_works(case: tuple[Layout, LlamaArchitecture, int, int
             assert problem not in left
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(layouts, st.integers(1, 40), st.integers(1, 100), st.booleans(), st.integers(1, 24))
 def test_what_is_suggested_works_on_a_number_of_ranks(
@@ -288,6 +290,7 @@ def test_what_is_suggested_works_on_a_number_of_ranks(
                 assert subjects(left) < subjects(problems), (problem, fix, left)
 
 
+@pytest.mark.slow
 @given(jobs())
 @settings(max_examples=25, deadline=None)
 def test_what_is_suggested_for_any_job_works(job: Job) -> None:
