@@ -1,6 +1,7 @@
 """The nearest allowed value to one that was refused: the last part of a message about a value."""
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -9,6 +10,7 @@ from typing import Any
 from meshwright.config.keys import Key
 from meshwright.units import parse_count
 
+_DIGITS = re.compile(r"\d+")
 _TRUE_WORDS = ("true", "yes", "on", "1")
 _FALSE_WORDS = ("false", "no", "off", "0")
 
@@ -46,7 +48,9 @@ def _repairs(key: Key, value: Any) -> Iterator[Any]:
 def _text_repairs(key: Key, value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value.casefold()
-        yield from get_close_matches(value.casefold(), key.choices, n=1, cutoff=0.5)
+        # float64 is no spelling of float7: numbers in a name are its meaning.
+        same = [choice for choice in key.choices if _DIGITS.findall(choice) == _DIGITS.findall(value)]
+        yield from get_close_matches(value.casefold(), same, n=1, cutoff=0.5)
     elif isinstance(value, bool):
         return
     elif isinstance(value, int | float):

@@ -212,6 +212,16 @@ def test_torchrun_does_the_same(tmp_path: Path) -> None:
     assert torchrun.manifest.results["parameter_hash"] == own.manifest.results["parameter_hash"]
 
 
+def test_a_run_folder_is_resumed_by_its_name(tmp_path: Path) -> None:
+    command = Command(tmp_path, train={"steps": 4})
+    assert command.train("train.stop_after=2")[0] == ExitCode.RETRY
+    moved = command.run.folder.rename(tmp_path / "moved")
+    done = resume(moved, "train.stop_after=none")
+    assert (done.exit_code, done.folder) == (ExitCode.DONE, moved)
+    assert Run(moved).checkpoint_steps()[-1] == 4
+    assert not command.run.folder.exists()
+
+
 @pytest.mark.long
 def test_an_existing_run_is_kept_unless_asked(tmp_path: Path) -> None:
     command = Command(tmp_path)
